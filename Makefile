@@ -1,0 +1,82 @@
+# `make help` lists the targets. Each makes its own virtual environment when there is none.
+#
+#   PYTHON  the Python (3.11 or newer) that the environment is made from
+#   VENV    where the environment is; empty: install nothing and use PYTHON as it is, for a machine whose Python
+#           already has torch with CUDA and numba-cuda, and perhaps no network:  make VENV= PYTHON=python3 test-gpu
+#   CUDA    the CUDA libraries that numba-cuda gets: cu13, or cu12 for a torch built for CUDA 12
+PYTHON ?= python3
+VENV ?= .venv
+CUDA ?= cu13
+
+ifneq ($(strip $(VENV)),)
+PY := $(VENV)/bin/python
+RUN_ENV := $(VENV)/.installed-$(CUDA)
+TEST_ENV := $(VENV)/.installed-$(CUDA)-test
+LINT_ENV := $(VENV)/.installed-lint
+else
+PY := $(PYTHON)
+endif
+
+# The pinned CUDA packages are those of CUDA 13; for CUDA 12, numba-cuda's own bounds decide.
+CONSTRAINTS := $(if $(filter cu13,$(CUDA)),constraints.txt,$(VENV)/constraints-$(CUDA).txt)
+# Python compiles what it imports when it first does, which is quicker than compiling all of torch while installing;
+# but then it must be allowed to keep the result.
+export PYTHONDONTWRITEBYTECODE :=
+INSTALL = $(PY) -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-gpu bench figures notebooks lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulator without one
+	$(PY) -m numba_tconv demo
+
+test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is none
+	$(PY) -m pytest --ignore=tests/simulator
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator
+
+test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
+	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu: torch sees no CUDA GPU")'
+	$(PY) -m pytest -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
+
+bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
+	$(PY) -m numba_tconv bench
+	$(PY) -m numba_tconv sweep
+	$(PY) -m numba_tconv sweep --fixed batch
+
+figures: $(RUN_ENV) ## draw the figures, and README's table, from the rows in plots/data
+	$(PY) -m numba_tconv figures
+
+notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs
+	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute --inplace notebooks/*.ipynb
+
+lint: $(LINT_ENV) ## ruff: lint and format, changing nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean: ## remove .venv and the caches
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ifneq ($(strip $(VENV)),)
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/constraints-$(CUDA).txt: constraints.txt | $(PY)
+	grep -vE '^(cuda|nvidia)-' $< > $@
+
+$(RUN_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
+	$(INSTALL) -e '.[$(CUDA)]'
+	@touch $@
+
+$(TEST_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
+	$(INSTALL) -e '.[$(CUDA),test]'
+	@touch $(RUN_ENV) $@
+
+$(LINT_ENV): constraints.txt | $(PY)
+	$(INSTALL) ruff
+	@touch $@
+endif

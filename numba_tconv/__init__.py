@@ -1,0 +1,16 @@
+"""Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
+
+``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``rungs`` lists the kernels by name.
+"""
+
+from .functional import conv_transpose1d
+from .kernels import RUNGS
+from .module import ConvTranspose1d
+
+__all__ = ["ConvTranspose1d", "__version__", "conv_transpose1d", "rungs"]
+__version__ = "0.1.0"
+
+
+def rungs() -> dict[str, str]:
+    """The idea of every rung of the ladder in a line, by the name that ``variant=`` takes, slowest first."""
+    return {name: rung.idea for name, rung in RUNGS.items()}

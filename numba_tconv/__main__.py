@@ -1,0 +1,7 @@
+"""``python -m numba_tconv``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,129 @@
+"""The command line: arguments in, one clear line and an exit code for what cannot be done."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from . import bench, commands, rows
+from .demo import run_demo
+from .kernels import RUNGS
+from .problem import Problem
+
+PLOTS = Path("plots")
+DATA = PLOTS / "data"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
+    try:
+        return arguments.command(arguments) or 0
+    except (commands.Mistake, rows.RowsError) as error:
+        print(f"numba_tconv: {error}", file=sys.stderr)
+        return commands.MISTAKE
+    except torch.OutOfMemoryError as error:
+        print(f"numba_tconv: not enough GPU memory: {str(error).splitlines()[0]}", file=sys.stderr)
+        return commands.MISTAKE
+    except KeyboardInterrupt:
+        print("numba_tconv: interrupted; rows of finished measurements are kept", file=sys.stderr)
+        return 130
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str) -> int:
+    """An integer, also as a power: 1024 or 2**10."""
+    match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")
+    return int(match[1]) ** int(match[2] or 1)
+
+
+def positive(text: str) -> int:
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m numba_tconv",
+        description="Transposed 1-D convolution in CUDA kernels written in Python: see, check and measure them.",
+    )
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name, run, text, **options):
+        one = verbs.add_parser(name, help=text, description=text, **options)
+        one.set_defaults(command=run)
+        return one
+
+    def arithmetic(one):
+        one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+        one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32], default="ieee",
+                         help="of float32 products, on both sides (ieee)")  # fmt: skip
+
+    def places(one):
+        one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
+        one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
+
+    def measurement(one, out):
+        one.add_argument("--rung", action="append", metavar="NAME",
+                         help=f"{', '.join(RUNGS)}, auto, cudnn or all (all); may be repeated")  # fmt: skip
+        arithmetic(one)
+        one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
+        one.add_argument("--budget", type=float, default=1.0, metavar="S",
+                         help="seconds a contestant may be timed for, never under 5 calls (1.0)")  # fmt: skip
+        one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
+
+    one = command("demo", run_demo, "see it: check the rungs, inspect them, draw the figures; live with a GPU")
+    places(one)
+
+    one = command("check", commands.run_check, "compare every rung with float64 on one problem")
+    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take (those of a small problem)")
+    for field in dataclasses.fields(Problem):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type == "bool":
+            one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            one.add_argument(flag, type=whole_number, metavar="N")
+    one.add_argument("--small", action="store_true", help="take three small problems, as `demo` does")
+    arithmetic(one)
+
+    one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
+    one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
+                     help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    measurement(one, DATA / "workloads.csv")
+
+    one = command("sweep", commands.run_sweep, "measure throughput against length, and add the rows to a file")
+    one.add_argument("--channels-of", default="kb64", metavar="WORKLOAD", help="whose channels and taps (kb64)")
+    one.add_argument("--min", type=positive, default=2**10, metavar="L", help="shortest length (2**10)")
+    one.add_argument("--max", type=positive, default=2**20, metavar="L", help="longest length (2**20)")
+    one.add_argument("--fixed", choices=("total", "batch"), default="total",
+                     help="what stays as it is from length to length: batch*length, or the batch (total)")  # fmt: skip
+    one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")
+    measurement(one, DATA / "sweep.csv")
+
+    one = command("figures", commands.run_figures, "draw the figures and README's table from the recorded rows")
+    places(one)
+    one.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE", help="(README.md)")
+
+    one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
+    one.add_argument("rung", metavar="RUNG", help=f"{', '.join(RUNGS)}, or all")
+    one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="(float32)")
+    one.add_argument("--cc", choices=commands.ARCHITECTURES, default="9.0", help="compute capability (9.0)")
+
+    command("info", commands.run_info, "GPU, driver, versions, and what is missing")
+
+    one = command("kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules")
+    one.add_argument("problem", nargs="*", type=int, metavar="PROBLEM", help="64, 74, 79 (all)")
+    return top

@@ -1,0 +1,259 @@
+"""What each command of the command line does; ``cli`` reads the arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from . import bench, check, info, kernelbench, offline, plotting, rows, table, workloads
+from .kernels import RUNGS
+from .problem import Problem
+from .progress import progress
+from .ptx import SIMULATOR
+from .workloads import Workload
+
+FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
+PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
+ARCHITECTURES = {"8.0": (8, 0), "9.0": (9, 0, "a")}
+MOST_COMMON = 12  # instructions that `inspect` lists
+
+
+class Mistake(Exception):
+    """What the user asked for cannot be done; the message is the one line to print."""
+
+
+@contextlib.contextmanager
+def mistakes() -> Iterator[None]:
+    """Around the reading of input: what it raises is the user's mistake."""
+    try:
+        yield
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise Mistake(str(error)) from error
+
+
+def require_gpu() -> None:
+    if SIMULATOR:
+        raise Mistake("this needs a GPU, and NUMBA_ENABLE_CUDASIM asks for the simulator: unset it")
+    if not torch.cuda.is_available():
+        raise Mistake("this needs a CUDA GPU that torch sees; `python -m numba_tconv info` says what is missing")
+
+
+# --- bench, sweep -----------------------------------------------------------------------------------------------------
+
+
+def run_bench(arguments) -> int:
+    with mistakes():
+        chosen = workloads.expand(arguments.workloads)
+    return record(chosen, arguments)
+
+
+def run_sweep(arguments) -> int:
+    with mistakes():
+        base = workloads.get(arguments.channels_of)
+        batch = arguments.batch if arguments.fixed == "batch" else None
+        lengths = bench.powers_of_two(arguments.min, arguments.max)
+        if not lengths:
+            raise ValueError(f"there is no power of two from {arguments.min} to {arguments.max}")
+        chosen = [workloads.at_length(base, length, batch) for length in lengths]
+    return record(chosen, arguments)
+
+
+def record(chosen: list[Workload], arguments) -> int:
+    """Measure the workloads and add the rows to the file, after each workload."""
+    dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
+    with mistakes():
+        plans = [bench.rungs_for(names, workload.problem, dtype, arguments.precision) for workload in chosen]
+    require_gpu()
+    rows.check_writable(arguments.out)
+    wrong = []
+    for workload, (rungs, left_out) in zip(chosen, plans, strict=True):
+        for line in left_out:
+            print(f"left out: {line}")
+        try:
+            measured = bench.measure(
+                *(workload, rungs, dtype, arguments.precision),
+                repeats=arguments.repeats,
+                budget_s=arguments.budget,
+            )
+        except bench.WrongResult as error:
+            measured = error.rows
+            wrong.append(str(error))
+            print(f"numba_tconv: {error}", file=sys.stderr)
+        rows.append(arguments.out, measured)
+        for row in measured:
+            print(describe(row), flush=True)
+        torch.cuda.empty_cache()
+    print(f"rows added to {arguments.out}")
+    return FAILED if wrong else 0
+
+
+def describe(row: rows.Row) -> str:
+    """One row as a line for the terminal."""
+    share = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
+    conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
+    return (
+        f"{row.workload} L {row.length} {row.dtype} {row.precision} {row.rung}: {row.ms_p50:.4g} ms"
+        f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
+        f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e})"
+    )
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def run_check(arguments) -> int:
+    with mistakes():
+        problems = check.SMALL if arguments.small else [problem_of(arguments)]
+        if SIMULATOR or not torch.cuda.is_available():
+            for problem in problems:
+                check.require_simulable(problem)
+    if not torch.cuda.is_available() and not SIMULATOR:
+        return in_simulator(arguments.argv)
+    right = True
+    for problem in problems:
+        right &= check_one(problem, bench.DTYPES[arguments.dtype], arguments.precision)
+    return 0 if right else FAILED
+
+
+def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> bool:
+    """Print the table of one problem; whether everything was right."""
+    outcomes = list(progress(check.parity(problem, dtype, precision), f"check {problem}", len(RUNGS) + 2))
+    print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64\n")
+    print(table.markdown(["computed by", "norm", "largest", ""], [outcome.cells() for outcome in outcomes]), flush=True)
+    return all(outcome.right for outcome in outcomes)
+
+
+def problem_of(arguments) -> Problem:
+    """The workload that was named, or check's small problem, with the sizes that were given."""
+    base = workloads.get(arguments.workload).problem if arguments.workload else check.SMALL[0]
+    given = {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
+    return dataclasses.replace(base, **given)
+
+
+def in_simulator(argv: list[str]) -> int:
+    """Run this command line again with Numba's CUDA simulator, which has to be chosen before numba is imported."""
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def run_figures(arguments) -> int:
+    recorded = rows.read_all(arguments.data)
+    if arguments.readme.exists():
+        table.update(arguments.readme, recorded)
+        print(f"table written to {arguments.readme}")
+    else:
+        print(f"there is no {arguments.readme} to put the table in")
+    draw(recorded, arguments.data, arguments.plots)
+    return 0
+
+
+def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> None:
+    """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw."""
+    paths = plotting.draw_all(recorded, plots, live)
+    if not paths:
+        print(f"no figure drawn: {data} holds no rows (`bench` and `sweep` record them, on a GPU)")
+    for path in paths:
+        print(path)
+
+
+# --- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def run_inspect(arguments) -> int:
+    dtype, cc = bench.DTYPES[arguments.dtype], ARCHITECTURES[arguments.cc]
+    if arguments.rung not in (*RUNGS, "all"):
+        raise Mistake(f"no rung is called {arguments.rung!r}; there are {', '.join(RUNGS)}")
+    with mistakes():
+        workload = workloads.get(arguments.workload)
+        names, left_out = bench.rungs_for([arguments.rung], workload.problem, dtype, "ieee")
+    if SIMULATOR:
+        raise Mistake("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
+    for line in left_out:
+        print(f"left out: {line}")
+    for name in names:
+        if name in RUNGS:
+            inspect_one(name, workload, dtype, cc)
+    return 0
+
+
+def inspect_one(name: str, workload: Workload, dtype: torch.dtype, cc: tuple) -> None:
+    try:
+        report = compiled(name, workload.problem, dtype, cc)
+    except offline.ToolMissing as error:
+        raise Mistake(str(error)) from error
+    print(f"\n{name} for {workload.name} {workload.problem}, {RUNGS[name].config(workload.problem, dtype)}\n")
+    print(table.markdown(REPORT_HEADER, [report_cells(report)]))
+    total = report.instruction_mix.total()
+    if total:
+        common = report.instruction_mix.most_common(MOST_COMMON)
+        print(f"\n{total} instructions, most often:\n")
+        print(table.markdown(["instruction", "times", "share"], [(i, n, f"{n / total:.0%}") for i, n in common]))
+    else:
+        print("\nnvdisasm is missing, so instructions are not shown: pip install nvidia-cuda-nvdisasm")
+
+
+REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
+
+
+def report_cells(report: offline.Report) -> list:
+    memory = report.spill_bytes, report.local_bytes, report.shared_bytes
+    architecture = "sm_" + "".join(map(str, report.cc))
+    return [architecture, report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
+
+
+def compiled(name: str, problem: Problem, dtype: torch.dtype, cc: tuple = (9, 0, "a")) -> offline.Report:
+    """The offline report of a rung's kernel for a problem. Raises offline.ToolMissing."""
+    rung = RUNGS[name]
+    config = rung.config(problem, dtype)
+    return offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+# --- info, kernelbench ------------------------------------------------------------------------------------------------
+
+
+def run_info(arguments) -> int:
+    facts = info.facts()
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"{name:<{width}}  {value}")
+    for line in info.advice():
+        print(f"- {line}")
+    return 0
+
+
+def run_kernelbench(arguments) -> int:
+    verdicts = []
+    numbers = arguments.problem or list(kernelbench.ENTRIES)
+    if unknown := set(numbers) - set(kernelbench.ENTRIES):
+        raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")
+    require_gpu()
+    for number in progress(numbers, "KernelBench"):
+        verdicts.append(kernelbench.run(number))
+        torch.cuda.empty_cache()
+    header = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
+    print(f"KernelBench level 1 on {torch.cuda.get_device_name()}; errors are relative norms against float64,")
+    print(f"times the mean of {kernelbench.TIMED_TRIALS} calls on a cold L2, torch with its default switches\n")
+    print(table.markdown(header, [kernelbench_cells(verdict) for verdict in verdicts]))
+    for verdict in verdicts:
+        if not verdict.accepted and verdict.torch_is_the_inexact_side:
+            ratio = verdict.torch_error.norm / verdict.error.norm
+            print(f"\nProblem {verdict.number} fails the comparison because of torch's output, not of ours: torch's is "
+                  f"{ratio:,.0f} times as far from float64. By default torch multiplies float32 in TF32.")  # fmt: skip
+    return 0 if all(v.accepted or v.torch_is_the_inexact_side for v in verdicts) else FAILED
+
+
+def kernelbench_cells(verdict: kernelbench.Verdict) -> list:
+    passed = f"{verdict.passed} of {kernelbench.CORRECTNESS_TRIALS}" if verdict.same_shape else "other shape"
+    errors = f"{verdict.error.norm:.1e}", f"{verdict.torch_error.norm:.1e}"
+    times = f"{verdict.ms:.3g}", f"{verdict.torch_ms:.3g}", f"{verdict.torch_ms / verdict.ms:.2f}x"
+    return [verdict.number, passed, *errors, *times]

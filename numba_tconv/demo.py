@@ -1,0 +1,76 @@
+"""The demonstration: kernels checked, inspected and measured, as far as this machine allows, and the figures drawn."""
+
+from __future__ import annotations
+
+import torch
+
+from . import bench, check, commands, offline, rows, table, workloads
+from .kernels import RUNGS
+from .progress import progress
+from .ptx import SIMULATOR
+
+LIVE_WORKLOAD = "kb64"
+LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
+LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
+
+
+def run_demo(arguments) -> int:
+    """With a GPU: check and a short sweep on it. Without: the simulator and the compiler. Then the recorded results."""
+    live = torch.cuda.is_available() and not SIMULATOR
+    heading("The rungs, checked" + ("" if live else " (no GPU: in the CUDA simulator, on small problems)"))
+    code = check_live() if live else commands.in_simulator(["check", "--small"])
+    heading("The rungs, compiled for compute capability 9.0")
+    print_compiled()
+    fresh = []
+    if live:
+        heading(f"{LIVE_WORKLOAD} against length, on this GPU")
+        fresh, wrong = sweep()
+        code = code or wrong
+    heading("Recorded results")
+    recorded = rows.read_all(arguments.data)
+    print(table.render(recorded))
+    heading("Figures")
+    commands.draw(recorded, arguments.data, arguments.plots / "live" if live else arguments.plots, fresh)
+    return code
+
+
+def check_live() -> int:
+    """Parity of the small problems and of one at full size, on the GPU; the exit code."""
+    problems = (*check.SMALL, workloads.get(LIVE_WORKLOAD).problem)
+    right = [commands.check_one(problem, torch.float32, "ieee") for problem in problems]
+    return 0 if all(right) else commands.FAILED
+
+
+def heading(text: str) -> None:
+    print(f"\n{text}\n{'=' * len(text)}\n", flush=True)
+
+
+def print_compiled() -> None:
+    """A line for each rung: what ptxas says of its kernel for LIVE_WORKLOAD. Where tools are missing, which."""
+    problem, lines = workloads.get(LIVE_WORKLOAD).problem, []
+    for name, rung in progress(RUNGS.items(), "compile"):
+        if rung.supports(problem, torch.float32, "ieee") is None:
+            try:
+                report = commands.compiled(name, problem, torch.float32)
+            except offline.ToolMissing as error:
+                print(f"not compiled: {error}")
+                return
+            lines.append([name, *commands.report_cells(report)])
+    print(table.markdown(["rung", *commands.REPORT_HEADER], lines))
+
+
+def sweep() -> tuple[list[rows.Row], int]:
+    """Rows of a short sweep on this GPU, and the exit code."""
+    fresh, code = [], 0
+    for length in LIVE_LENGTHS:
+        workload = workloads.at_length(workloads.get(LIVE_WORKLOAD), length)
+        names, _ = bench.rungs_for(["all"], workload.problem, torch.float32, "ieee")
+        try:
+            measured = bench.measure(workload, names, repeats=LIVE_REPEATS, budget_s=LIVE_BUDGET_S)
+        except bench.WrongResult as error:
+            print(error)
+            measured, code = error.rows, commands.FAILED
+        for row in measured:
+            print(commands.describe(row), flush=True)
+        fresh += measured
+    return fresh, code

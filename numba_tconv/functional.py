@@ -1,0 +1,139 @@
+"""``conv_transpose1d``: torch's function, computed by this package's kernels where the tensors are on a GPU."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from . import ops
+from .kernels import RUNGS
+
+# What `precision` may be for each dtype that the kernels take; the first is the default.
+PRECISIONS = {
+    torch.float64: ("fp64",),
+    torch.float32: ("ieee", "tf32", "tf32x3"),
+    torch.float16: ("fp16",),
+    torch.bfloat16: ("bf16",),
+}
+
+
+def conv_transpose1d(
+    input,
+    weight,
+    bias=None,
+    stride=1,
+    padding=0,
+    output_padding=0,
+    groups=1,
+    dilation=1,
+    *,
+    variant=None,
+    precision=None,
+):
+    """Transposed 1-D convolution: ``torch.nn.functional.conv_transpose1d`` with two more, keyword-only, arguments.
+
+    ``y[n, co, o] = bias[co] + sum of x[n, ci, i] * w[ci, co, k]`` over all ``i``, ``k`` of the group of ``co`` with
+    ``o = i*stride - padding + k*dilation``, and
+    ``L_out = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1``.
+
+    Args:
+        input: (N, C_in, L), or unbatched (C_in, L); of any strides.
+        weight: (C_in, C_out/groups, K), of any strides.
+        bias: (C_out,) or None.
+        stride, padding, output_padding, dilation: in samples; an int or a tuple of one int.
+        groups: int.
+        variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
+        precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" or "tf32x3".
+            The other dtypes know only their own: "fp64"; "fp16" and "bf16", which sum in float32. None takes torch's
+            switch (``torch.backends.cudnn.allow_tf32``) as permission to use TF32, not as an order: while no rung
+            computes in TF32, it means "ieee".
+
+    Returns:
+        (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give
+        bitwise equal results.
+
+    CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
+    without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch) is handed
+    to torch's own operator. Gradients are torch's.
+
+    Raises:
+        TypeError: an argument of the wrong type, as in torch.
+        RuntimeError: shapes, dtypes, devices or values that torch refuses.
+        ValueError: an unknown ``variant``, or a ``precision`` that the dtype does not have.
+        NotImplementedError: the named ``variant`` or ``precision`` cannot do this problem, or was named for tensors
+            that are handed to torch.
+    """
+    for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
+        if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
+            raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
+    stride = _one_int("stride", stride)
+    padding = _one_int("padding", padding)
+    output_padding = _one_int("output_padding", output_padding)
+    dilation = _one_int("dilation", dilation)
+    groups = _int("groups", groups)
+    if variant is not None and variant not in RUNGS:
+        raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
+
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        input, weight, bias = (_autocast(tensor) for tensor in (input, weight, bias))
+    precisions = PRECISIONS.get(input.dtype, ())
+    if precision is not None and precision not in precisions:
+        raise ValueError(
+            f"unknown precision {precision!r}: {input.dtype} has {', '.join(precisions) or 'none to name'}"
+        )
+
+    if not _ours(input, weight, bias):
+        if variant is not None or precision not in (None, *precisions[:1]):
+            choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
+            raise NotImplementedError(
+                f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
+                f"got {input.dtype} on {input.device}, which torch's own operator computes"
+            )
+        return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if input.dim() == 3 and input.shape[0] == 0:
+        return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    output = ops.conv_transpose1d(
+        *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
+        *(stride, padding, output_padding, groups, dilation),
+        *(variant or "", precision or precisions[0]),
+    )
+    return output.squeeze(0) if input.dim() == 2 else output
+
+
+def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether this package's operator computes it; torch's own does otherwise."""
+    dense = all(tensor is None or tensor.layout == torch.strided for tensor in (input, weight, bias))
+    return input.is_cuda and input.dtype in PRECISIONS and dense
+
+
+def _autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor as torch.autocast hands it to torch's convolutions."""
+    if tensor is None or not tensor.is_cuda or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cuda"))
+
+
+def _one_int(name: str, value) -> int:
+    """An argument that torch takes as an int or as a sequence of one."""
+    if not isinstance(value, (tuple, list)):
+        return _int(name, value)
+    values = [_int(name, v) for v in value]
+    if len(values) != 1:
+        raise RuntimeError(f"{name} must be one integer or a tuple of one, got {value}")
+    return values[0]
+
+
+def _int(name: str, value) -> int:
+    """An integer: int, or what stands for one (a NumPy integer, a tensor of one), but no bool."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not bool")
+    if type(value) is not int:
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit in 64 bits, got {value}")
+    return value

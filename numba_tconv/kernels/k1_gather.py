@@ -1,0 +1,89 @@
+"""k1: one thread an output, the definition turned inside out.
+
+Idea: scatter would need atomics, because several inputs add to one output. Ask the question the other way round:
+which inputs reach this output? Tap k does, if ``o + padding - k*dilation`` is a multiple of the stride.
+
+Per output and input channel: K divisibility tests (a 64-bit remainder by a number the compiler does not know, some
+forty instructions), and for one tap in ``stride`` two loads and one multiply-add. The tests decide the time, not the
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from numba import cuda, types
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, contiguous, strided
+from .rung import SUM_CHANNELS, Rung, cuda_core_reason
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    threads: int = 256
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element = ELEMENTS[config.dtype]
+    load, store, accumulator = element.load, element.store, element.accumulator
+
+    def k1_gather(x, w, bias, has_bias, y, stride, padding, dilation, groups):
+        batch, out_channels, out_length = y.shape
+        in_per_group, out_per_group, taps = x.shape[1] // groups, w.shape[1], w.shape[2]
+        thread = cuda.grid(1)
+        if thread >= batch * out_channels * out_length:
+            return
+        n, within = divmod(thread, out_channels * out_length)
+        co, o = divmod(within, out_length)
+        group, co_in_group = divmod(co, out_per_group)
+
+        total = load(bias[co]) if has_bias else accumulator(0)
+        for begin in range(0, in_per_group, SUM_CHANNELS):
+            part = accumulator(0)
+            for c in range(begin, min(begin + SUM_CHANNELS, in_per_group)):
+                ci = group * in_per_group + c
+                channel_sum = accumulator(0)
+                for k in range(taps):
+                    distance = o + padding - k * dilation
+                    if distance >= 0 and distance % stride == 0:
+                        i = distance // stride
+                        if i < x.shape[2]:
+                            channel_sum += load(x[n, ci, i]) * load(w[ci, co_in_group, k])
+                part += channel_sum
+            total += part
+        y[n, co, o] = store(total)
+
+    stored = element.storage
+    signature = (strided(stored, 3), strided(stored, 3), strided(stored, 1), types.int64, contiguous(stored, 3))
+    return Kernel("k1_gather", k1_gather, signature + (types.int64,) * 4, config.threads)
+
+
+class Gather(Rung):
+    name = "k1_gather"
+    idea = "one thread an output; every tap is tested for divisibility by the stride"
+
+    def supports(self, problem, dtype, precision):
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype):
+        return Config(dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [Config(dtype, threads=32)]
+
+    def kernel(self, config):
+        return make_kernel(config)
+
+    def run(self, x, w, bias, y, problem, config=None):
+        config = config or self.config(problem, x.dtype)
+        p = problem
+        self.kernel(config).launch(
+            -(-y.numel() // config.threads),
+            *(x, w, w[0, :, 0] if bias is None else bias, bias is not None, y),
+            *(p.stride, p.padding, p.dilation, p.groups),
+        )

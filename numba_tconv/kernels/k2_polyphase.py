@@ -1,0 +1,99 @@
+"""k2: one thread an output, and only the taps that reach it.
+
+Idea: the taps of one output's phase form an arithmetic progression (taps.py), so where it starts and where the signal
+ends are worked out once, before the loop. Inside the loop: no test, no remainder. Threads of a warp take consecutive
+outputs, so stores and loads of x are coalesced and the loads of w hit the same cache line.
+
+Per output and input channel: taps/stride loads of x, as many of w (both from L1, nearly always), as many multiply-adds.
+Two loads a multiply-add is what the load units can feed: at most a quarter of the arithmetic peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from numba import cuda, types, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat, strided
+from .rung import SUM_CHANNELS, Rung, cuda_core_reason
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    threads: int = 256
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element = ELEMENTS[config.dtype]
+    load, store, accumulator = element.load, element.store, element.accumulator
+
+    def k2_polyphase(
+        x, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, length, in_per_group, out_per_group, taps,
+        stride, padding, dilation, groups, gap, rows, step, inverse, out_length,
+    ):  # fmt: skip
+        thread = cuda.grid(1)
+        if thread >= y.size:
+            return
+        row, o = divmod(thread, out_length)
+        n, co = divmod(row, out_per_group * groups)
+        group, co_in_group = divmod(co, out_per_group)
+
+        block, phase = divmod(o + padding, stride)
+        first_tap = phase // gap * inverse % rows
+        newest = block - first_tap * dilation // stride  # the input that the first tap of the phase reads
+        begin = max(0, -((length - 1 - newest) // step))
+        end = min((taps - first_tap + rows - 1) // rows, newest // step + 1)
+        if phase % gap:
+            end = 0
+
+        # The channels are the inner loop, the longer one, and its addresses move by a constant.
+        x_group = n * x_n + group * in_per_group * x_c
+        w_group = group * in_per_group * w_i + co_in_group * w_o
+        total = load(bias[co]) if has_bias else accumulator(0)
+        for b in range(begin, end):
+            x_at = x_group + (newest - b * step) * x_l
+            w_at = w_group + (first_tap + b * rows) * w_k
+            for c in range(0, in_per_group, SUM_CHANNELS):
+                part = accumulator(0)
+                for _ in range(min(SUM_CHANNELS, in_per_group - c)):
+                    part += load(x[uint64(x_at)]) * load(w[uint64(w_at)])
+                    x_at += x_c
+                    w_at += w_i
+                total += part
+        y[uint64(thread)] = store(total)
+
+    stored, integers = element.storage, (types.int64,)
+    tensors = flat(stored), *integers * 3, flat(stored), *integers * 3, strided(stored, 1), *integers, flat(stored)
+    return Kernel("k2_polyphase", k2_polyphase, (*tensors, *integers * 13), config.threads)
+
+
+class Polyphase(Rung):
+    name = "k2_polyphase"
+    idea = "one thread an output; the taps of its phase alone, no test and no remainder in the loop"
+
+    def supports(self, problem, dtype, precision):
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype):
+        return Config(dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [Config(dtype, threads=32)]
+
+    def kernel(self, config):
+        return make_kernel(config)
+
+    def run(self, x, w, bias, y, problem, config=None):
+        config = config or self.config(problem, x.dtype)
+        p, t = problem, problem.taps
+        self.kernel(config).launch(
+            -(-y.numel() // config.threads),
+            *(x, *x.stride(), w, *w.stride(), w[0, :, 0] if bias is None else bias, bias is not None, y),
+            *(p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
+            *(p.stride, p.padding, p.dilation, p.groups, t.gap, t.rows, t.step, t.dilation_inverse, p.out_length),
+        )

@@ -1,0 +1,263 @@
+"""Tiles of k4: what they are, which are legal, and which one a problem gets.
+
+The letters, here and in every rung above: m counts rows (output channel, phase), n counts columns (positions), k counts
+input channels. A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by
+``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+from ..elements import ELEMENTS
+from ..problem import Problem
+from ..taps import Taps
+
+# Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
+WINDOW_LIMIT = 20
+# Multiply-adds of one channel that LLVM still unrolls; beyond, the window would lie in local memory.
+UNROLL_LIMIT = 320
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    stride: int
+    dilation: int
+    tap_chunk: int  # taps of a row that share one window
+    several_chunks: bool  # a row has more taps than one chunk
+    ragged: bool  # the last tap exists in some rows only
+    whole_chunks: bool  # the channels of a group are a whole number of stages
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    lanes_m: int
+    stages: int = 2
+    min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
+    partial: int = 0  # stages of one partial sum; 0: all
+    x_vector: int = 1  # elements of x that one cp.async copies
+    y_vector: int = 1  # consecutive outputs that one store writes
+
+    @cached_property
+    def taps(self) -> Taps:
+        return Taps(1, self.stride, self.dilation)
+
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
+
+    @property
+    def vector(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.itemsize
+
+    @property
+    def warps_m(self) -> int:
+        return self.block_m // (self.lanes_m * self.thread_m)
+
+    @property
+    def warps_n(self) -> int:
+        return self.block_n // (32 // self.lanes_m * self.thread_n)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def phases(self) -> int:
+        """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
+        return min(self.taps.rows, self.block_m)
+
+    @property
+    def channels(self) -> int:
+        """Output channels in a block."""
+        return self.block_m // self.phases
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share the phases of one output channel."""
+        return -(-self.taps.rows // self.block_m)
+
+    @property
+    def halo(self) -> int:
+        """Columns before the block that its taps reach, a whole number of vectors."""
+        return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
+
+    @property
+    def width(self) -> int:
+        """Columns of the input window of a block."""
+        return self.block_n + self.halo
+
+    @property
+    def window(self) -> int:
+        """Columns of the input window of a thread."""
+        return self.thread_n + self.halo
+
+    @property
+    def x_stage(self) -> int:
+        """Elements of x in one stage."""
+        return self.block_k * self.width
+
+    @property
+    def w_stage(self) -> int:
+        """Packed weights in one stage."""
+        return self.block_k * self.tap_chunk * self.block_m
+
+    @property
+    def chunk_shift(self) -> int:
+        """Columns between the windows of two successive tap chunks."""
+        return self.tap_chunk * self.taps.step if self.several_chunks else 0
+
+    @property
+    def pitch(self) -> int:
+        """Row length of the staged output tile; one vector more than the tile, so that rows start in other banks."""
+        return self.block_n + self.vector
+
+    @property
+    def partials(self) -> int:
+        """Where the partial sums lie in shared memory: behind the stages."""
+        return self.stages * (self.x_stage + self.w_stage)
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
+
+    def columns(self, problem: Problem) -> tuple[int, int]:
+        """First column, and columns a sample, so that vectors of x begin at multiples of their size."""
+        columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.x_vector
+        first = columns.start // v * v
+        return first, -(-(columns.stop - first) // v) * v
+
+    def row_tiles(self, problem: Problem) -> int:
+        """Blocks along the rows of one group."""
+        return -(-problem.out_channels_per_group // self.channels) * self.parts
+
+    def tap_chunks(self, problem: Problem) -> int:
+        return problem.taps.taps_per_row // self.tap_chunk
+
+    def channel_chunks(self, problem: Problem) -> int:
+        return -(-problem.in_channels_per_group // self.block_k)
+
+
+# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks).
+TILES = {
+    4: (
+        (64, 128, 8, 8, 8, 4),
+        (128, 128, 8, 8, 8, 2),
+        (32, 256, 4, 8, 8, 2),
+        (16, 512, 4, 8, 4, 2),
+        (8, 512, 4, 8, 2, 4),
+        (4, 512, 4, 8, 1, 8),
+    ),
+    8: (
+        (64, 64, 4, 8, 8, 2),
+        (32, 128, 4, 8, 8, 2),
+        (16, 256, 4, 8, 4, 2),
+        (8, 256, 4, 8, 2, 4),
+        (4, 256, 4, 8, 1, 8),
+    ),
+}
+MULTIPROCESSORS = 132  # of an H200; elsewhere the choice is still legal, and a wave longer or shorter
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory on a multiprocessor from sm_90 on
+RESERVED_SHARED = 1024  # that the system takes from each block
+
+
+def terms_of_a_partial_sum(problem: Problem) -> int:
+    """Products that a float32 sum takes before it is put aside.
+
+    The error of a sum grows with its length. For strided problems cuDNN (and torch's fallback, a matrix product and
+    col2im) sums each tap apart and adds the taps up; one sum over all of them would be that much less exact.
+    """
+    return 512 if problem.taps.rows == 1 else min(128, max(32, problem.in_channels_per_group))
+
+
+def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
+    """The most taps that divide a row evenly, whose window fits in registers and whose products LLVM unrolls."""
+    t = problem.taps
+    fitting = (
+        c
+        for c in range(1, t.taps_per_row + 1)
+        if c == 1 or (c * sums <= UNROLL_LIMIT and (c - 1) * t.step <= WINDOW_LIMIT - thread_n)
+    )
+    return max(c for c in fitting if t.taps_per_row % c == 0)
+
+
+def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
+    """The configuration of a tile: what the problem decides is filled in."""
+    t = problem.taps
+    chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
+    terms = terms_of_a_partial_sum(problem)
+    short = dtype == torch.float64 or problem.in_channels_per_group * t.taps_per_row <= terms
+    if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
+        tile["x_vector"] = 1  # the window of the second chunk would begin between two vectors
+    tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))
+    config = Config(
+        dtype=dtype,
+        stride=problem.stride,
+        dilation=problem.dilation,
+        tap_chunk=chunk,
+        several_chunks=chunk < t.taps_per_row,
+        ragged=problem.kernel_size % t.rows != 0,
+        whole_chunks=problem.in_channels_per_group % block_k == 0,
+        block_k=block_k,
+        **tile,
+    )
+    first, columns = config.columns(problem)
+    # Without a stride a column is an output: vectors of outputs are aligned if rows and columns begin at multiples.
+    aligned = not any(v % config.vector for v in (problem.out_length, first - problem.padding, columns))
+    return replace(config, y_vector=config.vector) if problem.stride == 1 and aligned else config
+
+
+def fits(config: Config) -> bool:
+    """Whether min_blocks blocks find the shared memory that they need."""
+    source = (config.width // config.x_vector + 2) * 8
+    return config.min_blocks * (config.shared_bytes + source + RESERVED_SHARED) <= SHARED_LIMIT + RESERVED_SHARED
+
+
+def candidates(problem: Problem, dtype: torch.dtype, x_vector: int):
+    """Every tile that fits, with the deepest stage that wastes the fewest channels."""
+    depth = problem.in_channels_per_group
+    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
+    for tile in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
+        deepest = min(16, max(8, depth // 4))  # at least four stages, or the first has nothing to hide behind
+        for block_k in sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k)):
+            config = make(problem, dtype, block_k, x_vector=x_vector, **dict(zip(names, tile)))
+            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
+            if fits(config) and short:
+                yield config
+                break
+
+
+def waves(problem: Problem, config: Config) -> int:
+    """Rounds in which the blocks of a launch run."""
+    column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
+    blocks = column_tiles * config.row_tiles(problem) * problem.groups
+    return -(-blocks // (MULTIPROCESSORS * config.min_blocks))
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1) -> Config:
+    """The tile with the least estimated time: rounds of blocks, times a round's products, shared loads and stages."""
+
+    def cost(config):
+        sums = config.min_blocks * config.block_m * config.block_n
+        return waves(problem, config) * sums * (1 + 1 / config.thread_m + 1 / config.block_k)
+
+    return min(candidates(problem, dtype, x_vector), key=cost)
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    shapes = (
+        dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
+        dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3),
+        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2),
+    )
+    return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

@@ -1,0 +1,276 @@
+"""k4: a matrix product from registers.
+
+Idea: a thread that holds a tile of ``thread_m x thread_n`` sums needs thread_m weights and thread_n inputs for
+thread_m * thread_n multiply-adds, and the inputs serve every tap of the row, because the taps slide over one window.
+
+The problem as a matrix product (taps.py, "rows"): its rows are (output channel, row of taps), its columns the positions
+of all samples laid end to end, its depth (input channel, tap). The phases of a strided problem are neighbouring rows:
+they meet in the same block and are interleaved on the way out.
+
+* Load: cp.async copies a stage of ``block_k`` channels (input window and packed weights) into shared memory while the
+  stage before is multiplied.
+* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
+* Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
+
+Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has two; and they are four or two
+elements wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from numba import cuda, int32, int64, types, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat
+from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
+from .k4_config import Config, choose, tiny
+from .k4_pack import pack_weights
+from .rung import Rung, cuda_core_reason
+
+GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    threads, vector, stages = config.threads, config.vector, config.stages
+    block_m, block_n, block_k, tap_chunk = config.block_m, config.block_n, config.block_k, config.tap_chunk
+    thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
+    warps_n, halo, width, window, pitch = config.warps_n, config.halo, config.width, config.window, config.pitch
+    x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
+    stage = x_stage + w_stage
+    stride, dilation, gap, rows, step = (
+        config.stride,
+        config.dilation,
+        config.taps.gap,
+        config.taps.rows,
+        config.taps.step,
+    )
+    phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
+    accumulator = ELEMENTS[config.dtype].accumulator
+    sums = thread_m * thread_n
+    x_copies = -(-width // (x_vector * 32))
+    w_copies = -(-w_stage // (vector * threads))
+    chunk_shift = config.chunk_shift
+    x_per_row = width // x_vector
+    whole_chunks, partial, partials = config.whole_chunks, config.partial, config.partials
+    run = block_n * phases * gap  # consecutive outputs of one channel in the tile
+    y_vector = config.y_vector
+    lanes_run = min(run // y_vector, threads)
+    channel_lanes = threads // lanes_run
+    add_partial_sums = add_vectors(sums // vector, threads * vector)
+    store_partial_sums = store_vectors(sums // vector, threads * vector)
+    copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
+
+    @cuda.jit(device=True, inline="always")
+    def aim(source, place, shift, columns, first_column, batch, length, stride_n, stride_l):
+        """Where each vector of the window lies in x, at channel 0; -1: not in the signal.
+
+        It stands in shared memory, because as registers of the threads that copy it would cost more than it saves.
+        """
+        p = int32(cuda.threadIdx.x)
+        while p < x_per_row:
+            n, column = place[0], place[1] + p * x_vector - shift
+            if column < 0 or column >= columns:
+                n += column // columns
+                column %= columns
+            i = first_column + column
+            inside = n >= 0 and n < batch and i >= 0 and i < length
+            source[uint64(p)] = n * stride_n + i * stride_l if inside else int64(-1)
+            p = int32(p + threads)
+
+    @cuda.jit(device=True, inline="always")
+    def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
+        """Start the copies of one stage."""
+        c = int32(cuda.threadIdx.x // 32)  # a warp copies a channel, so that c is uniform and p needs no division
+        while c < block_k:
+            c_offset = offset + c * stride_c
+            for j in range(x_copies):
+                p = int32(cuda.threadIdx.x % 32 + 32 * j)
+                if p < x_per_row:
+                    at = source[uint64(p)]
+                    inside = at >= 0 and (whole_chunks or c < channels_left)
+                    copy_x(shared, base + c * width + p * x_vector, x, at + c_offset if inside else int64(0), inside)
+            c = int32(c + threads // 32)
+        for j in range(w_copies):
+            e = int32((cuda.threadIdx.x + j * threads) * vector)
+            if e < w_stage:
+                copy_w(shared, base + x_stage + e, w, w_offset + e, True)
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(acc, xs, ws, shared, x_at, w_at, row_at, last_row):
+        """One channel: every tap reads the same register window at another offset."""
+        for q in range(0, window, vector):
+            load_vector(xs, q, shared, x_at + q)
+        for b in range(tap_chunk):
+            for h in range(thread_m // vector):
+                load_vector(ws, h * vector, shared, w_at + b * block_m + h * vector * lanes_m)
+            for m in range(thread_m):
+                # A tap that a row does not have must not multiply: zero times NaN is NaN.
+                row = row_at + m // vector * (vector * lanes_m) + m % vector
+                if not ragged or b < tap_chunk - 1 or row % phases < last_row:
+                    for n in range(thread_n):
+                        acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
+
+    @cuda.jit(device=True, inline="always")
+    def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin, out_channels,
+              out_length, padding):  # fmt: skip
+        """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
+        n_first, column_first = place[0], place[1]
+        thread = int32(cuda.threadIdx.x)
+        for e in range(thread % lanes_run * y_vector, run, lanes_run * y_vector):
+            # Position and phase are worked out once and serve the output channels of the block.
+            offset, row_column = e % gap, e // gap
+            a, column = row_column % phases, row_column // phases
+            n, i = n_first, column_first + column
+            if i >= columns:
+                n += i // columns
+                i %= columns
+            o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
+            if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
+                at = int32(a * pitch + column)
+                co = co_begin + thread // lanes_run
+                target = (n * out_channels + co) * out_length + o
+                while co < co_begin + channels_left:
+                    source = int32(at + (co - co_begin) * (phases * pitch))
+                    addend = bias[uint64(co)] if has_bias else accumulator(0)
+                    if y_vector > 1:
+                        load_vector(values, 0, shared, source)
+                        for z in range(y_vector):
+                            values[z] += addend
+                        store_vector(y, target, values, 0)
+                    else:
+                        value = shared[uint64(source)]
+                        y[uint64(target)] = addend if offset != 0 else value + addend
+                    co += channel_lanes
+                    target += channel_lanes * out_length
+
+    def k4_register_tile(
+        x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,
+        groups, padding, columns, first_column, row_tiles, tap_chunks, channel_chunks, last_row,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, dtype=accumulator)
+        source = cuda.shared.array(x_per_row, dtype=int64)
+        place = cuda.shared.array(2, dtype=int64)
+        # Row tiles are neighbours in the grid: they read the same inputs. Column tiles may be more than one axis takes.
+        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
+        thread = int32(cuda.threadIdx.x)
+        if (
+            thread == 0
+        ):  # the sample and the column in it with which the tile begins; in registers they would be in the way
+            first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
+            place[0], place[1] = first // columns, first % columns
+        warp, lane = thread // 32, thread % 32
+        row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
+        column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
+
+        acc = cuda.local.array(sums, dtype=accumulator)
+        xs = cuda.local.array(window, dtype=accumulator)
+        ws = cuda.local.array(thread_m, dtype=accumulator)
+        for s in range(sums):
+            acc[s] = accumulator(0)
+
+        # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load.
+        total = int32(tap_chunks * channel_chunks)
+        chunk, channel = int32(0), int32(0)
+        s = int32(1 - stages)
+        while s < total:
+            if s >= 0:
+                wait_for_stage()
+                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+            if s + stages - 1 < total:
+                if channel == 0:
+                    cuda.syncthreads()  # nobody still copies the chunk before
+                    shift = halo + chunk * chunk_shift
+                    aim(source, place, shift, columns, first_column, batch, length, stride_n, stride_l)
+                    cuda.syncthreads()
+                load(shared, (s + stages - 1) % stages * stage, x, source, (group * in_per_group + channel) * stride_c,
+                     stride_c, in_per_group - channel, w,
+                     (int64(cuda.blockIdx.x) * total + s + stages - 1) * w_stage)  # fmt: skip
+                channel = int32(channel + block_k)
+                if channel >= in_per_group:
+                    channel, chunk = int32(0), int32(chunk + 1)
+            cp_async_commit()
+            if s >= 0:
+                x_at = int32(s % stages * stage + column_at)
+                w_at = int32(s % stages * stage + x_stage + row_at)
+                last = int32(last_row - row_tile % parts * block_m if s >= total - channel_chunks else rows)
+                c = int32(0)
+                while c < block_k:
+                    multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
+                    x_at = int32(x_at + width)
+                    w_at = int32(w_at + tap_chunk * block_m)
+                    c = int32(c + 1)
+                if partial and s % partial == partial - 1:
+                    # A sum of thousands of terms loses digits with its length; short ones, added up, lose fewer.
+                    if s >= partial:
+                        add_partial_sums(acc, shared, partials + thread * vector)
+                    store_partial_sums(shared, partials + thread * vector, acc)
+                    for i in range(sums):
+                        acc[i] = accumulator(0)
+            s = int32(s + 1)
+
+        if partial and total >= partial:
+            add_partial_sums(acc, shared, partials + thread * vector)
+        cuda.syncthreads()  # the output tile lies where the stages were
+        for m in range(thread_m):
+            row = row_at + m // vector * (vector * lanes_m) + m % vector
+            for n in range(0, thread_n, vector):
+                store_vector(shared, row * pitch + column_at + n, acc, m * thread_n + n)
+        cuda.syncthreads()
+        channel = row_tile // parts * channels
+        store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
+              int32(min(channels, out_per_group - channel)), row_tile % parts * block_m, out_per_group * groups, out_length,
+              padding)  # fmt: skip
+
+    stored = ELEMENTS[config.dtype].storage
+    integers = (types.int64,)
+    signature = (flat(stored), *integers * 3, flat(stored), flat(stored), *integers, flat(stored), *integers * 13)
+    return Kernel("k4_register_tile", k4_register_tile, signature, threads, config.shared_bytes, config.min_blocks)
+
+
+class RegisterTile(Rung):
+    name = "k4_register_tile"
+    idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
+
+    def supports(self, problem, dtype, precision):
+        if dtype in (torch.float16, torch.bfloat16):
+            return "its cp.async pipeline takes float32 and float64; half types wait for the tensor-core rungs"
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype):
+        return choose(problem, dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return tiny(problem, dtype)
+
+    def kernel(self, config):
+        return make_kernel(config)
+
+    def run(self, x, w, bias, y, problem, config=None):
+        p, t = problem, problem.taps
+        if config is None:
+            config = choose(problem, x.dtype, 16 // x.element_size() if vectors_align(x) else 1)
+            if y.data_ptr() % 16:
+                config = replace(config, y_vector=1)
+        packed = pack_weights(w, problem, config)
+        first_column, columns = config.columns(p)
+        row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
+        axis = min(column_tiles, GRID_AXIS)
+        self.kernel(config).launch(
+            (row_tiles * p.groups, axis, -(-column_tiles // axis)),
+            *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y),
+            *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+            *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
+            t.kernel_size - (t.taps_per_row - 1) * t.rows,
+        )
+
+
+def vectors_align(x: torch.Tensor) -> bool:
+    """Whether 16-byte vectors of ``x`` are aligned, and each lies inside the signal or outside of it."""
+    v = 16 // x.element_size()
+    contiguous_rows = x.stride(2) == 1 and x.stride(0) % v == 0 and x.stride(1) % v == 0
+    return contiguous_rows and x.shape[2] % v == 0 and x.data_ptr() % 16 == 0

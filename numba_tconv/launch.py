@@ -1,0 +1,165 @@
+"""From torch tensors to a running kernel: compile once, launch on the caller's stream.
+
+Kernels are launched through the driver with arguments laid out as Numba's calling convention wants them, without
+Numba's own launch path, which costs tens of microseconds a call and knows neither bfloat16 nor torch's streams.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numba import cuda, types
+
+from .ptx import SIMULATOR
+
+if SIMULATOR:
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+else:
+    from cuda.bindings import driver
+
+_thread = threading.local()
+STATIC_SHARED_LIMIT = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
+
+
+def strided(storage: types.Type, ndim: int) -> types.Array:
+    """The type of an argument that is read through its strides."""
+    return types.Array(storage, ndim, "A")
+
+
+def contiguous(storage: types.Type, ndim: int) -> types.Array:
+    """The type of a contiguous argument."""
+    return types.Array(storage, ndim, "C")
+
+
+def flat(storage: types.Type) -> types.Array:
+    """The type of an argument passed as the span of memory from its first to its last element."""
+    return types.Array(storage, 1, "C")
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A ``@cuda.jit`` function with everything fixed that its machine code depends on.
+
+    ``signature`` holds the Numba type of each argument; ``threads`` is the block size; ``shared_bytes`` the dynamic
+    shared memory of a block, where it does not depend on the problem; ``min_blocks`` the blocks that must fit on one
+    multiprocessor (launch bounds).
+    """
+
+    name: str
+    function: Callable
+    signature: tuple
+    threads: int
+    shared_bytes: int = 0
+    min_blocks: int = 1
+    fastmath: bool = False
+    _handles: dict = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def dispatcher(self):
+        if SIMULATOR:
+            return cuda.jit(self.function)
+        bounds = (self.threads, self.min_blocks)
+        return cuda.jit(self.signature, launch_bounds=bounds, fastmath=self.fastmath)(self.function)
+
+    def ptx(self, cc: tuple) -> str:
+        """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
+        bounds = (self.threads, self.min_blocks)
+        return cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)[0]
+
+    def handle(self, device: int, shared_bytes: int) -> int:
+        """The driver's function for ``device``, compiled and loaded at the first call."""
+        known = self._handles.get(device)
+        if known is None or known[1] < shared_bytes:
+            # Threads that call at the same time wait for one compilation, and none lowers another's shared memory.
+            with self._lock:
+                known = self._handles.get(device)
+                if known is None or known[1] < shared_bytes:
+                    known = self._handles[device] = self._load(device, shared_bytes), shared_bytes
+        return known[0]
+
+    def _load(self, device: int, shared_bytes: int):
+        """Compile, load on ``device``, which is the current one, and allow blocks ``shared_bytes``."""
+        code = self.dispatcher.overloads[self.signature]._codelibrary.get_cufunc()
+        if shared_bytes > STATIC_SHARED_LIMIT:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            kernel = driver.CUkernel(int(code.handle))
+            _check(driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, driver.CUdevice(device)))
+        return driver.CUfunction(int(code.handle))  # a CUkernel is launched as a function
+
+    def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
+        """Run on torch's current stream of the current device; arguments are tensors and Python integers."""
+        shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
+        grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
+        if SIMULATOR:
+            views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
+            self.dispatcher[grid, self.threads, 0, shared_bytes](*views)
+            return
+        slots: list[int] = []
+        for kind, argument in zip(self.signature, arguments, strict=True):
+            _pack(slots, kind, argument)
+        values = np.array(slots, dtype=np.int64)
+        pointers = values.ctypes.data + np.arange(0, 8 * len(slots), 8, dtype=np.int64)
+        device = torch.cuda.current_device()
+        _enter_context(device)
+        _check(
+            driver.cuLaunchKernel(
+                *(self.handle(device, shared_bytes), *grid, self.threads, 1, 1, shared_bytes),
+                torch.cuda.current_stream().cuda_stream,
+                int(pointers.ctypes.data),
+                0,
+            )
+        )
+
+
+def _check(result):
+    """The value that a driver call returned beside its status, if any. Raises RuntimeError if it failed."""
+    status, *values = result
+    if int(status):
+        raise RuntimeError(f"CUDA driver: {driver.cuGetErrorString(status)[1].decode()} ({status.name})")
+    return values[0] if values else None
+
+
+def _enter_context(device: int):
+    """Give torch's context to a thread that has none yet: unlike torch's functions, a driver launch needs one."""
+    if getattr(_thread, "has_context", False):
+        return
+    if not int(_check(driver.cuCtxGetCurrent())):
+        _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(driver.CUdevice(device)))))
+    _thread.has_context = True
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last one, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _pack(slots: list[int], kind: types.Type, argument):
+    """Append one argument in Numba's layout; every slot is eight bytes, of which an int32 uses the lower four."""
+    if not isinstance(kind, types.Array):
+        slots.append(argument)
+        return
+    itemsize = argument.element_size()
+    if kind.ndim == 1 and kind.layout == "C":
+        shape, strides = (_span(argument),), (itemsize,)
+    else:
+        shape, strides = argument.shape, (s * itemsize for s in argument.stride())
+    slots += (0, 0, argument.numel(), itemsize, argument.data_ptr(), *shape, *strides)
+
+
+def _simulated(kind: types.Type, argument):
+    """The argument as the simulator's device array over the same memory."""
+    if not isinstance(kind, types.Array):
+        return argument
+    if kind.ndim == 1 and kind.layout == "C":
+        argument = argument.as_strided((_span(argument),), (1,))
+    if argument.dtype == torch.bfloat16:
+        return FakeCUDAArray(argument.view(torch.int16).numpy().view(np.uint16))
+    return FakeCUDAArray(argument.numpy())

@@ -1,0 +1,61 @@
+"""What a measurement ran on: GPU, driver, versions, commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The columns of a row that are the same for a whole run. What cannot be found out is ``unknown``."""
+
+    commit: str
+    gpu: str
+    driver: str
+    torch: str
+    cudnn: str
+    numba_cuda: str
+
+
+def describe() -> Machine:
+    """This machine, with torch's current GPU ("none" without one)."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return Machine(_commit(), gpu, _driver(), torch.__version__, _cudnn(), version("numba-cuda"))
+
+
+def version(package: str) -> str:
+    """The installed version of ``package``, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _output_of(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _commit() -> str:
+    return _output_of("git", "rev-parse", "--short", "HEAD") or os.environ.get("NUMBA_TCONV_COMMIT", "unknown")
+
+
+def _driver() -> str:
+    versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.splitlines()[0] if versions else "unknown"
+
+
+def _cudnn() -> str:
+    number = torch.backends.cudnn.version()
+    if not number:
+        return "missing"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

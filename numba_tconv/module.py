@@ -1,0 +1,59 @@
+"""``ConvTranspose1d``: torch's layer, computed by ``functional.conv_transpose1d``."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .functional import conv_transpose1d
+
+
+class ConvTranspose1d(nn.ConvTranspose1d):
+    """``torch.nn.ConvTranspose1d`` with two more, keyword-only, arguments.
+
+    Parameters, their names, their initialisation and so every checkpoint are torch's. Input is (N, C_in, L) or
+    (C_in, L); see ``conv_transpose1d`` for ``variant``, ``precision`` and the errors raised.
+    """
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        bias=True,
+        dilation=1,
+        padding_mode="zeros",
+        device=None,
+        dtype=None,
+        *,
+        variant=None,
+        precision=None,
+    ):
+        super().__init__(
+            *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
+            *(groups, bias, dilation, padding_mode, device, dtype),
+        )
+        self.variant = variant
+        self.precision = precision
+
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        """The output, of length ``output_size[-1]`` if ``output_size`` is given, which stride must make reachable."""
+        output_padding = self._output_padding(
+            *(input, output_size, self.stride, self.padding, self.kernel_size),
+            num_spatial_dims=1,
+            dilation=self.dilation,
+        )
+        return conv_transpose1d(
+            *(input, self.weight, self.bias),
+            *(self.stride, self.padding, output_padding, self.groups, self.dilation),
+            variant=self.variant,
+            precision=self.precision,
+        )
+
+    def extra_repr(self) -> str:
+        chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
+        return ", ".join([super().extra_repr(), *chosen])

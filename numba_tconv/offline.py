@@ -1,0 +1,125 @@
+"""What the compiler made of a kernel, found out without a GPU: PTX by NVVM, machine code by ptxas and nvdisasm.
+
+ptxas comes with the package nvidia-cuda-nvcc, nvdisasm with nvidia-cuda-nvdisasm or a CUDA toolkit. The package's ptxas
+goes first: NVVM's package may write a newer PTX version than the ptxas of an installed toolkit accepts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+from .launch import Kernel
+
+# Per multiprocessor, by compute capability: threads, blocks, shared memory in bytes. Registers: 65,536 everywhere.
+LIMITS = {(8, 0): (2048, 32, 164 * 1024), (9, 0): (2048, 32, 228 * 1024)}
+REGISTERS = 65_536
+RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
+PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+
+
+class ToolMissing(RuntimeError):
+    """ptxas or nvdisasm is not installed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX and SASS text."""
+
+    name: str
+    cc: tuple
+    threads: int
+    registers: int
+    spill_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    ptx: str
+    sass: str | None
+
+    @cached_property
+    def instruction_mix(self) -> Counter:
+        """How often each SASS instruction (with its modifiers) stands in the code; empty without nvdisasm."""
+        return instructions(self.sass or "")
+
+    @cached_property
+    def blocks_per_multiprocessor(self) -> int:
+        """Blocks that fit on one multiprocessor at a time, by threads, registers and shared memory."""
+        threads, blocks, shared = LIMITS[self.cc[:2]]
+        warps = -(-self.threads // 32)
+        registers_a_warp = -(-self.registers * 32 // 256) * 256
+        return min(
+            blocks,
+            threads // (warps * 32),
+            REGISTERS // (registers_a_warp * warps),
+            shared // (self.shared_bytes + RESERVED_SHARED),
+        )
+
+    @property
+    def occupancy(self) -> float:
+        """Resident threads as a share of what a multiprocessor can hold."""
+        return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
+
+
+def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None) -> Report:
+    """Compile ``kernel`` for compute capability ``cc``.
+
+    ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. Raises ToolMissing
+    without ptxas; without nvdisasm the report has no SASS.
+    """
+    arch = "sm_" + "".join(map(str, cc))
+    ptx, disassembler = kernel.ptx(cc), tool("nvdisasm", optional=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
+        sass = _run(disassembler, "-c", str(cubin)) if disassembler else None
+
+    def number(pattern):
+        found = re.search(pattern, log)
+        return int(found.group(1)) if found else 0
+
+    return Report(
+        name=kernel.name,
+        cc=cc,
+        threads=kernel.threads,
+        registers=number(r"Used (\d+) registers"),
+        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        local_bytes=number(r"(\d+) bytes stack frame"),
+        shared_bytes=number(r"(\d+) bytes smem") + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
+        ptx=ptx,
+        sass=sass,
+    )
+
+
+def instructions(sass: str) -> Counter:
+    """How often each instruction, with its modifiers, stands in a piece of SASS."""
+    return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
+
+
+def tool(name: str, optional: bool = False) -> str | None:
+    """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, or else from PATH.
+
+    Raises ToolMissing if there is none; with ``optional``, returns None instead.
+    """
+    spec = find_spec("nvidia")
+    for folder in spec.submodule_search_locations if spec else ():
+        for found in sorted(Path(folder).glob(f"**/bin/{name}")):
+            return str(found)
+    found = shutil.which(name)
+    if found is None and not optional:
+        raise ToolMissing(f"{name} was not found: install the package {PACKAGES[name]}")
+    return found
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout + done.stderr

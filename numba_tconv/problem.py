@@ -1,0 +1,126 @@
+"""A problem: the sizes and parameters of one transposed convolution, validated, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .taps import Taps
+
+# Datasheet rates of one H200, dense, in operations a second, and its measured copy bandwidth (read + write), in bytes a
+# second. They draw the roofline; a recorded row uses the copy bandwidth measured in its own run.
+PEAK_FLOPS = {"fp64": 34e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 165e12, "fp16": 990e12, "bf16": 990e12}
+COPY_BANDWIDTH = 4.29e12
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes and parameters of a transposed 1-D convolution, by torch's argument names.
+
+    ``batch``, ``in_channels``, ``out_channels``, ``kernel_size`` and ``length`` are element counts; ``stride``,
+    ``padding``, ``output_padding`` and ``dilation`` are in samples. The weight is (in_channels, out_channels/groups,
+    kernel_size), the input (batch, in_channels, length), the output (batch, out_channels, out_length).
+
+    Raises RuntimeError for the values that torch's conv_transpose1d refuses.
+    """
+
+    batch: int
+    in_channels: int
+    out_channels: int
+    kernel_size: int
+    length: int
+    stride: int = 1
+    padding: int = 0
+    output_padding: int = 0
+    groups: int = 1
+    dilation: int = 1
+    bias: bool = False
+
+    def __post_init__(self):
+        def refuse_unless(condition, message):
+            if not condition:
+                raise RuntimeError(message)
+
+        refuse_unless(self.groups > 0, f"groups must be positive, got {self.groups}")
+        refuse_unless(self.stride > 0, f"stride must be positive, got {self.stride}")
+        refuse_unless(self.padding >= 0, f"padding must not be negative, got {self.padding}")
+        refuse_unless(self.output_padding >= 0, f"output_padding must not be negative, got {self.output_padding}")
+        refuse_unless(self.dilation > 0, f"dilation must be positive, got {self.dilation}")
+        refuse_unless(self.kernel_size > 0, f"kernel_size must be positive, got {self.kernel_size}")
+        refuse_unless(self.batch >= 0, f"batch must not be negative, got {self.batch}")
+        refuse_unless(self.in_channels > 0, f"in_channels must be positive, got {self.in_channels}")
+        refuse_unless(self.out_channels > 0, f"out_channels must be positive, got {self.out_channels}")
+        refuse_unless(
+            self.length > 0 or (self.batch == 0 and self.length == 0),
+            f"length must be positive (only an empty batch may have an empty length), got {self.length}",
+        )
+        refuse_unless(
+            self.in_channels % self.groups == 0,
+            f"in_channels must be divisible by groups, got {self.in_channels} and {self.groups}",
+        )
+        refuse_unless(
+            self.out_channels % self.groups == 0,
+            f"out_channels must be divisible by groups, got {self.out_channels} and {self.groups}",
+        )
+        refuse_unless(
+            self.output_padding < max(self.stride, self.dilation),
+            "output_padding must be smaller than the larger of stride and dilation, "
+            f"got {self.output_padding} with stride {self.stride} and dilation {self.dilation}",
+        )
+        refuse_unless(
+            self.out_length >= 0,
+            f"padding {self.padding} leaves a negative output length ({self.out_length}) of an input of {self.length}",
+        )
+
+    @cached_property
+    def taps(self) -> Taps:
+        return Taps(self.kernel_size, self.stride, self.dilation)
+
+    @cached_property
+    def out_length(self) -> int:
+        """L_out, in samples."""
+        return (
+            (self.length - 1) * self.stride
+            - 2 * self.padding
+            + self.dilation * (self.kernel_size - 1)
+            + self.output_padding
+            + 1
+        )
+
+    @property
+    def in_channels_per_group(self) -> int:
+        return self.in_channels // self.groups
+
+    @property
+    def out_channels_per_group(self) -> int:
+        return self.out_channels // self.groups
+
+    @cached_property
+    def flops(self) -> int:
+        """Two for every (input element, output channel of its group, tap); what padding crops is counted too."""
+        return 2 * self.batch * self.in_channels * self.out_channels_per_group * self.kernel_size * self.length
+
+    def min_bytes(self, itemsize: int) -> int:
+        """Bytes of one read of input, weight and bias and one write of the output."""
+        elements = (
+            self.batch * self.in_channels * self.length
+            + self.in_channels * self.out_channels_per_group * self.kernel_size
+            + self.batch * self.out_channels * self.out_length
+            + self.out_channels * self.bias
+        )
+        return elements * itemsize
+
+    def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
+        """Roofline time in milliseconds: the larger of minimum bytes / ``bandwidth`` and FLOPs / PEAK_FLOPS[peak]."""
+        return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
+
+    def __str__(self) -> str:
+        optional = (
+            ("p", self.padding, 0),
+            ("op", self.output_padding, 0),
+            ("d", self.dilation, 1),
+            ("groups ", self.groups, 1),
+        )
+        parts = [f"{self.batch}", f"{self.in_channels}->{self.out_channels}", f"k{self.kernel_size}", f"s{self.stride}"]
+        parts += [f"{letter}{value}" for letter, value, default in optional if value != default]
+        return f"({', '.join([*parts, f'L {self.length}'] + ['bias'] * self.bias)})"

@@ -1,0 +1,20 @@
+"""Progress of what takes more than two seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+DELAY_S = 2
+
+
+def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
+    """``items``, with a bar on stderr after two seconds where that is a terminal, else with one line at the start."""
+    if sys.stderr.isatty():
+        return iter(tqdm(items, desc=label, total=total, leave=False, delay=DELAY_S))
+    print(f"{label} ...", file=sys.stderr, flush=True)
+    return iter(items)

@@ -1,0 +1,173 @@
+"""Performance rows: one measurement a row, in CSV files that are only ever replaced whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+
+class RowsError(Exception):
+    """A rows file that cannot be read or written; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum
+    traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
+
+    ``rung`` is a registry name, ``auto`` for what the selection picked, or ``cudnn`` for torch's own op, recorded
+    where no rung computes in that precision. ``roofline`` is floor time / our time; errors are relative norms against
+    float64. ``workload`` may carry a suffix from a sweep: ``@total`` or ``@batch<N>``.
+    """
+
+    time: str
+    commit: str
+    gpu: str
+    driver: str
+    torch: str
+    cudnn: str
+    numba_cuda: str
+    workload: str
+    direction: str
+    rung: str
+    dtype: str
+    precision: str
+    length: int
+    ms_p20: float
+    ms_p50: float
+    ms_p80: float
+    cudnn_ms_p50: float | None
+    conv1d_ms_p50: float | None
+    gbps: float
+    tflops: float
+    roofline: float | None
+    relerr: float
+    cudnn_relerr: float
+
+    @property
+    def opponent_ms(self) -> float | None:
+        """The faster of torch's own op and the conv1d formulation."""
+        return min((ms for ms in (self.cudnn_ms_p50, self.conv1d_ms_p50) if ms is not None), default=None)
+
+    @property
+    def floor_ms(self) -> float | None:
+        return None if self.roofline is None else self.roofline * self.ms_p50
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_PARSE = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "float | None": lambda text: float(text) if text else None,
+}
+
+
+def read(path: str | os.PathLike) -> list[Row]:
+    """The rows of the file at ``path``, in order. Raises RowsError."""
+    return _parse(_text(Path(path)), path)
+
+
+def read_all(directory: str | os.PathLike) -> list[Row]:
+    """The rows of every ``*.csv`` in ``directory``, file by file in the order of their names; none if it is missing."""
+    return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
+
+
+def append(path: str | os.PathLike, rows: Iterable[Row]) -> None:
+    """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
+
+    The whole file is written beside the old one and then renamed over it, so that it is never seen half-written.
+    Raises RowsError, leaving the file as it was, when it has other columns or cannot be written.
+    """
+    replace_text(path, _format([*_existing(path), *rows]))
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise RowsError now if ``append`` would later: before minutes of measurement, not after."""
+    _existing(path)
+    os.unlink(_beside(Path(path)))
+
+
+def replace_text(path: str | os.PathLike, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename it over ``path``. Raises RowsError where that is not possible."""
+    path = Path(path)
+    beside = _beside(path)
+    try:
+        with open(beside, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(beside, path.stat().st_mode if path.exists() else 0o644)
+        os.replace(beside, path)
+    except OSError as error:
+        os.unlink(beside)
+        raise RowsError(f"cannot write {path}: {error.strerror}") from error
+
+
+def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
+    """The newest row of each (workload, direction, rung, dtype, precision, length), by its time."""
+    newest: dict[tuple, Row] = {}
+    for row in rows:
+        key = (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length)
+        if key not in newest or row.time >= newest[key].time:
+            newest[key] = row
+    return newest
+
+
+def _existing(path: str | os.PathLike) -> list[Row]:
+    return read(path) if Path(path).exists() else []
+
+
+def _beside(path: Path) -> str:
+    """A new empty file in the directory of ``path``, which is created if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise RowsError(f"cannot write {path}: {error.strerror}") from error
+    os.close(descriptor)
+    return beside
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RowsError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _parse(text: str, path) -> list[Row]:
+    lines = csv.reader(io.StringIO(text))
+    header = tuple(next(lines, ()))
+    if header != COLUMNS:
+        different = sorted(set(header) ^ set(COLUMNS)) or ["their order"]
+        raise RowsError(
+            f"{path} has the columns of another version (different: {', '.join(different)}); "
+            "it is left as it is: move it away, or name another file"
+        )
+    rows = []
+    for line in lines:
+        try:
+            values = [_PARSE[field.type](text) for field, text in zip(fields(Row), line, strict=True)]
+        except ValueError as error:
+            raise RowsError(f"{path}, line {lines.line_num}: not a row ({error})") from error
+        rows.append(Row(*values))
+    return rows
+
+
+def _format(rows: Iterable[Row]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow(_cell(value) for value in astuple(row))
+    return out.getvalue()
+
+
+def _cell(value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

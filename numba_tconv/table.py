@@ -1,0 +1,112 @@
+"""README's table of results: made from the recorded rows, and put between two markers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from .rows import Row, RowsError, latest, replace_text
+from .workloads import AUDIO, WORKLOADS
+
+BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+EMPTY = "No rows are recorded yet."
+
+
+def markdown(header: list[str], lines: Iterable[Iterable[str]]) -> str:
+    """A Markdown table, its columns aligned so that it is legible in a terminal too; the first column is text."""
+    cells = [header, *([str(cell) for cell in line] for line in lines)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+
+    def row(line):
+        _, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        return f"| {' | '.join([line[0].ljust(widths[0]), *others])} |"
+
+    rule = [("-" * w if i == 0 else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    return "\n".join([row(cells[0]), row(rule), *(row(line) for line in cells[1:])])
+
+
+def render(rows: Iterable[Row]) -> str:
+    """The tables of all measurements at full size, one for each GPU, direction, dtype and precision, newest rows only.
+
+    Times are medians in milliseconds. The last column divides the faster of cuDNN and conv1d by the fastest rung, both
+    taken from that rung's own run.
+    """
+    tables: dict[tuple, list[Row]] = {}
+    for row in latest(row for row in rows if "@" not in row.workload).values():
+        tables.setdefault((row.gpu, row.direction, row.dtype, row.precision), []).append(row)
+    return "\n\n".join(_table(tables[key]) for key in sorted(tables, key=_order)) or EMPTY
+
+
+def section(readme: str) -> str:
+    """What stands between the markers in the text of a README. Raises RowsError where a marker is missing."""
+    start, end = readme.find(BEGIN), readme.find(END)
+    if start < 0 or end < start:
+        raise RowsError(f"the markers {BEGIN} and {END} are missing")
+    return readme[start + len(BEGIN) : end].strip()
+
+
+def update(path: str | os.PathLike, rows: Iterable[Row]) -> None:
+    """Put the tables of ``rows`` between the markers of the README at ``path``. Raises RowsError."""
+    try:
+        readme = Path(path).read_text(encoding="utf-8")
+        section(readme)
+    except OSError as error:
+        raise RowsError(f"cannot read {path}: {error.strerror}") from error
+    except RowsError as error:
+        raise RowsError(f"{path}: {error}") from error
+    before, after = readme[: readme.find(BEGIN) + len(BEGIN)], readme[readme.find(END) :]
+    replace_text(path, f"{before}\n{render(rows)}\n{after}")
+
+
+def _order(key: tuple) -> tuple:
+    gpu, direction, dtype, precision = key
+    dtypes = ["float32", "bfloat16", "float16", "float64"]
+    return gpu, direction, dtypes.index(dtype) if dtype in dtypes else len(dtypes), dtype, precision
+
+
+def _table(rows: list[Row]) -> str:
+    by_workload: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_workload.setdefault(row.workload, {})[row.rung] = row
+    rungs = sorted({row.rung for row in rows} - {"cudnn"}, key=lambda rung: (rung == "auto", rung))
+    names = [name for name in WORKLOADS if name in by_workload] + sorted(set(by_workload) - set(WORKLOADS))
+    lines, speedups = [], {}
+    for name in names:
+        measured = by_workload[name]
+        fastest = min((row for rung, row in measured.items() if rung != "cudnn"), key=_ms, default=None)
+        shown = fastest or measured["cudnn"]
+        if fastest:
+            speedups[name] = fastest.opponent_ms / fastest.ms_p50
+        lines.append(
+            [
+                name,
+                *(_time(measured[rung].ms_p50 if rung in measured else None) for rung in rungs),
+                *(_time(shown.cudnn_ms_p50), _time(shown.conv1d_ms_p50), _time(shown.floor_ms)),
+                *((f"{fastest.roofline:.0%}" if fastest and fastest.roofline else "-",) if rungs else ()),
+                *((f"{speedups[name]:.2f}x" if fastest else "-",) if rungs else ()),
+            ]
+        )
+    first = rows[0]
+    arithmetic = first.dtype if first.precision == first.dtype else f"{first.dtype}, {first.precision}"
+    title = f"**{first.direction}, {arithmetic}**, milliseconds (median), {_where(rows)}"
+    header = ["workload", *rungs, "cuDNN", "conv1d", "floor", *(["of floor", "speed-up"] if rungs else [])]
+    parts = [title, markdown(header, lines)]
+    if speedups.keys() >= set(AUDIO):
+        mean = math.exp(sum(math.log(speedups[name]) for name in AUDIO) / len(AUDIO))
+        parts.append(f"Geometric mean of the speed-ups over {', '.join(AUDIO)}: {mean:.2f}x.")
+    return "\n\n".join(parts)
+
+
+def _ms(row: Row) -> float:
+    return row.ms_p50
+
+
+def _time(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.3g}"
+
+
+def _where(rows: list[Row]) -> str:
+    newest = max(rows, key=lambda row: row.time)
+    return f"{newest.gpu}, driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}, {newest.time[:10]}"

@@ -1,0 +1,84 @@
+"""Which tap reaches which output: the index formula of transposed convolution, in its one place.
+
+An input position ``i`` and a tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
+
+Two readings of the same formula serve the kernels:
+
+* **Phases** (gather, one output at a time). Output ``u`` has phase ``u mod stride``. Tap ``k`` has phase
+  ``k*dilation mod stride`` and shift ``k*dilation div stride``; it reaches the outputs of its own phase and reads
+  ``x[u div stride - shift]`` there. The taps of one phase form an arithmetic progression.
+* **Rows** (matrix product, all outputs at once). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap``
+  residues ``a = k mod rows``. Row ``a`` is an ordinary correlation with the taps ``k = a + b*rows``; tap ``b`` reads
+  ``x[i - b*step]`` with ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The
+  ``gap - 1`` outputs after it are reached by no tap: they are bias. Every ``u`` belongs to exactly one
+  ``(row, column, gap offset)``, so a kernel that walks them writes each output once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Phases, shifts and rows of a kernel of ``kernel_size`` taps. All values are in samples."""
+
+    kernel_size: int
+    stride: int
+    dilation: int
+
+    @cached_property
+    def gap(self) -> int:
+        """gcd(stride, dilation): only every gap-th phase has taps."""
+        return math.gcd(self.stride, self.dilation)
+
+    @cached_property
+    def rows(self) -> int:
+        """Residue classes of taps, and the number of phases that can have taps."""
+        return self.stride // self.gap
+
+    @cached_property
+    def step(self) -> int:
+        """Input positions between two successive taps of one row."""
+        return self.dilation // self.gap
+
+    @cached_property
+    def taps_per_row(self) -> int:
+        """Taps of the longest row, ceil(kernel_size / rows)."""
+        return -(-self.kernel_size // self.rows)
+
+    @cached_property
+    def dilation_inverse(self) -> int:
+        """The inverse of step modulo rows: the first tap of phase r is ``(r/gap * inverse) mod rows``."""
+        return pow(self.step, -1, self.rows) if self.rows > 1 else 0
+
+    def phase(self, k: int) -> int:
+        """The output phase that tap ``k`` reaches, in [0, stride)."""
+        return k * self.dilation % self.stride
+
+    def shift(self, k: int) -> int:
+        """How many input positions before ``u div stride`` tap ``k`` reads."""
+        return k * self.dilation // self.stride
+
+    def of_phase(self, r: int) -> range:
+        """The taps that reach phase ``r``, in ascending order; empty where the output is bias alone."""
+        if r % self.gap:
+            return range(0)
+        return range(r // self.gap * self.dilation_inverse % self.rows, self.kernel_size, self.rows)
+
+    def of_row(self, a: int) -> range:
+        """The taps of row ``a``."""
+        return range(a, self.kernel_size, self.rows)
+
+    def columns(self, length: int, out_length: int, padding: int) -> range:
+        """The columns ``i`` that a row-wise kernel walks for one sample.
+
+        They cover every output of every row, and end with ``(taps_per_row - 1)*step`` columns that lie beyond the
+        input. Samples laid end to end in columns are therefore separated by zeros: a window that reaches back over
+        the seam reads the zeros behind the sample before, never its values.
+        """
+        first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
+        last = (padding + out_length - 1) // self.stride
+        return range(min(first, 0), max(last + 1, length + (self.taps_per_row - 1) * self.step))

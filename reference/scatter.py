@@ -1,0 +1,103 @@
+"""Transposed 1-D convolution and its three gradients, written as the definition says it.
+
+Every input sample is multiplied by every tap of the kernel, and the product is added where it lands:
+
+    y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
+
+What lands outside the output is dropped. The loss depends on each of the three factors of that line, so each gradient
+is the same walk with another factor on the left.
+
+Arrays are numpy arrays or nested sequences; sums are taken in float64. Arguments are those of
+``torch.nn.functional.conv_transpose1d``, and are trusted to be valid. Slow on purpose: for checking small problems.
+"""
+
+import numpy as np
+
+
+def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    """The output, (N, C_out, L_out), of x (N, C_in, L), w (C_in, C_out/groups, K) and bias (C_out,) or None.
+
+    x may also be (C_in, L); the output is then (C_out, L_out).
+    """
+    x, w = _float64(x), _float64(w)
+    if x.ndim == 2:
+        return conv_transpose1d(x[None], w, bias, stride, padding, output_padding, groups, dilation)[0]
+    samples, _, length = x.shape
+    _, channels_per_group, kernel_size = w.shape
+    out_length = (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
+
+    y = np.zeros((samples, channels_per_group * groups, out_length))
+    for n, ci, i, c, k, co, o in _products(x.shape, w.shape, out_length, stride, padding, groups, dilation):
+        y[n, co, o] += x[n, ci, i] * w[ci, c, k]
+    if bias is not None:
+        for co, value in enumerate(_float64(bias)):
+            y[:, co, :] += value
+    return y
+
+
+def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
+    """The gradient for x, (N, C_in, length), from the gradient for y, (N, C_out, L_out); (C_in, length) if unbatched.
+
+    ``length`` is L of the input: the output's length does not determine it when stride is above one.
+    """
+    grad_output, w = _float64(grad_output), _float64(w)
+    if grad_output.ndim == 2:
+        return grad_input(grad_output[None], w, length, stride, padding, groups, dilation)[0]
+    samples, _, out_length = grad_output.shape
+
+    grad = np.zeros((samples, w.shape[0], length))
+    for n, ci, i, c, k, co, o in _products(grad.shape, w.shape, out_length, stride, padding, groups, dilation):
+        grad[n, ci, i] += grad_output[n, co, o] * w[ci, c, k]
+    return grad
+
+
+def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dilation=1):
+    """The gradient for w, (C_in, C_out/groups, kernel_size), from the gradient for y and the input x."""
+    grad_output, x = _float64(grad_output), _float64(x)
+    if x.ndim == 2:
+        return grad_weight(grad_output[None], x[None], kernel_size, stride, padding, groups, dilation)
+    _, out_channels, out_length = grad_output.shape
+
+    grad = np.zeros((x.shape[1], out_channels // groups, kernel_size))
+    for n, ci, i, c, k, co, o in _products(x.shape, grad.shape, out_length, stride, padding, groups, dilation):
+        grad[ci, c, k] += grad_output[n, co, o] * x[n, ci, i]
+    return grad
+
+
+def grad_bias(grad_output):
+    """The gradient for bias, (C_out,): every output of a channel had the bias added once."""
+    grad_output = _float64(grad_output)
+    if grad_output.ndim == 2:
+        return grad_bias(grad_output[None])
+    samples, out_channels, out_length = grad_output.shape
+
+    grad = np.zeros(out_channels)
+    for n in range(samples):
+        for co in range(out_channels):
+            for o in range(out_length):
+                grad[co] += grad_output[n, co, o]
+    return grad
+
+
+def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
+    """Every product of the definition, as the indices (n, ci, i, c, k, co, o) of its factors and its place.
+
+    x is read at [n, ci, i], w at [ci, c, k], and the product belongs to y[n, co, o]. Input channel ci is in group
+    ci // (C_in/groups), and meets only that group's output channels; c counts them within the group.
+    """
+    samples, in_channels, length = x_shape
+    _, channels_per_group, kernel_size = w_shape
+    for n in range(samples):
+        for ci in range(in_channels):
+            group = ci // (in_channels // groups)
+            for c in range(channels_per_group):
+                co = group * channels_per_group + c
+                for i in range(length):
+                    for k in range(kernel_size):
+                        o = i * stride - padding + k * dilation
+                        if 0 <= o < out_length:
+                            yield n, ci, i, c, k, co, o
+
+
+def _float64(values):
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,49 @@
+"""What all tests share: GPU tests skipped without a GPU and watched while they run, seeds, hypothesis' settings."""
+
+import faulthandler
+import os
+
+import hypothesis
+import pytest
+import torch
+
+GPU_TEST_LIMIT = 300  # seconds; a hung kernel cannot be interrupted, so the whole run ends with a traceback
+
+# Deadlines measure the machine, not the code; the blob reproduces a failure elsewhere.
+hypothesis.settings.register_profile("numba_tconv", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("numba_tconv")
+
+real_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[real_stderr] = os.dup(2)
+
+
+def pytest_unconfigure(config):
+    os.close(config.stash[real_stderr])
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def watchdog(request):
+    if "gpu" not in request.keywords:
+        yield
+        return
+    faulthandler.dump_traceback_later(GPU_TEST_LIMIT, exit=True, file=request.config.stash[real_stderr])
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,170 @@
+"""What parity means: the grid of small problems, the memory layouts, the oracle, and the verdict.
+
+The simulator, the GPU tests and the tests of the suite itself all use these, so that a mistake that one of them is
+proved to catch is caught by the others.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import reference
+from numba_tconv.problem import Problem
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def _problem(batch, channels, kernel_size, length, **parameters):
+    return Problem(batch, *channels, kernel_size, length, **parameters)
+
+
+# What each row is there for, and the row. Small enough for the simulator, which runs a thread in microseconds.
+SMALL = {
+    "one element": _problem(1, (1, 1), 1, 1),
+    "one input sample, all taps": _problem(1, (2, 3), 5, 1, stride=2, bias=True),
+    "stride 1": _problem(2, (3, 4), 3, 11, padding=1, bias=True),
+    "stride 1, dilation": _problem(1, (2, 3), 5, 12, dilation=3),
+    "K = 2s, the usual decoder layer": _problem(2, (4, 2), 8, 6, stride=4, padding=2, bias=True),
+    "K not a multiple of the stride": _problem(1, (3, 2), 5, 9, stride=2, padding=1),
+    "K = s, patches that do not overlap": _problem(1, (2, 2), 3, 6, stride=3),
+    "K < s, phases without taps": _problem(1, (2, 2), 2, 6, stride=5, padding=1, bias=True),
+    "K = 1, nearly all outputs are bias": _problem(1, (2, 2), 1, 5, stride=4, bias=True),
+    "output_padding at its limit, set by stride": _problem(1, (2, 2), 3, 5, stride=4, output_padding=3, bias=True),
+    "output_padding at its limit, set by dilation": _problem(1, (2, 2), 3, 6, stride=2, dilation=5, output_padding=4),
+    "output_padding and padding": _problem(2, (2, 3), 4, 6, stride=3, padding=2, output_padding=1),
+    "dilation above stride, coprime": _problem(1, (3, 2), 4, 9, stride=2, dilation=3, padding=1, bias=True),
+    "dilation below stride, coprime": _problem(1, (2, 3), 4, 7, stride=5, dilation=3, padding=2),
+    "dilation = stride, every tap in one phase": _problem(1, (2, 2), 3, 7, stride=2, dilation=2, padding=1, bias=True),
+    "gcd(stride, dilation) = 2, three rows": _problem(1, (2, 2), 4, 6, stride=6, dilation=4, padding=3, bias=True),
+    "gcd 2, dilation above stride": _problem(1, (2, 2), 3, 8, stride=4, dilation=6, output_padding=5, padding=1),
+    "stride 16": _problem(1, (2, 1), 16, 3, stride=16, padding=8),
+    "padding larger than the kernel": _problem(1, (2, 2), 3, 11, padding=4, bias=True),
+    "padding larger than the kernel, strided": _problem(1, (2, 2), 4, 9, stride=3, padding=7, output_padding=2),
+    "one output sample left": _problem(2, (3, 3), 3, 6, stride=2, padding=6),
+    "groups, unequal channels": _problem(2, (4, 6), 4, 6, stride=2, padding=1, groups=2, bias=True),
+    "depthwise": _problem(1, (5, 5), 4, 9, stride=2, padding=1, groups=5, bias=True),
+    "depthwise, two outputs a channel": _problem(1, (3, 6), 3, 6, stride=2, groups=3),
+    "one output channel": _problem(1, (9, 1), 8, 6, stride=4, padding=2),
+    "one input channel": _problem(1, (1, 9), 5, 7, stride=2, padding=2, bias=True),
+    "channels past one tile": _problem(2, (5, 9), 3, 6, padding=1, bias=True),
+    "positions past one tile": _problem(2, (3, 2), 3, 21, padding=1, bias=True),
+    "positions past one tile, strided": _problem(2, (2, 3), 4, 17, stride=2, padding=1, bias=True),
+    "many samples, short": _problem(11, (2, 2), 3, 2, stride=2, padding=1, bias=True),
+    "a window longer than the input": _problem(1, (2, 3), 9, 3, dilation=2, padding=3, bias=True),
+}
+
+
+def _contiguous(tensor):
+    return tensor
+
+
+def _transposed(tensor):
+    """Dimensions 1 and 2 swapped in memory: (N, L, C) behind (N, C, L)."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _every_second(tensor):
+    spread = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), math.nan)
+    spread[..., ::2] = tensor
+    return spread[..., ::2]
+
+
+def _expanded(tensor):
+    """Stride 0 in dimensions 0 and 1: one row repeated."""
+    return tensor[:1, :1].expand_as(tensor)
+
+
+def _misaligned(tensor):
+    """One element past an aligned address, so that no vector load may start where the tensor does."""
+    storage = tensor.new_full((tensor.numel() + 1,), math.nan)
+    storage[1:] = tensor.flatten()
+    return storage[1:].view(tensor.shape)
+
+
+# How input and weight lie in memory.
+LAYOUTS = {f.__name__[1:]: f for f in (_contiguous, _transposed, _every_second, _expanded, _misaligned)}
+
+
+def far_apart(tensor):
+    """The same values with the samples 2**31 elements apart: an index kept in 32 bits reads elsewhere."""
+    size = 2**31 * (tensor.shape[0] - 1) + tensor[0].numel()
+    if tensor.device.type == "cpu":  # NumPy's zeros take no memory until they are touched
+        storage = torch.from_numpy(np.zeros(size * tensor.itemsize, dtype=np.uint8)).view(tensor.dtype)
+    else:
+        storage = tensor.new_zeros(size)
+    return storage.as_strided(tensor.shape, (2**31, *tensor[0].contiguous().stride())).copy_(tensor)
+
+
+def operands(problem, dtype, device="cpu", layout="contiguous"):
+    """Fresh random input, weight and bias (None if the problem has none); torch's generator decides them."""
+    p = problem
+    arrange = LAYOUTS[layout]
+    x = arrange(torch.randn(p.batch, p.in_channels, p.length, device=device).to(dtype))
+    w = arrange(torch.randn(p.in_channels, p.out_channels_per_group, p.kernel_size, device=device).to(dtype))
+    return x, w, torch.randn(p.out_channels, device=device).to(dtype) if p.bias else None
+
+
+def poisoned(problem, dtype, device="cpu"):
+    """An output full of NaN: what a kernel does not write is not mistaken for a result."""
+    p = problem
+    return torch.full((p.batch, p.out_channels, p.out_length), math.nan, dtype=dtype, device=device)
+
+
+def parameters(problem):
+    p = problem
+    return {
+        "stride": p.stride,
+        "padding": p.padding,
+        "output_padding": p.output_padding,
+        "groups": p.groups,
+        "dilation": p.dilation,
+    }
+
+
+def terms(problem) -> int:
+    """Products in the longest sum of one output."""
+    return problem.in_channels_per_group * problem.taps.taps_per_row
+
+
+def scatter(x, w, bias, problem):
+    """The reference's result, as a float64 tensor."""
+    arrays = (None if t is None else t.double().numpy() for t in (x, w, bias))
+    return torch.from_numpy(reference.conv_transpose1d(*arrays, **parameters(problem)))
+
+
+@dataclass(frozen=True)
+class Error:
+    """Distance from the oracle: relative norm, and largest element against the oracle's largest."""
+
+    norm: float
+    largest: float
+
+
+def error(result, oracle) -> Error:
+    """Infinite where the shapes differ or anything is not finite."""
+    if result.shape != oracle.shape or not result.isfinite().all():
+        return Error(math.inf, math.inf)
+    difference = result.double() - oracle
+    scales = oracle.norm().item(), oracle.abs().max().item()
+    distances = difference.norm().item(), difference.abs().max().item()
+    return Error(*(d / s if s else (math.inf if d else 0.0) for d, s in zip(distances, scales, strict=True)))
+
+
+def verdict(result, torchs, oracle, terms: int = 1) -> str | None:
+    """None if ``result`` is as good as torch's, otherwise what is wrong with it.
+
+    Norm error and largest error may each be twice that of torch in the same dtype and precision. Where few products are
+    summed, torch's own error can be next to nothing by luck; so no result is asked to be closer to the oracle than
+    rounding it once moves it (eps relative to the norm), and no element than rounding the sum and one of its partial
+    sums (2 eps relative to the largest). In float64 the oracle is a sum of ``terms`` rounded products itself, and two
+    such sums differ by about eps * sqrt(terms).
+    """
+    eps = torch.finfo(result.dtype).eps * (math.sqrt(terms) if result.dtype == torch.float64 else 1)
+    ours, theirs = error(result, oracle), error(torchs, oracle)
+    for name, floor in (("norm", eps), ("largest", 2 * eps)):
+        limit = max(2 * getattr(theirs, name), floor)
+        if not getattr(ours, name) <= limit:
+            return f"{name} error {getattr(ours, name):.3g} exceeds {limit:.3g} (torch: {getattr(theirs, name):.3g})"
+    return None

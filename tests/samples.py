@@ -1,0 +1,50 @@
+"""Rows for tests of what reads rows. Their numbers are made up."""
+
+from numba_tconv import workloads
+from numba_tconv.rows import Row
+
+SLOWER = {"k1_gather": 25.0, "k2_polyphase": 12.0, "k3_shared_tile": 4.5, "k4_register_tile": 1.4}
+
+
+def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee", **values):
+    """A row of a workload, or of a resized one, that took ``slower`` times the floor."""
+    problem = (workloads.get(workload) if isinstance(workload, str) else workload).problem
+    floor = problem.floor_ms(4, precision)
+    ms = floor * slower
+    made = dict(
+        time="2026-01-02T03:04:05Z",
+        commit="0123abc",
+        gpu="NVIDIA H200",
+        driver="580.1",
+        torch="2.11.0",
+        cudnn="9.19.0",
+        numba_cuda="0.30.4",
+        workload=workload if isinstance(workload, str) else workload.name,
+        direction="forward",
+        rung=rung,
+        dtype="float32",
+        precision=precision,
+        length=problem.length,
+        ms_p20=ms * 0.99,
+        ms_p50=ms,
+        ms_p80=ms * 1.01,
+        cudnn_ms_p50=floor * 2.5,
+        conv1d_ms_p50=floor * 1.6,
+        gbps=problem.min_bytes(4) / ms / 1e6,
+        tflops=problem.flops / ms / 1e9,
+        roofline=1 / slower,
+        relerr=3e-7,
+        cudnn_relerr=2e-7,
+    )
+    return Row(**made | values)
+
+
+def ladder(workload="kb64", **values):
+    """A row for each rung."""
+    return [row(workload, rung, slower=slower, **values) for rung, slower in SLOWER.items()]
+
+
+def sweep(batch=None):
+    """The ladder at three lengths."""
+    lengths = (2**10, 2**14, 2**20)
+    return [row for n in lengths for row in ladder(workloads.at_length(workloads.get("kb64"), n, batch))]

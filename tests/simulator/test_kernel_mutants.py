@@ -1,0 +1,51 @@
+"""Tests of the suite itself, on the kernels: given a formula with a mistake in it, each of them fails the parity check.
+
+The mistake is fed to the kernel, as a problem that states a wrong offset or as weights in a wrong order; the verdict
+and the problems are those of test_kernels.py. tests/test_mutants.py has those that only a kernel's text can make.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS
+from numba_tconv.ptx import SIMULATOR
+from tests.parity import SMALL, operands, parameters, poisoned, scatter, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# The rows that the mistakes are looked for in; test_mutants.py looks in all.
+ROWS = ["output_padding and padding", "groups, unequal channels"]
+
+
+def misstated(problem, **wrong):
+    """The problem with some of its values changed and its output length kept."""
+    changed = copy.copy(problem)
+    changed.__dict__.update(out_length=problem.out_length, **wrong)
+    return changed
+
+
+MISTAKES = {
+    "none": lambda w, p: (w, p),
+    "taps flipped": lambda w, p: (w.flip(2), p),
+    "weight indexed (out, in, k)": lambda w, p: (w.reshape(w.shape[1], w.shape[0], -1).transpose(0, 1), p),
+    "padding subtracted twice": lambda w, p: (w, misstated(p, padding=2 * p.padding)),
+    "output_padding added to the index": lambda w, p: (w, misstated(p, padding=p.padding + p.output_padding)),
+}
+
+
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_caught(rung, mistake):
+    caught = []
+    for reason in ROWS:
+        problem = SMALL[reason]
+        x, w, bias = operands(problem, torch.float32)
+        oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
+        wrong_w, wrong_problem = MISTAKES[mistake](w, problem)
+        y = poisoned(problem, torch.float32)
+        rung.run(x, wrong_w, bias, y, wrong_problem, rung.tiny_configs(problem, torch.float32)[0])
+        if verdict(y, torchs, oracle):
+            caught.append(reason)
+    assert bool(caught) == (mistake != "none"), caught

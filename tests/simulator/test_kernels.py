@@ -1,0 +1,79 @@
+"""Every rung in the CUDA simulator, in tiny tiles so that seams and tails occur, against the scatter reference.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process, so it has a pytest run of its own (`make test`).
+"""
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS
+from numba_tconv.ptx import SIMULATOR
+from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+
+# For what does not depend on the index formula: strided, grouped, with empty phases, and with several tiles.
+FEW = [
+    "K = 2s, the usual decoder layer",
+    "groups, unequal channels",
+    "gcd(stride, dilation) = 2, three rows",
+    "positions past one tile",
+]
+
+
+def check(rung, problem, dtype, layout="contiguous", place=lambda x: x):
+    """Every tiny configuration of the rung computes the problem; ``place`` moves the input."""
+    precision = {torch.float32: "ieee", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    reason = rung.supports(problem, dtype, precision)
+    if reason:
+        pytest.skip(f"{rung.name}: {reason}")
+    x, w, bias = operands(problem, dtype, layout=layout)
+    oracle = scatter(x, w, bias, problem)
+    torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    configs = rung.tiny_configs(problem, dtype)
+    assert configs
+    for config in configs:
+        y = poisoned(problem, dtype)
+        rung.run(place(x), w, bias, y, problem, config)
+        assert verdict(y, torchs, oracle) is None, config
+
+
+@rungs
+@pytest.mark.parametrize("reason", SMALL)
+def test_small_problems(rung, reason):
+    check(rung, SMALL[reason], torch.float32)
+
+
+@rungs
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float32], ids=str)
+@pytest.mark.parametrize("reason", FEW)
+def test_dtypes(rung, dtype, reason):
+    check(rung, SMALL[reason], dtype)
+
+
+@rungs
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+@pytest.mark.parametrize("reason", FEW)
+def test_layouts(rung, layout, reason):
+    check(rung, SMALL[reason], torch.float32, layout)
+
+
+@rungs
+def test_samples_far_apart(rung):
+    check(rung, SMALL["output_padding and padding"], torch.float32, place=far_apart)
+
+
+@rungs
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("reason", FEW)
+def test_nan_and_infinity_go_where_the_definition_sends_them(rung, value, reason):
+    problem = SMALL[reason]
+    x, w, bias = operands(problem, torch.float32)
+    x[0, 0, 0] = x[-1, -1, problem.length // 2] = x[0, 1, -1] = value
+    oracle = scatter(x, w, bias, problem)
+    for config in rung.tiny_configs(problem, torch.float32):
+        y = poisoned(problem, torch.float32)
+        rung.run(x, w, bias, y, problem, config)
+        for which in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(which(y), which(oracle)), config

@@ -1,0 +1,262 @@
+"""The command line: what it does without a GPU, and one clear line for every mistake."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from numba_tconv import bench, cli, commands, demo, rows, table
+from numba_tconv.kernels import RUNGS
+
+from .samples import ladder, row, sweep
+
+ROOT = Path(__file__).parent.parent
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so this is no mistake")
+
+
+def run(capsys, *argv):
+    """Exit code, stdout and stderr of a command line."""
+    try:
+        code = cli.main([*map(str, argv)])
+    except SystemExit as left:  # argparse
+        code = left.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Directories for rows and figures, the first with rows in it."""
+    data = tmp_path / "data"
+    rows.append(data / "some.csv", [*ladder(), *sweep()])
+    return "--data", data, "--plots", tmp_path / "plots"
+
+
+@pytest.mark.parametrize("verb", ["demo", "check", "bench", "sweep", "figures", "inspect", "info", "kernelbench"])
+def test_every_command_has_help(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: python -m numba_tconv {verb}")
+
+
+MISTAKES = {
+    "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
+    "unknown workload to sweep": (["sweep", "--channels-of", "kb65"], "did you mean kb64"),
+    "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
+    "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
+    "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
+    "a rung that cannot do it": (
+        ["bench", "kb64", "--rung", "k1_gather", "--precision", "tf32"],
+        "k1_gather cannot do",
+    ),
+    "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
+    "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
+    "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
+    "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
+    "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_gets_one_line(capsys, what):
+    argv, said = MISTAKES[what]
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert err.startswith("numba_tconv: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "argv", [["check", "--length", "x"], ["sweep", "--min", "2**"], ["bench", "--dtype", "int8"], []]
+)
+def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert "error: " in err
+
+
+@no_gpu
+@pytest.mark.parametrize("argv", [["bench", "kb64"], ["sweep"], ["kernelbench", "64"]])
+def test_measuring_without_a_gpu_says_so(capsys, argv):
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert "needs a CUDA GPU" in err
+
+
+@no_gpu
+def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
+    code, _, err = run(capsys, "check", "kb64")
+    assert code == commands.MISTAKE
+    assert "at most 100,000" in err
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """As if there were a GPU, on which a measurement returns made-up rows; the workloads that were measured."""
+    seen = []
+
+    def measure(workload, rungs, dtype, precision, *, repeats, budget_s):
+        seen.append(workload.name)
+        return [row(workload, rung) for rung in rungs]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "measure", measure)
+    return seen
+
+
+def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    rows.append(out, [row("patch")])
+    code, printed, _ = run(capsys, "bench", "kb64", "audio", "--rung", "k1_gather", "--out", out)
+    assert code == 0
+    assert [one.workload for one in rows.read(out)] == ["patch", *measuring]
+    assert len(measuring) == 6
+    assert "kb64 L 65536 float32 ieee k1_gather" in printed
+
+
+def test_sweep_names_what_was_held(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    limits = ("--min", "2**10", "--max", "2**11", "--rung", "k1_gather", "--out", out)
+    assert run(capsys, "sweep", *limits)[0] == 0
+    assert run(capsys, "sweep", "--fixed", "batch", "--batch", "8", *limits)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [
+        ("kb64@total", 1024), ("kb64@total", 2048), ("kb64@batch8", 1024), ("kb64@batch8", 2048)
+    ]  # fmt: skip
+
+
+def test_a_wrong_result_fails_but_keeps_what_is_right(capsys, measuring, tmp_path, monkeypatch):
+    def measure(workload, *_, **__):
+        raise bench.WrongResult(f"wrong on {workload.name}", [row(workload, "k2_polyphase")])
+
+    monkeypatch.setattr(bench, "measure", measure)
+    out = tmp_path / "rows.csv"
+    code, _, err = run(capsys, "bench", "kb64", "kb74", "--out", out)
+    assert code == commands.FAILED
+    assert err.splitlines() == ["numba_tconv: wrong on kb64", "numba_tconv: wrong on kb74"]
+    assert [one.rung for one in rows.read(out)] == ["k2_polyphase"] * 2
+
+
+def test_too_little_memory_is_one_line_and_rows_so_far_are_kept(capsys, measuring, tmp_path, monkeypatch):
+    def measure(workload, *_, **__):
+        if workload.name == "kb74":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.\nmore")
+        return [row(workload)]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    out = tmp_path / "rows.csv"
+    code, _, err = run(capsys, "bench", "kb64", "kb74", "--out", out)
+    assert code == commands.MISTAKE
+    assert err == "numba_tconv: not enough GPU memory: CUDA out of memory. Tried to allocate 1 TiB.\n"
+    assert [one.workload for one in rows.read(out)] == ["kb64"]
+
+
+def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    out.write_text("time,speed\nnow,fast\n")
+    code, _, err = run(capsys, "bench", "kb64", "--out", out)
+    assert code == commands.MISTAKE
+    assert "columns of another version" in err
+    assert err.count("\n") == 1
+    assert out.read_text() == "time,speed\nnow,fast\n"
+    assert measuring == []
+
+
+def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measuring, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")
+    assert code == commands.MISTAKE
+    assert "cannot write" in err
+    assert measuring == []
+
+
+def test_figures_draws_and_fills_the_readme(capsys, places, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{table.BEGIN}\n{table.END}\n")
+    code, out, _ = run(capsys, "figures", *places, "--readme", readme)
+    assert code == 0
+    assert table.section(readme.read_text()) == table.render([*ladder(), *sweep()])
+    for path in (tmp_path / "plots").iterdir():
+        assert str(path) in out
+
+
+def test_figures_without_rows_says_so(capsys, tmp_path):
+    argv = ("--data", tmp_path / "none", "--plots", tmp_path, "--readme", tmp_path / "README.md")
+    code, out, _ = run(capsys, "figures", *argv)
+    assert code == 0
+    assert "holds no rows" in out
+    assert "there is no" in out
+
+
+def test_figures_from_another_versions_rows_is_one_line(capsys, places, tmp_path):
+    (tmp_path / "data" / "old.csv").write_text("time,speed\n")
+    code, _, err = run(capsys, "figures", *places, "--readme", tmp_path / "README.md")
+    assert code == commands.MISTAKE
+    assert err.count("\n") == 1
+
+
+def test_inspect_works_without_a_gpu(capsys):
+    code, out, _ = run(capsys, "inspect", "k1_gather", "kb79", "--cc", "8.0")
+    assert code == 0
+    assert "sm_80" in out
+    assert "registers" in out
+
+
+def test_info_tells_versions(capsys):
+    code, out, _ = run(capsys, "info")
+    assert code == 0
+    for name in ("Python", "driver", "torch", "numba-cuda", "ptxas"):
+        assert name in out
+
+
+@no_gpu
+def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
+    simulated = []
+    monkeypatch.setattr(commands, "in_simulator", lambda argv: simulated.append(argv) or 0)
+    code, out, _ = run(capsys, "demo", *places)
+    assert code == 0
+    assert simulated == [["check", "--small"]]
+    for name in RUNGS:
+        assert f"| {name}" in out
+    assert table.render([*ladder(), *sweep()]) in out
+    assert str(tmp_path / "plots" / "throughput_kb64_total_float32_ieee.svg") in out
+
+
+@no_gpu
+def test_demo_without_rows_goes_on(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "in_simulator", lambda argv: 0)
+    monkeypatch.setattr(demo, "print_compiled", lambda: None)
+    code, out, _ = run(capsys, "demo", "--data", tmp_path, "--plots", tmp_path)
+    assert code == 0
+    assert table.EMPTY in out
+    assert "no figure drawn" in out
+
+
+@no_gpu
+def test_check_runs_in_the_simulator_where_there_is_no_gpu():
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    sizes = ("--batch", "1", "--in-channels", "2", "--out-channels", "2", "--length", "6", "--no-bias")
+    command = (sys.executable, "-m", "numba_tconv", "check", *sizes)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "in the CUDA simulator" in done.stdout
+    for name in ("scatter loops", *RUNGS):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"| {name} ")]
+        assert "right" in line
+
+
+@pytest.mark.gpu
+def test_check_on_the_gpu(capsys):
+    code, out, _ = run(capsys, "check", "--small")
+    assert code == 0
+    assert torch.cuda.get_device_name() in out
+
+
+@pytest.mark.gpu
+def test_bench_on_the_gpu(capsys, tmp_path):
+    out = tmp_path / "rows.csv"
+    assert run(capsys, "bench", "small", "--repeats", "5", "--out", out)[0] == 0
+    assert [one.rung for one in rows.read(out)][-1] == "auto"

@@ -1,0 +1,126 @@
+"""Tests of the suite itself: each of the mistakes that people make in this formula must fail the parity check.
+
+A gather in plain Python stands in for a kernel, with a switch for every mistake. It is judged as the kernels are: on
+the same problems, by the same verdict.
+"""
+
+import math
+
+import pytest
+import torch
+
+from tests.parity import SMALL, Error, error, far_apart, operands, parameters, scatter, verdict
+
+MISTAKES = [
+    "no divisibility test",
+    "output_padding added to the index",
+    "negative numerators truncated toward zero",
+    "taps flipped",
+    "weight indexed (out, in, k)",
+    "padding subtracted twice",
+    "dilation ignored in L_out",
+    "flat indices in 32 bits",
+]
+
+
+def c_divmod(numerator, denominator):
+    """C's division, which truncates toward zero, and its remainder, which has the numerator's sign."""
+    quotient = abs(numerator) // denominator * (1 if numerator >= 0 else -1)
+    return quotient, numerator - quotient * denominator
+
+
+def gather(x, w, bias, problem, mistake=None):
+    """The definition turned inside out, one output at a time, on flat memory; right if there is no mistake."""
+    p = problem
+    truncates = mistake in ("no divisibility test", "negative numerators truncated toward zero")
+    divide = c_divmod if truncates else divmod
+    offset = p.padding * (2 if mistake == "padding subtracted twice" else 1)
+    offset += p.output_padding if mistake == "output_padding added to the index" else 0
+    out_length = p.out_length
+    if mistake == "dilation ignored in L_out":
+        out_length -= (p.dilation - 1) * (p.kernel_size - 1)
+
+    memory = x.as_strided((1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)),), (1,)).numpy()
+    weights = w.flatten().tolist()
+    y = torch.full((p.batch, p.out_channels, max(out_length, 0)), math.nan, dtype=torch.float64)
+    for n, co, o in torch.cartesian_prod(*map(torch.arange, y.shape)).tolist():
+        group, c = divmod(co, p.out_channels_per_group)
+        total = 0.0 if bias is None else bias[co].item()
+        for ci in range(group * p.in_channels_per_group, (group + 1) * p.in_channels_per_group):
+            for k in range(p.kernel_size):
+                i, remainder = divide(o + offset - k * p.dilation, p.stride)
+                if remainder > 0 and mistake != "no divisibility test":
+                    continue
+                if not 0 <= i < p.length:
+                    continue
+                place = n * x.stride(0) + ci * x.stride(1) + i * x.stride(2)
+                if mistake == "flat indices in 32 bits":
+                    place = (place + 2**31) % 2**32 - 2**31
+                tap = p.kernel_size - 1 - k if mistake == "taps flipped" else k
+                row = ci * p.out_channels_per_group + c
+                if mistake == "weight indexed (out, in, k)":
+                    row = c * p.in_channels + ci
+                total += float(memory[place]) * weights[row * p.kernel_size + tap]
+        y[n, co, o] = total
+    return y.to(x.dtype)
+
+
+def caught_by(mistake):
+    """The rows whose verdict on the gather with this mistake is bad."""
+    cases = [(reason, problem, torch.float32, lambda x: x) for reason, problem in SMALL.items()]
+    # 16-bit numbers, for half the address space.
+    cases.append(("samples far apart in memory", SMALL["stride 1"], torch.float16, far_apart))
+    caught = []
+    for reason, problem, dtype, place in cases:
+        x, w, bias = operands(problem, dtype)
+        oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
+        if verdict(gather(place(x), w, bias, problem, mistake), torchs, oracle):
+            caught.append(reason)
+    return caught
+
+
+def test_without_a_mistake_every_row_passes():
+    assert caught_by(None) == []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_caught(mistake):
+    assert caught_by(mistake)
+
+
+def test_the_verdict_sees_what_a_norm_hides():
+    oracle = torch.randn(1, 4, 100_000, dtype=torch.float64)
+    torchs = oracle.float()
+    assert verdict(oracle.float(), torchs, oracle) is None
+    one_wrong = torchs.clone()
+    one_wrong[0, 2, 77] += 4 * torch.finfo(torch.float32).eps * oracle.abs().max()
+    assert error(one_wrong, oracle).norm < 2 * torch.finfo(torch.float32).eps
+    assert "largest error" in verdict(one_wrong, torchs, oracle)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_verdict_sees_one_element_that_was_not_written(value):
+    oracle = torch.randn(1, 2, 50, dtype=torch.float64)
+    hole = oracle.float()
+    hole[0, 1, 49] = value
+    assert verdict(hole, oracle.float(), oracle) is not None
+
+
+def test_the_verdict_sees_noise_above_twice_torchs():
+    oracle = torch.randn(1, 4, 10_000, dtype=torch.float64)
+    noise = torch.randn(oracle.shape, dtype=torch.float64)
+    torchs = (oracle + 1e-4 * noise).float()
+    assert verdict((oracle + 1.9e-4 * noise).float(), torchs, oracle) is None
+    assert "norm error" in verdict((oracle + 2.1e-4 * noise).float(), torchs, oracle)
+
+
+def test_the_verdict_sees_a_wrong_shape():
+    oracle = torch.randn(1, 2, 50, dtype=torch.float64)
+    assert error(oracle[..., :49], oracle) == Error(math.inf, math.inf)
+    assert verdict(oracle[..., :49].float(), oracle.float(), oracle) is not None
+
+
+def test_an_output_of_zeros_is_caught_where_the_oracle_is_zero_too():
+    zeros = torch.zeros(1, 1, 4, dtype=torch.float64)
+    assert verdict(zeros.float(), zeros.float(), zeros) is None
+    assert verdict(zeros.float() + 1e-30, zeros.float(), zeros) is not None

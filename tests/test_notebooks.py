@@ -1,0 +1,36 @@
+"""Every notebook runs from its first to its last cell, in a copy, no cell for longer than a minute."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_runs(path, tmp_path, monkeypatch):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    (tmp_path / "plots").symlink_to(ROOT / "plots")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the package, where it is not installed
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)  # the notebook decides
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_is_committed_as_it_ran(path):
+    """Every cell has run, in order, without an error, and nothing in the outputs names the machine."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]

@@ -1,0 +1,151 @@
+"""What the compiler makes of every rung, found out without a GPU: registers, no spill, and the rung's own instructions.
+
+A rung that lost them could still compute the right thing, only slowly, and nothing else here would notice.
+"""
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.k4_config import choose
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+needs_sass = pytest.mark.skipif(not offline.tool("nvdisasm", optional=True), reason="needs nvdisasm")
+
+AMPERE, HOPPER = (8, 0), (9, 0, "a")
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+# Registers a thread: two, four and four blocks of 256 threads fit on a multiprocessor.
+BUDGETS = {"k1_gather": 128, "k2_polyphase": 64, "k3_shared_tile": 64}
+SIMPLE = [
+    (rung, "kb79", dtype, cc)
+    for rung in BUDGETS
+    for dtype, cc in ((F32, AMPERE), (F32, HOPPER), (F64, HOPPER), (F16, HOPPER), (BF16, AMPERE))
+]
+# k4 compiles for seconds: the tiles that its chooser picks, with copies of 16 bytes and of one element.
+TILES = {
+    "128 channels, stride 1": ("kb64", F32, 4, HOPPER),
+    "the same on Ampere": ("kb64", F32, 4, AMPERE),
+    "the widest window": ("kb74", F32, 4, HOPPER),
+    "single-element copies": ("kb79", F32, 1, HOPPER),
+    "eight phases, partial sums": ("hifigan_u1", F32, 4, AMPERE),
+    "the most channels": ("dac_u1", F32, 1, HOPPER),
+    "depthwise": ("depthwise", F32, 4, AMPERE),
+    "float64": ("kb64", F64, 2, HOPPER),
+    "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
+}
+simple = pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[2]}-sm_{''.join(map(str, c[3]))}")
+tiles = pytest.mark.parametrize("reason", TILES)
+
+
+@cache
+def simple_report(case):
+    name, workload, dtype, cc = case
+    rung, problem = RUNGS[name], workloads.get(workload).problem
+    config = rung.config(problem, dtype)
+    return offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+def tile(reason):
+    """k4's configuration in a row of TILES."""
+    workload, dtype, x_vector, _ = TILES[reason]
+    config = choose(workloads.get(workload).problem, dtype, x_vector)
+    assert config.x_vector == x_vector
+    return config
+
+
+@cache
+def tile_report(reason):
+    return offline.report(RUNGS["k4_register_tile"].kernel(tile(reason)), TILES[reason][3])
+
+
+def loops(code):
+    """The text of every loop in PTX or SASS: from a label to a branch back to it, or to the last one of several."""
+    lines = code.splitlines()
+    labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
+    ends = {}
+    for at, line in enumerate(lines):
+        for target in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
+            if labels[target] < at:
+                ends[labels[target]] = at
+    return ["\n".join(lines[begin : end + 1]) for begin, end in ends.items()]
+
+
+def product_loops(code):
+    """The loops that multiply and add."""
+    found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
+    assert found
+    return found
+
+
+def check_memory(report, budget):
+    """Everything stays in registers, and in no more than ``budget`` of them."""
+    assert 0 < report.registers <= budget
+    assert report.spill_bytes == 0
+    assert report.local_bytes == 0
+    assert ".local" not in report.ptx
+
+
+@simple
+def test_simple_rungs_stay_in_their_registers(case):
+    check_memory(simple_report(case), BUDGETS[case[0]])
+
+
+@simple
+def test_simple_rungs_are_what_they_claim(case):
+    ptx = simple_report(case).ptx
+    inner = min(product_loops(ptx), key=len)
+    if case[0] == "k1_gather":  # the divisibility test: a remainder by a stride that is known at run time only
+        assert any(re.search(r"\brem\.s64\b", loop) for loop in product_loops(ptx))
+    elif case[0] == "k2_polyphase":
+        assert re.search(r"\bdiv\.s64\b", ptx), "the phase is worked out somewhere"
+        assert not any(re.search(r"\b(rem|div)\.", loop) for loop in product_loops(ptx))
+        assert re.search(r"\bld\.global\b", inner)
+    else:
+        assert "st.shared" in ptx
+        assert "bar.sync" in ptx
+        assert "ld.shared" in inner
+        assert not re.search(r"\bld\.(global|f32|f64|u16|b16)\b", inner), "the inner loop reads shared memory only"
+
+
+@tiles
+def test_k4_stays_in_its_registers(reason):
+    config = tile(reason)
+    # The blocks that must fit on a multiprocessor share its registers, in units of eight a thread; 255 is the most.
+    share = offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8
+    check_memory(tile_report(reason), min(255, share))
+
+
+@tiles
+def test_k4_copies_ahead_and_loads_vectors(reason):
+    config, ptx = tile(reason), tile_report(reason).ptx
+    size = config.x_vector * config.itemsize
+    assert re.search(r"cp\.async\.cg\.shared\.global [^;]*, 16,", ptx), "weights"
+    assert re.search(rf"cp\.async\.c[ag]\.shared\.global [^;]*, {size},", ptx), "input"
+    assert "cp.async.wait_group" in ptx
+    inner = min(product_loops(ptx), key=len)
+    assert ("ld.shared.v2.f64" if config.dtype == F64 else "ld.shared.v4.f32") in inner
+    if config.block_k > 2:  # otherwise a stage is one turn, and its copies stand in the same loop
+        assert not re.search(r"\b(ld|st)\.(global|f32|f64)\b|\bbar\.sync\b", inner)
+
+
+@needs_sass
+@tiles
+def test_k4_machine_code(reason):
+    report = tile_report(reason)
+    assert any(name.startswith("LDGSTS") for name in report.instruction_mix)
+    assert "LDS.128" in min(product_loops(report.sass), key=len)
+
+
+@needs_sass
+@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere"])
+def test_k4_multiplies_most_of_the_time(reason):
+    """More than nine tenths of what the inner loop issues are the multiply-adds themselves."""
+    inner = min(product_loops(tile_report(reason).sass), key=len)
+    mix = offline.instructions(inner)
+    assert mix["FFMA"] / mix.total() > 0.9

@@ -1,0 +1,184 @@
+"""The repository as a whole: what it declares, what it promises a newcomer, how its modules depend on each other."""
+
+import ast
+import graphlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "numba_tconv"
+PREFIX = "numba_tconv."
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
+
+# From the bottom up; a module imports from its own layer (without a circle) and from those above it in this list.
+# "" is the package itself, numba_tconv/__init__.py.
+LAYERS = (
+    ("taps",),
+    ("problem",),
+    ("workloads", "expert", "rows", "machine", "progress"),
+    ("elements", "ptx"),
+    ("launch",),
+    ("offline", "kernels.*"),
+    ("kernels",),
+    ("select",),
+    ("ops",),
+    ("functional",),
+    ("module",),
+    ("",),
+    ("bench", "check", "info", "kernelbench", "plotting", "table"),
+    ("commands",),
+    ("demo",),
+    ("cli",),
+    ("__main__",),
+)
+
+
+def committed_files():
+    """The text files that are, or will be, in the repository."""
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [p for p in files if p.suffix not in (".pyc", ".png") and ".ipynb_checkpoints" not in p.parts]
+
+
+def module_name(path):
+    """The name of a module within the package: "taps", "kernels.rung", "kernels" and "" for the two __init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts).removesuffix("__init__").removesuffix(".")
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported_modules(name):
+    """The modules of the package that the module ``name`` imports, inside functions too."""
+    path = MODULES[name]
+    package = ["numba_tconv", *path.relative_to(PACKAGE).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *(node.module or "").split(".")]).removesuffix(".")
+            # `from x import y`: y is a module of the package x, or a name that the module x defines.
+            found.update(
+                f"{source}.{alias.name}" if f"{source}.{alias.name}"[len(PREFIX) :] in MODULES else source
+                for alias in node.names
+            )
+    inside = {full[len(PREFIX) :] for full in found if full == "numba_tconv" or full.startswith("numba_tconv.")}
+    return inside - {name}
+
+
+def layer(name):
+    ranks = [rank for rank, patterns in enumerate(LAYERS) if any(fnmatch(name, pattern) for pattern in patterns)]
+    assert len(ranks) == 1, f"{name or '__init__'} must be in one layer, is in {len(ranks)}"
+    return ranks[0]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_downwards(name):
+    upwards = [other for other in imported_modules(name) if layer(other) > layer(name)]
+    assert not upwards
+
+
+def test_no_import_circle():
+    graphlib.TopologicalSorter({name: imported_modules(name) for name in MODULES}).prepare()
+
+
+def test_the_import_reader_sees_what_is_imported():
+    assert {"kernels", "kernels.rung", "problem"} <= imported_modules("select")
+    assert {"ops", "kernels"} <= imported_modules("functional")
+    assert imported_modules("taps") == set()
+
+
+def test_the_reference_imports_nothing_that_it_judges():
+    for path in (ROOT / "reference").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name for alias in node.names} <= {"numpy"}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 1 or node.module == "__future__"
+
+
+def test_every_module_imports_without_touching_a_gpu():
+    """In a fresh interpreter that sees no GPU; where there is one, importing must not take hold of it either."""
+    names = [f"numba_tconv.{name}".removesuffix(".") for name in MODULES if name != "__main__"]
+    program = f"import importlib, torch\nfor name in {names}: importlib.import_module(name)\n"
+    program += "import reference\nassert not torch.cuda.is_initialized()"
+    for hidden in ({"CUDA_VISIBLE_DEVICES": ""}, {}):
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | hidden, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def requirements():
+    """Every requirement that pyproject.toml states, but for those on its own extras."""
+    stated = itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    return [r for r in map(Requirement, stated) if r.name != PROJECT["name"]]
+
+
+def pins():
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return {name: version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def test_constraints_are_exact():
+    for name, version in pins().items():
+        assert re.fullmatch(r"\d+(\.\d+)+", version), f"{name} is not pinned to one version"
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_constraints_cover_and_meet_every_requirement(requirement):
+    assert requirement.name in pins()
+    assert requirement.specifier.contains(pins()[requirement.name])
+
+
+def make_targets():
+    return set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_every_target_is_listed_as_phony_and_in_the_help():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)[1].split())
+    documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
+    assert make_targets() == phony == documented
+
+
+@pytest.mark.parametrize("name", ["README.md", ".ci/run"])
+def test_commands_named_to_people_and_machines_exist(name):
+    text = (ROOT / name).read_text()
+    code = re.findall(r"```.*?```|`[^`]+`", text, flags=re.DOTALL) if name.endswith(".md") else [text]
+    named = {target for piece in code for target in re.findall(r"\bmake (?:[A-Z]+=\S* )*([a-z-]+)", piece)}
+    assert {"test"} <= named <= make_targets()
+
+
+def test_the_readme_opens_with_two_commands():
+    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[1]
+    assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
+def test_what_the_readme_links_to_exists():
+    links = re.findall(r"\]\((?!http|#)([^)]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_no_path_of_somebodys_machine():
+    home = re.compile(r"(?<![\w.])/(home|root|Users|work|tmp)/")
+    for path in committed_files():
+        assert not home.search(path.read_text()), path.relative_to(ROOT)
+
+
+def test_files_stay_small():
+    for path in committed_files():
+        if path.suffix == ".py":
+            assert len(path.read_text().splitlines()) < 400, path.relative_to(ROOT)

@@ -1,0 +1,146 @@
+"""Figures and README's table: drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_rgb
+
+from numba_tconv import plotting, rows, table
+
+from .samples import SLOWER, ladder, row, sweep
+
+ROOT = Path(__file__).parent.parent
+
+
+def text_of(path: Path) -> str:
+    """An SVG's text; the style keeps it as text."""
+    return path.read_text(encoding="utf-8")
+
+
+def test_one_figure_a_sweep_and_one_of_shares_each_as_svg_and_png(tmp_path):
+    recorded = [*sweep(), *sweep(batch=16), *ladder("kb64"), *ladder("depthwise")]
+    paths = plotting.draw_all(recorded, tmp_path / "new")
+    names = ("throughput_kb64_total_float32_ieee", "throughput_kb64_batch16_float32_ieee", "roofline_float32_ieee")
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
+    assert all(path.stat().st_size > 5000 for path in paths)
+
+
+def test_every_line_is_labelled_and_gpu_and_date_stand_below(tmp_path):
+    svg = text_of(plotting.draw_all(sweep(), tmp_path)[0])
+    for label in (*SLOWER, "cuDNN", "conv1d", "roofline"):
+        assert svg.count(f">{label}</text>") == 2, label  # once a panel
+    for label in ("GB/s", "TFLOP/s", "NVIDIA H200", "2026-01-02", "batch x length fixed"):
+        assert label in svg, label
+
+
+def test_shares_name_workloads_and_contestants(tmp_path):
+    svg = text_of(plotting.draw_all([*ladder("kb64"), *ladder("kb79", conv1d_ms_p50=None)], tmp_path)[0])
+    for label in (*SLOWER, "cuDNN", "conv1d", "kb64", "kb79", "NVIDIA H200", "2026-01-02"):
+        assert label in svg, label
+
+
+def test_live_rows_are_drawn_beside_the_recorded_ones(tmp_path):
+    live = [replace(one, gpu="Another GPU", time="2026-05-06T00:00:00Z") for one in sweep()]
+    svg = text_of(plotting.draw_all(sweep(), tmp_path, live)[0])
+    for label in ("k4_register_tile", "k4_register_tile, live", "live: Another GPU", "2026-05-06"):
+        assert label in svg, label
+
+
+def test_live_rows_alone_and_without_a_roofline(tmp_path):
+    live = [replace(one, roofline=None, conv1d_ms_p50=None) for one in sweep()]
+    svg = text_of(plotting.draw_all([], tmp_path, live)[0])
+    assert ">roofline</text>" not in svg
+    assert ">conv1d</text>" not in svg
+    assert svg.count(">cuDNN</text>") == 2
+
+
+def test_the_same_rows_give_the_same_files(tmp_path):
+    first, second = (plotting.draw_all([*sweep(), *ladder()], tmp_path / name) for name in ("a", "b"))
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_no_rows_no_figures(tmp_path):
+    assert plotting.draw_all([], tmp_path) == []
+
+
+def test_an_unwritable_directory_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rows.RowsError, match=r"cannot write .*file"):
+        plotting.draw_all(ladder(), tmp_path / "file")
+
+
+def test_rungs_can_be_told_apart_in_grey():
+    def lightness(color):
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color))
+        luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+        return 116 * luminance ** (1 / 3) - 16
+
+    steps = [lightness(color) for color in plotting.LADDER]
+    assert all(lighter - darker > 6 for lighter, darker in pairwise(steps))
+    assert len(set(plotting.MARKERS)) == len(plotting.MARKERS) == len(plotting.LADDER)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_holds_the_newest_rows_at_full_size():
+    old = [replace(one, time="2025-01-01T00:00:00Z", ms_p50=99.0) for one in ladder()]
+    rendered = table.render([*ladder(), *old, *sweep()])
+    (line,) = [line for line in rendered.splitlines() if line.startswith("| kb64")]
+    floor = row().floor_ms
+    times = [f"{floor * slower:.3g}" for slower in (*SLOWER.values(), 2.5, 1.6, 1.0)]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == [*times, "71%", "1.14x"]
+    assert "99" not in rendered
+    assert "@" not in rendered
+
+
+def test_a_speed_up_is_over_the_faster_opponent_of_the_same_run():
+    other = row(rung="k1_gather", slower=5.0, cudnn_ms_p50=1.0)
+    rendered = table.render([row(rung="k4_register_tile", slower=2.0), other])
+    assert "0.80x" in rendered  # conv1d takes 1.6 floors, cuDNN 2.5
+
+
+def test_precisions_have_their_own_tables_and_torchs_own_row_has_no_speed_up():
+    rendered = table.render([*ladder(), row(rung="cudnn", slower=2.5, precision="tf32")])
+    ieee, tf32 = rendered.split("**forward, float32, tf32**")
+    assert "speed-up" in ieee
+    assert "speed-up" not in tf32
+    assert "| kb64" in tf32
+
+
+def test_no_rows_say_so():
+    assert table.render([]) == table.EMPTY
+
+
+def test_only_what_is_between_the_markers_changes(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    for _ in range(2):
+        table.update(readme, ladder())
+        text = readme.read_text()
+        assert text.startswith(f"before\n{table.BEGIN}\n")
+        assert text.endswith(f"\n{table.END}\nafter\n")
+        assert table.section(text) == table.render(ladder())
+
+
+def test_a_readme_without_markers_is_left_alone(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("no markers")
+    with pytest.raises(rows.RowsError, match="markers"):
+        table.update(readme, ladder())
+    assert readme.read_text() == "no markers"
+
+
+def test_readme_shows_the_recorded_rows():
+    recorded = rows.read_all(ROOT / "plots" / "data")
+    section = table.section((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert section == table.render(recorded), "run `make figures`"
+
+
+def test_every_figure_of_the_recorded_rows_is_there(tmp_path):
+    drawn = plotting.draw_all(rows.read_all(ROOT / "plots" / "data"), tmp_path)
+    missing = [path.name for path in drawn if not (ROOT / "plots" / path.name).exists()]
+    assert not missing, "run `make figures`"
