@@ -9,7 +9,15 @@ from .kernels.rung import Rung
 from .problem import Problem
 
 
+SMALL_FLOPS = 10_000_000  # below, k4's packing of the weights costs more than its products save (measured: "small")
+FEW_CHANNELS = 16  # of a group; with fewer, most threads of k3's tile compute nothing
+
+
 def select(problem: Problem, dtype: torch.dtype, precision: str) -> Rung | None:
-    """The highest rung that can compute ``problem``, or None if there is none."""
-    able = [rung for rung in RUNGS.values() if rung.supports(problem, dtype, precision) is None]
-    return able[-1] if able else None
+    """The highest rung that can compute ``problem`` and has enough to do, or None if there is none."""
+    able = {name: r for name, r in RUNGS.items() if r.supports(problem, dtype, precision) is None}
+    if problem.flops < SMALL_FLOPS and "k2_polyphase" in able:
+        return able["k2_polyphase"]
+    if problem.out_channels_per_group < FEW_CHANNELS and "k4_register_tile" not in able:
+        able.pop("k3_shared_tile", None)
+    return list(able.values())[-1] if able else None

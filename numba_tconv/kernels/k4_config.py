@@ -20,6 +20,8 @@ from ..taps import Taps
 WINDOW_LIMIT = 20
 # Multiply-adds of one channel that LLVM still unrolls; beyond, the window would lie in local memory.
 UNROLL_LIMIT = 320
+# Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill.
+REGISTER_WINDOW = 16
 
 
 @dataclass(frozen=True)
@@ -225,10 +227,11 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int):
     depth = problem.in_channels_per_group
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     for tile in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
-        deepest = min(16, max(8, depth // 4))  # at least four stages, or the first has nothing to hide behind
-        for block_k in sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k)):
+        for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
             config = make(problem, dtype, block_k, x_vector=x_vector, **dict(zip(names, tile)))
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
+            if config.window > REGISTER_WINDOW:
+                config = replace(config, min_blocks=min(3, config.min_blocks))
             if fits(config) and short:
                 yield config
                 break

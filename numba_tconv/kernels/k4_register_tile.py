@@ -66,17 +66,16 @@ def make_kernel(config: Config) -> Kernel:
     copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
 
     @cuda.jit(device=True, inline="always")
-    def aim(source, place, shift, columns, first_column, batch, length, stride_n, stride_l):
+    def aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l):
         """Where each vector of the window lies in x, at channel 0; -1: not in the signal.
 
         It stands in shared memory, because as registers of the threads that copy it would cost more than it saves.
         """
         p = int32(cuda.threadIdx.x)
         while p < x_per_row:
-            n, column = place[0], place[1] + p * x_vector - shift
-            if column < 0 or column >= columns:
-                n += column // columns
-                column %= columns
+            n, column = divmod(first + p * x_vector - shift, columns)
+            if p * x_vector == shift:  # for the store, which would else keep the division's result in registers
+                place[0], place[1] = n, column
             i = first_column + column
             inside = n >= 0 and n < batch and i >= 0 and i < length
             source[uint64(p)] = n * stride_n + i * stride_l if inside else int64(-1)
@@ -116,8 +115,8 @@ def make_kernel(config: Config) -> Kernel:
                         acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
 
     @cuda.jit(device=True, inline="always")
-    def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin, out_channels,
-              out_length, padding):  # fmt: skip
+    def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
+              out_channels, out_length, padding):  # fmt: skip
         """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
         n_first, column_first = place[0], place[1]
         thread = int32(cuda.threadIdx.x)
@@ -136,15 +135,19 @@ def make_kernel(config: Config) -> Kernel:
                 target = (n * out_channels + co) * out_length + o
                 while co < co_begin + channels_left:
                     source = int32(at + (co - co_begin) * (phases * pitch))
-                    addend = bias[uint64(co)] if has_bias else accumulator(0)
                     if y_vector > 1:
                         load_vector(values, 0, shared, source)
-                        for z in range(y_vector):
-                            values[z] += addend
+                        if has_bias:
+                            for z in range(y_vector):
+                                values[z] += bias[uint64(co)]
                         store_vector(y, target, values, 0)
                     else:
                         value = shared[uint64(source)]
-                        y[uint64(target)] = addend if offset != 0 else value + addend
+                        if offset != 0:
+                            value = accumulator(0)
+                        if has_bias:
+                            value += bias[uint64(co)]
+                        y[uint64(target)] = value
                     co += channel_lanes
                     target += channel_lanes * out_length
 
@@ -158,11 +161,7 @@ def make_kernel(config: Config) -> Kernel:
         # Row tiles are neighbours in the grid: they read the same inputs. Column tiles may be more than one axis takes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)
-        if (
-            thread == 0
-        ):  # the sample and the column in it with which the tile begins; in registers they would be in the way
-            first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
-            place[0], place[1] = first // columns, first % columns
+        first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
         warp, lane = thread // 32, thread % 32
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
@@ -185,7 +184,7 @@ def make_kernel(config: Config) -> Kernel:
                 if channel == 0:
                     cuda.syncthreads()  # nobody still copies the chunk before
                     shift = halo + chunk * chunk_shift
-                    aim(source, place, shift, columns, first_column, batch, length, stride_n, stride_l)
+                    aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
                     cuda.syncthreads()
                 load(shared, (s + stages - 1) % stages * stage, x, source, (group * in_per_group + channel) * stride_c,
                      stride_c, in_per_group - channel, w,
@@ -222,9 +221,9 @@ def make_kernel(config: Config) -> Kernel:
                 store_vector(shared, row * pitch + column_at + n, acc, m * thread_n + n)
         cuda.syncthreads()
         channel = row_tile // parts * channels
+        channels_left = int32(min(channels, out_per_group - channel))
         store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
-              int32(min(channels, out_per_group - channel)), row_tile % parts * block_m, out_per_group * groups, out_length,
-              padding)  # fmt: skip
+              channels_left, row_tile % parts * block_m, out_per_group * groups, out_length, padding)  # fmt: skip
 
     stored = ELEMENTS[config.dtype].storage
     integers = (types.int64,)
