@@ -228,7 +228,7 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int):
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     for tile in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
         for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
-            config = make(problem, dtype, block_k, x_vector=x_vector, **dict(zip(names, tile)))
+            config = make(problem, dtype, block_k, x_vector=x_vector, **dict(zip(names, tile, strict=True)))
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
             if config.window > REGISTER_WINDOW:
                 config = replace(config, min_blocks=min(3, config.min_blocks))
