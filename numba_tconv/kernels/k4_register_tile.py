@@ -258,9 +258,9 @@ class RegisterTile(Rung):
         packed = pack_weights(w, problem, config)
         first_column, columns = config.columns(p)
         row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-        axis = min(column_tiles, GRID_AXIS)
+        planes = -(-column_tiles // GRID_AXIS)
         self.kernel(config).launch(
-            (row_tiles * p.groups, axis, -(-column_tiles // axis)),
+            (row_tiles * p.groups, -(-column_tiles // planes), planes),
             *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y),
             *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
             *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
