@@ -8,7 +8,7 @@ from .kernels import RUNGS
 from .kernels.rung import Rung
 from .problem import Problem
 
-SMALL_FLOPS = 10_000_000  # below, k4's packing of the weights costs more than its products save (measured: "small")
+SMALL_FLOPS = 10_000_000  # below, packing the weights costs k4 more than it saves (a probe; no recorded row)
 FEW_CHANNELS = 16  # of a group; with fewer, most threads of k3's tile compute nothing
 
 
