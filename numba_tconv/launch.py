@@ -6,6 +6,7 @@ Numba's own launch path, which costs tens of microseconds a call and knows neith
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numba import cuda, types
 
+from . import cache
 from .ptx import SIMULATOR
 
 if SIMULATOR:
@@ -47,7 +49,7 @@ class Kernel:
 
     ``signature`` holds the Numba type of each argument; ``threads`` is the block size; ``shared_bytes`` the dynamic
     shared memory of a block, where it does not depend on the problem; ``min_blocks`` the blocks that must fit on one
-    multiprocessor (launch bounds).
+    multiprocessor (launch bounds); ``key`` all that tells this kernel from others of its name, for the cache on disk.
     """
 
     name: str
@@ -57,15 +59,13 @@ class Kernel:
     shared_bytes: int = 0
     min_blocks: int = 1
     fastmath: bool = False
+    key: str = ""
     _handles: dict = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
-    def dispatcher(self):
-        if SIMULATOR:
-            return cuda.jit(self.function)
-        bounds = (self.threads, self.min_blocks)
-        return cuda.jit(self.signature, launch_bounds=bounds, fastmath=self.fastmath)(self.function)
+    def simulated(self):
+        return cuda.jit(self.function)
 
     def ptx(self, cc: tuple) -> str:
         """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
@@ -84,13 +84,21 @@ class Kernel:
         return known[0]
 
     def _load(self, device: int, shared_bytes: int):
-        """Compile, load on ``device``, which is the current one, and allow blocks ``shared_bytes``."""
-        code = self.dispatcher.overloads[self.signature]._codelibrary.get_cufunc()
+        """Compile, load on ``device``, which is the current one, and allow blocks ``shared_bytes``.
+
+        The driver turns the PTX into machine code, as the whole program that it is. Numba's own way is a linker, which
+        must expect other code beside it: it ignores setmaxnreg and runs wgmma one by one.
+        """
+        major, minor = torch.cuda.get_device_capability(device)
+        cc = (major, minor, "a") if (major, minor) == (9, 0) else (major, minor)
+        ptx = cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
+        entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
+        module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
+        function = _check(driver.cuModuleGetFunction(module, entry.encode()))
         if shared_bytes > STATIC_SHARED_LIMIT:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            kernel = driver.CUkernel(int(code.handle))
-            _check(driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, driver.CUdevice(device)))
-        return driver.CUfunction(int(code.handle))  # a CUkernel is launched as a function
+            _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        return function
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
         """Run on torch's current stream of the current device; arguments are tensors and Python integers."""
@@ -98,7 +106,7 @@ class Kernel:
         grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
         if SIMULATOR:
             views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
-            self.dispatcher[grid, self.threads, 0, shared_bytes](*views)
+            self.simulated[grid, self.threads, 0, shared_bytes](*views)
             return
         slots: list[int] = []
         for kind, argument in zip(self.signature, arguments, strict=True):

@@ -1,0 +1,93 @@
+"""Compiled kernels on disk, so that a second process need not compile them again.
+
+What is kept is PTX, the result of the seconds that Numba and NVVM take; the driver keeps the machine code that it makes
+of PTX in a cache of its own. A file's name is a digest of everything that the PTX depends on: the text of this package,
+the kernel and its configuration, the compute capability, and the versions of Python and of the compilers.
+
+The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty)
+turns the cache off. Files are written beside and renamed, so any number of processes may share it; one that is damaged
+is compiled anew, and a directory that cannot be written costs one warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "cuda-toolkit", "numpy")
+
+
+def directory() -> Path | None:
+    """Where the files are; None if the cache is off."""
+    chosen = os.environ.get("NUMBA_TCONV_CACHE")
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
+
+
+@cache
+def fingerprint() -> str:
+    """Digest of the package's source text and of the versions of what compiles it."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for name in COMPILERS:
+        try:
+            digest.update(f"{name} {version(name)}".encode())
+        except PackageNotFoundError:
+            digest.update(f"{name} none".encode())
+    return digest.hexdigest()
+
+
+def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
+    """The PTX of kernel ``name`` for compute capability ``cc``: as kept, or by ``compile``, which is then kept.
+
+    ``key`` tells the kernel's configurations apart.
+    """
+    folder = directory()
+    if folder is None:
+        return compile()
+    identity = "\n".join([fingerprint(), name, key, repr(cc)])
+    path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:40]}.ptx"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    text = compile()
+    _write(path, text)
+    return text
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file whose first line is the digest of the rest; None if it is missing or damaged."""
+    try:
+        digest, _, text = path.read_text().partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if digest == hashlib.sha256(text.encode()).hexdigest() else None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
+            os.replace(beside, path)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        _warn_once(str(path.parent), str(error))
+
+
+@cache
+def _warn_once(folder: str, why: str) -> None:
+    warnings.warn(f"compiled kernels are not kept in {folder}, so each process compiles them: {why}", stacklevel=2)

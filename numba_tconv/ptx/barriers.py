@@ -1,0 +1,49 @@
+"""Barriers: of some of a block's threads, and in shared memory (mbarrier); and the registers that a warpgroup may use.
+
+An mbarrier is eight bytes of shared memory, named by their address in the shared window. A phase ends when all expected
+threads have arrived and all announced bytes have landed; waiting is for the end of the phase of a given parity.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from .core import word
+
+i32 = types.int32
+
+mbarrier_init = word("mbarrier.init.shared::cta.b64 [$0], $1;", i32, i32)
+mbarrier_init.__doc__ = """(barrier, count): ``count`` arrivals end a phase."""
+
+mbarrier_arrive = word("mbarrier.arrive.shared::cta.b64 _, [$0];", i32)
+mbarrier_arrive.__doc__ = """(barrier): one arrival; what this thread wrote before is seen by those that wait."""
+
+mbarrier_arrive_expect_tx = word("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", i32, i32)
+mbarrier_arrive_expect_tx.__doc__ = """(barrier, bytes): one arrival, and the phase waits for ``bytes`` more to land."""
+
+mbarrier_arrive_after_copies = word("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", i32)
+mbarrier_arrive_after_copies.__doc__ = (
+    """(barrier): one arrival, as soon as this thread's earlier cp.async have landed."""
+)
+
+mbarrier_wait = word(
+    "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n@!done bra again;\n}",
+    i32,
+    i32,
+)
+mbarrier_wait.__doc__ = (
+    """(barrier, parity): returns when the phase of ``parity`` (0, 1, 0, ... from the start) is over."""
+)
+
+fence_mbarrier_init = word("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;")
+fence_mbarrier_init.__doc__ = """(): the mbarriers initialised by this thread exist for the copy engine too."""
+
+barrier_sync = word("bar.sync $0, $1;", i32, i32)
+barrier_sync.__doc__ = (
+    """(barrier, threads): a barrier of ``threads`` threads of the block; 0 is that of syncthreads."""
+)
+
+
+def setmaxnreg(registers, grow):
+    """setmaxnreg.inc or .dec: from here on a thread of this warpgroup has ``registers``, a multiple of 8."""
+    return word(f"setmaxnreg.{'inc' if grow else 'dec'}.sync.aligned.u32 {registers};")

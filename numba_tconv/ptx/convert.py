@@ -1,0 +1,100 @@
+"""Conversions."""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from .core import asm, f32, i16, i32, instruction, no_meaning
+
+
+# bfloat16 is the upper half of a float32. Numba sees torch's bfloat16 as uint16.
+def _bf16_to_f32(bits):
+    return np.uint32(int(bits) << 16).view(np.float32)
+
+
+@instruction(_bf16_to_f32)
+def bf16_to_f32(typingctx, bits):
+    """The float32 whose upper half is ``bits``: exact."""
+
+    def codegen(context, builder, sig, args):
+        wide = builder.shl(builder.zext(args[0], i32), ir.Constant(i32, 16))
+        return builder.bitcast(wide, ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+def _f32_to_bf16(value):
+    bits = int(np.float32(value).view(np.uint32))
+    if value != value:
+        return np.uint16(0x7FFF)
+    return np.uint16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+@instruction(_f32_to_bf16)
+def f32_to_bf16(typingctx, value):
+    """cvt.rn.bf16.f32: rounded to nearest even, NaN kept (from sm_80)."""
+
+    def codegen(context, builder, sig, args):
+        return asm(builder, i16, [args[0]], "cvt.rn.bf16.f32 $0, $1;", "=h,f")
+
+    return types.uint16(types.float32), codegen
+
+
+def _pack(name):
+    """cvt.rn.{name}x2.f32: two float32 rounded to nearest even, the first in the lower half of the result."""
+
+    @instruction(no_meaning)
+    def pack(typingctx, low, high):
+        def codegen(context, builder, sig, args):
+            return asm(builder, i32, [args[1], args[0]], f"cvt.rn.{name}x2.f32 $0, $1, $2;", "=r,f,f")
+
+        return types.int32(types.float32, types.float32), codegen
+
+    return pack
+
+
+pack_f16, pack_bf16 = _pack("f16"), _pack("bf16")
+
+
+def _round_tf32(value):
+    bits = int(np.float32(value).view(np.uint32))
+    if value != value:
+        return np.float32(value)
+    return np.uint32((bits + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+@instruction(_round_tf32)
+def round_tf32(typingctx, value):
+    """cvt.rna.tf32.f32: the nearest number of ten mantissa bits, ties away from zero; NaN and infinities stay."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(asm(builder, i32, args, "cvt.rna.tf32.f32 $0, $1;", "=r,f"), ir.FloatType())
+
+    return types.float32(types.float32), codegen
+
+
+@instruction(lambda value: np.float32(value).view(np.int32))
+def bits_of(typingctx, value):
+    """The 32 bits of a float32."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], i32)
+
+    return types.int32(types.float32), codegen
+
+
+@instruction(lambda value: _round_tf32(value).view(np.int32))
+def tf32_operand(typingctx, value):
+    """``round_tf32`` for an operand of a product, whose last 13 bits the tensor core ignores; two instructions.
+
+    Half a unit of the tenth mantissa bit is 2^-11 of the number that has the sign and the exponent alone. NaN and
+    infinities, which that addition leaves alone, stay.
+    """
+
+    def codegen(context, builder, sig, args):
+        power = builder.bitcast(builder.and_(builder.bitcast(args[0], i32), ir.Constant(i32, -0x800000)), f32)
+        return builder.bitcast(builder.fma(power, ir.Constant(f32, 2.0**-11), args[0]), i32)
+
+    return types.int32(types.float32), codegen

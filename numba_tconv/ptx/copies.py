@@ -1,0 +1,308 @@
+"""Copies: 16-byte vectors between shared memory and registers, and cp.async from global to shared memory."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
+
+
+# ld.shared.v4.b32 / v2.b64: 16 bytes by one instruction, into as many consecutive elements of a local array.
+def _load_vector(local, at, shared, index):
+    n = 16 // shared.itemsize
+    local[at : at + n] = shared[index : index + n]
+
+
+@instruction(_load_vector)
+def load_vector(typingctx, local, at, shared, index):
+    """``local[at:at+n] = shared[index:index+n]``, n = 16 bytes / itemsize; ``index`` a multiple of n."""
+    element = shared.dtype
+
+    def codegen(context, builder, sig, args):
+        value_type = context.get_value_type(element)
+        n = 16 * 8 // element.bitwidth
+        source = item(context, builder, sig.args[2], args[2], args[3])
+        vector = ir.VectorType(value_type, n)
+        value = builder.load(builder.bitcast(source, ir.PointerType(vector)), align=16)
+        target = item(context, builder, sig.args[0], args[0], args[1])
+        for z in range(n):
+            slot = builder.gep(target, [ir.Constant(i64, z)])
+            builder.store(builder.extract_element(value, ir.Constant(i32, z)), slot)
+        return context.get_dummy_value()
+
+    return types.void(local, types.intp, shared, types.intp), codegen
+
+
+def _store_vector(context, builder, array_type, array, index, slot):
+    """16 bytes from the local array at ``slot`` to an item of a shared array."""
+    n = 16 * 8 // array_type.dtype.bitwidth
+    vector = ir.VectorType(context.get_value_type(array_type.dtype), n)
+    value = ir.Constant(vector, ir.Undefined)
+    for z in range(n):
+        element = builder.load(builder.gep(slot, [ir.Constant(i64, z)]))
+        value = builder.insert_element(value, element, ir.Constant(i32, z))
+    target = item(context, builder, array_type, array, index)
+    builder.store(value, builder.bitcast(target, ir.PointerType(vector)), align=16)
+
+
+@instruction(lambda shared, index, local, at: _load_vector(shared, index, local, at))
+def store_vector(typingctx, shared, index, local, at):
+    """``shared[index:index+n] = local[at:at+n]``: st.shared.v4.b32 or v2.b64; ``index`` a multiple of n."""
+
+    def codegen(context, builder, sig, args):
+        slot = item(context, builder, sig.args[2], args[2], args[3])
+        _store_vector(context, builder, sig.args[0], args[0], args[1], slot)
+        return context.get_dummy_value()
+
+    return types.void(shared, types.intp, local, types.intp), codegen
+
+
+# The same for a whole local array, vector by vector, as straight-line code: LLVM leaves a loop of that size a loop, and
+# an array indexed by a loop variable lies in slow local memory instead of registers.
+def _add_vectors(local, count, stride, shared, index):
+    n = 16 // shared.itemsize
+    for q in range(count):
+        local[q * n : q * n + n] += shared[index + q * stride : index + q * stride + n]
+
+
+def add_vectors(count, stride):
+    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``, n = 16 bytes / itemsize."""
+
+    @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index))
+    def add_vectors_of(typingctx, local, shared, index):
+        def codegen(context, builder, sig, args):
+            for slot, value in _vectors(context, builder, sig, args, count, stride):
+                for z in range(value.type.count):
+                    element = builder.extract_element(value, ir.Constant(i32, z))
+                    register = builder.gep(slot, [ir.Constant(i64, z)])
+                    builder.store(builder.fadd(builder.load(register), element), register)
+            return context.get_dummy_value()
+
+        return types.void(local, shared, types.intp), codegen
+
+    return add_vectors_of
+
+
+def store_vectors(count, stride):
+    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``, n = 16 bytes / itemsize."""
+
+    def meaning(shared, index, local):
+        n = 16 // shared.itemsize
+        for q in range(count):
+            shared[index + q * stride : index + q * stride + n] = local[q * n : q * n + n]
+
+    @instruction(meaning)
+    def store_vectors_of(typingctx, shared, index, local):
+        def codegen(context, builder, sig, args):
+            local_array = context.make_array(sig.args[2])(context, builder, args[2]).data
+            n = 16 * 8 // shared.dtype.bitwidth
+            for q in range(count):
+                index = builder.add(args[1], ir.Constant(i64, q * stride))
+                slot = builder.gep(local_array, [ir.Constant(i64, q * n)])
+                _store_vector(context, builder, sig.args[0], args[0], index, slot)
+            return context.get_dummy_value()
+
+        return types.void(shared, types.intp, local), codegen
+
+    return store_vectors_of
+
+
+def _vectors(context, builder, sig, args, count, stride):
+    """For each q: where the vector goes in the local array, and its value in shared memory."""
+    element = sig.args[1].dtype
+    n = 16 * 8 // element.bitwidth
+    vector = ir.VectorType(context.get_value_type(element), n)
+    local = context.make_array(sig.args[0])(context, builder, args[0]).data
+    for q in range(count):
+        index = builder.add(args[2], ir.Constant(i64, q * stride))
+        source = item(context, builder, sig.args[1], args[1], index)
+        value = builder.load(builder.bitcast(source, ir.PointerType(vector)), align=16)
+        yield builder.gep(local, [ir.Constant(i64, q * n)]), value
+
+
+# cp.async: global to shared memory without passing through registers; what is not valid is written as zeros.
+def cp_async(elements):
+    """cp.async of ``elements`` items: ``(shared, s, source, g, valid)`` copies source[g:] to shared[s:], or zeros.
+
+    Both addresses must be multiples of the size copied, which must be 4, 8 or 16 bytes. ``source`` is a flat array.
+    """
+
+    def meaning(shared, s, source, g, valid):
+        shared[s : s + elements] = source[g : g + elements] if valid else 0
+
+    @instruction(meaning)
+    def cp_async_elements(typingctx, shared, s, source, g, valid):
+        size = elements * shared.dtype.bitwidth // 8
+        if size not in (4, 8, 16):
+            raise ValueError(f"cp.async copies 4, 8 or 16 bytes, not {size}")
+        # .cg bypasses L1 and exists for 16 bytes only.
+        text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
+
+        def codegen(context, builder, sig, args):
+            target = item(context, builder, sig.args[0], args[0], args[1])
+            window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
+            target = builder.ptrtoint(builder.addrspacecast(target, window), i32)
+            origin = builder.ptrtoint(item(context, builder, sig.args[2], args[2], args[3]), i64)
+            count = builder.mul(builder.zext(args[4], i32), ir.Constant(i32, size))
+            asm(builder, ir.VoidType(), [target, origin, count], text, "r,l,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(shared, types.intp, source, types.intp, types.boolean), codegen
+
+    return cp_async_elements
+
+
+@instruction(lambda: None)
+def cp_async_commit(typingctx):
+    """cp.async.commit_group: the copies issued since the last commit form a group."""
+
+    def codegen(context, builder, sig, args):
+        asm(builder, ir.VoidType(), [], "cp.async.commit_group;", "~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+def cp_async_wait(pending):
+    """cp.async.wait_group: returns when at most ``pending`` of this thread's newest groups are still under way."""
+
+    @instruction(lambda: None)
+    def cp_async_wait_group(typingctx):
+        def codegen(context, builder, sig, args):
+            asm(builder, ir.VoidType(), [], f"cp.async.wait_group {pending};", "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return cp_async_wait_group
+
+
+# By address: an int32 that counts bytes in the block's shared memory.
+@instruction(no_meaning)
+def shared_address(typingctx, shared, index):
+    """The address of ``shared[index]`` in the shared window, in bytes."""
+
+    def codegen(context, builder, sig, args):
+        window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
+        return builder.ptrtoint(builder.addrspacecast(item(context, builder, sig.args[0], *args), window), i32)
+
+    return types.int32(shared, types.intp), codegen
+
+
+@instruction(no_meaning)
+def ld_shared_u16(typingctx, address):
+    """ld.shared.u16: two bytes, as an int32."""
+
+    def codegen(context, builder, sig, args):
+        return builder.zext(asm(builder, ir.IntType(16), args, "ld.shared.u16 $0, [$1];", "=h,r,~{memory}"), i32)
+
+    return types.int32(types.int32), codegen
+
+
+def ld_shared(count, kind):
+    """ld.shared of ``count`` (1, 2 or 4) consecutive 4-byte values of the Numba type ``kind``: (address) to a tuple, or
+    to the value itself."""
+    result = types.UniTuple(kind, count)
+    letter, name = ("f", "f32") if kind == types.float32 else ("r", "b32")
+    text = f"ld.shared.v{count}.{name} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
+    if count == 1:
+        result, text = kind, f"ld.shared.{name} $0, [$1];"
+
+    @instruction(no_meaning)
+    def ld_shared_vector(typingctx, address):
+        def codegen(context, builder, sig, args):
+            if count == 1:
+                return asm(builder, context.get_value_type(kind), args, text, f"={letter},r,~{{memory}}")
+            struct = ir.LiteralStructType([context.get_value_type(kind)] * count)
+            values = asm(builder, struct, args, text, ",".join([f"={letter}"] * count + ["r", "~{memory}"]))
+            return context.make_tuple(builder, result, [builder.extract_value(values, z) for z in range(count)])
+
+        return result(types.int32), codegen
+
+    return ld_shared_vector
+
+
+# (address, four float32): 16 bytes, from an address that is a multiple of 16.
+st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
+
+
+def cp_async_to(size):
+    """cp.async of ``size`` (4 or 16) bytes: (address, source, g, used) copies ``used`` of them, zeros for the rest.
+
+    The address and that of ``source[g]`` must be multiples of ``size``. ``source`` is a flat array.
+    """
+    text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
+
+    @instruction(no_meaning)
+    def cp_async_bytes(typingctx, address, source, g, used):
+        def codegen(context, builder, sig, args):
+            origin = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+            asm(builder, ir.VoidType(), [args[0], origin, args[3]], text, "r,l,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.int32, source, types.intp, types.int32), codegen
+
+    return cp_async_bytes
+
+
+@instruction(no_meaning)
+def cp_async_bulk(typingctx, address, source, g, size, barrier):
+    """cp.async.bulk: the copy engine copies ``size`` bytes from ``source[g:]``; they count as landed at the mbarrier.
+
+    Both addresses and ``size`` must be multiples of 16. One thread issues it.
+    """
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+
+    def codegen(context, builder, sig, args):
+        origin = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+        asm(builder, ir.VoidType(), [args[0], origin, args[3], args[4]], text, "r,l,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(types.int32, source, types.intp, types.int32, types.int32), codegen
+
+
+@instruction(no_meaning)
+def st_global(typingctx, target, index, word):
+    """st.global.b32: the four bytes of ``word`` over the elements of ``target`` from ``index`` on; aligned to four."""
+
+    def codegen(context, builder, sig, args):
+        slot = item(context, builder, sig.args[0], args[0], args[1])
+        builder.store(args[2], builder.bitcast(slot, ir.PointerType(i32)), align=4)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, types.int32), codegen
+
+
+def take(offsets, stride, cases):
+    """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
+
+    A jump to one of ``cases`` pieces of straight-line code: registers have no run-time index, and an array that is read
+    at one would lie in slow local memory.
+    """
+
+    def meaning(values, local, case):
+        for z, offset in enumerate(offsets):
+            values[z] = local[offset + case * stride]
+
+    @instruction(meaning)
+    def take_of(typingctx, values, local, case):
+        def codegen(context, builder, sig, args):
+            source, target = (context.make_array(sig.args[1 - z])(context, builder, args[1 - z]).data for z in range(2))
+            after = builder.append_basic_block("taken")
+            blocks = [builder.append_basic_block(f"case{number}") for number in range(cases)]
+            switch = builder.switch(args[2], blocks[-1])
+            for number, block in enumerate(blocks):
+                if number < cases - 1:
+                    switch.add_case(ir.Constant(i32, number), block)
+                builder.position_at_end(block)
+                for z, offset in enumerate(offsets):
+                    value = builder.load(builder.gep(source, [ir.Constant(i64, offset + number * stride)]))
+                    builder.store(value, builder.gep(target, [ir.Constant(i64, z)]))
+                builder.branch(after)
+            builder.position_at_end(after)
+            return context.get_dummy_value()
+
+        return types.void(values, local, types.int32), codegen
+
+    return take_of

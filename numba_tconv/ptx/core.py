@@ -1,0 +1,79 @@
+"""How an instruction that plain Numba has no word for becomes a function: the only place that knows llvmlite's asm.
+
+Each is named after its PTX instruction. Beside each stands its meaning in Python: in the CUDA simulator
+(NUMBA_ENABLE_CUDASIM=1) the kernels run on the meanings, so that what a kernel does is checked without a GPU.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import cuda, types  # noqa: F401  (numba-cuda must be imported before numba.cuda.extending)
+from numba.core import config
+
+SIMULATOR = bool(config.ENABLE_CUDASIM)
+SHARED = 3  # LLVM's address space
+i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def instruction(meaning):
+    """Decorator: on a GPU the decorated Numba intrinsic, in the simulator ``meaning``."""
+
+    def choose(typed):
+        if SIMULATOR:
+            return meaning
+        from numba.cuda.extending import intrinsic
+
+        return intrinsic(typed)
+
+    return choose
+
+
+def no_meaning(*arguments):
+    """The meaning of an instruction of a whole warp or of the copy engine: the simulator's threads cannot play it."""
+    raise NotImplementedError("the CUDA simulator has no tensor cores, no asynchronous barriers and no copy engine")
+
+
+def item(context, builder, array_type, array, index):
+    """Pointer to the item ``index`` of a contiguous one-dimensional array."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+def asm(builder, result, arguments, text, constraints):
+    """A call of inline assembly; ``$0``, ``$1``, ... in ``text`` are the results and then the arguments."""
+    function = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
+
+
+LETTERS = {types.int32: "r", types.int64: "l", types.float32: "f"}
+
+
+def word(text, *kinds):
+    """An instruction without a result whose operands ``$0``, ``$1``, ... have the Numba types ``kinds``."""
+    constraints = ",".join([LETTERS[kind] for kind in kinds] + ["~{memory}"])
+
+    def typed(*operands):
+        def codegen(context, builder, sig, args):
+            asm(builder, ir.VoidType(), args, text, constraints)
+            return context.get_dummy_value()
+
+        return types.void(*kinds), codegen
+
+    # Numba counts an intrinsic's parameters, so each number of operands needs a function of its own.
+    forms = {
+        0: lambda typingctx: typed(),
+        1: lambda typingctx, a: typed(a),
+        2: lambda typingctx, a, b: typed(a, b),
+        3: lambda typingctx, a, b, c: typed(a, b, c),
+        5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
+    }
+    return instruction(no_meaning)(forms[len(kinds)])
+
+
+@instruction(lambda value: value)
+def recomputed(typingctx, value):
+    """An int32 as it is, opaque to the compiler: what is computed from it is not kept in registers between loops."""
+
+    def codegen(context, builder, sig, args):
+        return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")
+
+    return types.int32(types.int32), codegen

@@ -1,0 +1,100 @@
+"""The disk cache: what is found again, what is compiled anew, and that nothing about the directory can do harm."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from numba_tconv import cache
+
+CC = (9, 0, "a")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
+    cache._warn_once.cache_clear()
+    return tmp_path / "kernels"
+
+
+class Compiler:
+    def __init__(self, text="// code\n"):
+        self.text, self.calls = text, 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.text
+
+
+def test_what_was_compiled_is_found_again():
+    first, second = Compiler(), Compiler("// other")
+    assert cache.ptx("k", "a", CC, first) == cache.ptx("k", "a", CC, second) == first.text
+    assert (first.calls, second.calls) == (1, 0)
+
+
+@pytest.mark.parametrize("other", [("k2", "a", CC), ("k", "b", CC), ("k", "a", (8, 0))])
+def test_another_kernel_configuration_or_gpu_is_another_file(other):
+    cache.ptx("k", "a", CC, Compiler())
+    assert cache.ptx(*other, Compiler("// other")) == "// other"
+
+
+def test_another_version_is_another_file(monkeypatch):
+    cache.ptx("k", "a", CC, Compiler())
+    monkeypatch.setattr(cache, "fingerprint", lambda: "another version")
+    assert cache.ptx("k", "a", CC, Compiler("// other")) == "// other"
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"\xff\xfe", None])
+def test_a_damaged_file_is_compiled_anew(folder, damage):
+    cache.ptx("k", "a", CC, Compiler())
+    (path,) = folder.glob("*.ptx")
+    path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
+    again = Compiler()
+    assert cache.ptx("k", "a", CC, again) == again.text
+    assert again.calls == 1
+    assert cache.ptx("k", "a", CC, Compiler("// other")) == again.text
+
+
+def test_a_directory_that_cannot_be_written_costs_one_warning(folder, monkeypatch):
+    folder.write_text("a file where the directory should be")
+    with pytest.warns(UserWarning, match="are not kept"):
+        assert cache.ptx("k", "a", CC, Compiler()) == "// code\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.ptx("k", "b", CC, Compiler()) == "// code\n"
+
+
+def test_an_empty_name_turns_it_off(monkeypatch, folder):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
+    compiler = Compiler()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.ptx("k", "a", CC, compiler)
+        cache.ptx("k", "a", CC, compiler)
+    assert compiler.calls == 2
+    assert not folder.exists()
+
+
+def test_nothing_half_written_is_left_behind(folder):
+    class Interrupted(Compiler):
+        def __call__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.ptx("k", "a", CC, Interrupted())
+    cache.ptx("k", "a", CC, Compiler())
+    assert [path.suffix for path in folder.iterdir()] == [".ptx"]
+
+
+def test_processes_share_it():
+    script = "from numba_tconv import cache; print(len(cache.ptx('k', 'a', (9, 0, 'a'), lambda: 'x' * 300_000)))"
+    running = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ) for _ in range(4)
+    ]
+    assert [int(process.communicate()[0]) for process in running] == [300_000] * 4
+
+
+def test_the_fingerprint_knows_the_source():
+    assert cache.fingerprint() == cache.fingerprint.__wrapped__()
