@@ -6,6 +6,8 @@ which inputs reach this output? Tap k does, if ``o + padding - k*dilation`` is a
 Per output and input channel: K divisibility tests (a 64-bit remainder by a number the compiler does not know, some
 forty instructions), and for one tap in ``stride`` two loads and one multiply-add. The tests decide the time, not the
 memory.
+
+Measured (H200, kb64, float32): 1274 ms.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def make_kernel(config: Config) -> Kernel:
 
     stored = element.storage
     signature = (strided(stored, 3), strided(stored, 3), strided(stored, 1), types.int64, contiguous(stored, 3))
-    return Kernel("k1_gather", k1_gather, signature + (types.int64,) * 4, config.threads)
+    return Kernel("k1_gather", k1_gather, signature + (types.int64,) * 4, config.threads, key=repr(config))
 
 
 class Gather(Rung):
@@ -70,7 +72,7 @@ class Gather(Rung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype):
+    def config(self, problem, dtype, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
@@ -79,7 +81,7 @@ class Gather(Rung):
     def kernel(self, config):
         return make_kernel(config)
 
-    def run(self, x, w, bias, y, problem, config=None):
+    def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype)
         p = problem
         self.kernel(config).launch(

@@ -5,7 +5,10 @@ ends are worked out once, before the loop. Inside the loop: no test, no remainde
 outputs, so stores and loads of x are coalesced and the loads of w hit the same cache line.
 
 Per output and input channel: taps/stride loads of x, as many of w (both from L1, nearly always), as many multiply-adds.
-Two loads a multiply-add is what the load units can feed: at most a quarter of the arithmetic peak.
+A multiprocessor takes one load a clock and four multiply-adds: two loads for each are at most an eighth of the
+arithmetic peak.
+
+Measured (H200, kb64, float32): 154 ms, 8.3 times k1.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def make_kernel(config: Config) -> Kernel:
 
     stored, integers = element.storage, (types.int64,)
     tensors = flat(stored), *integers * 3, flat(stored), *integers * 3, strided(stored, 1), *integers, flat(stored)
-    return Kernel("k2_polyphase", k2_polyphase, (*tensors, *integers * 13), config.threads)
+    return Kernel("k2_polyphase", k2_polyphase, (*tensors, *integers * 13), config.threads, key=repr(config))
 
 
 class Polyphase(Rung):
@@ -79,7 +82,7 @@ class Polyphase(Rung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype):
+    def config(self, problem, dtype, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
@@ -88,7 +91,7 @@ class Polyphase(Rung):
     def kernel(self, config):
         return make_kernel(config)
 
-    def run(self, x, w, bias, y, problem, config=None):
+    def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype)
         p, t = problem, problem.taps
         self.kernel(config).launch(

@@ -13,15 +13,15 @@ from functools import cached_property, lru_cache
 import torch
 
 from ..elements import ELEMENTS
+from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from ..taps import Taps
+from .device import H200, Device
 
 # Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
 WINDOW_LIMIT = 20
 # Multiply-adds of one channel that LLVM still unrolls; beyond, the window would lie in local memory.
 UNROLL_LIMIT = 320
-# Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill.
-REGISTER_WINDOW = 16
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Config:
         return -(-problem.in_channels_per_group // self.block_k)
 
 
-# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks).
+# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (
         (64, 128, 8, 8, 8, 4),
@@ -165,9 +165,6 @@ TILES = {
         (4, 256, 4, 8, 1, 8),
     ),
 }
-MULTIPROCESSORS = 132  # of an H200; elsewhere the choice is still legal, and a wave longer or shorter
-SHARED_LIMIT = 227 * 1024  # bytes of shared memory on a multiprocessor from sm_90 on
-RESERVED_SHARED = 1024  # that the system takes from each block
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
@@ -216,43 +213,61 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     return replace(config, y_vector=config.vector) if problem.stride == 1 and aligned else config
 
 
-def fits(config: Config) -> bool:
+def fits(config: Config, device: Device) -> bool:
     """Whether min_blocks blocks find the shared memory that they need."""
     source = (config.width // config.x_vector + 2) * 8
-    return config.min_blocks * (config.shared_bytes + source + RESERVED_SHARED) <= SHARED_LIMIT + RESERVED_SHARED
+    return config.min_blocks * (config.shared_bytes + source + RESERVED_SHARED) <= device.shared_per_multiprocessor
 
 
-def candidates(problem: Problem, dtype: torch.dtype, x_vector: int):
-    """Every tile that fits, with the deepest stage that wastes the fewest channels."""
+def register_window(device: Device) -> int:
+    """Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill."""
+    return 16 if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
+
+
+def spills(config: Config, device: Device) -> bool:
+    """Whether a thread that copies vectors has no more than 128 registers for 64 sums and a wide window."""
+    registers = REGISTERS // (config.threads * config.min_blocks)
+    large = config.thread_m * config.thread_n == 64 and config.window > register_window(device)
+    return large and registers <= 128 and config.x_vector > 1
+
+
+def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device):
+    """Every tile that fits, with the deepest stage that wastes the fewest channels.
+
+    With less shared memory than an H200's, fewer blocks share it, down to two: the stages stay as deep.
+    """
     depth = problem.in_channels_per_group
-    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
-    for tile in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
+    share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
+    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
+    for *sizes, blocks in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
+        blocks = max(2, min(blocks, round(blocks * share)))
+        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector)
         for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
-            config = make(problem, dtype, block_k, x_vector=x_vector, **dict(zip(names, tile, strict=True)))
+            config = make(problem, dtype, block_k, **tile)
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
-            if config.window > REGISTER_WINDOW:
+            if config.window > register_window(device):
                 config = replace(config, min_blocks=min(3, config.min_blocks))
-            if fits(config) and short:
+            if fits(config, device) and short and not spills(config, device):
                 yield config
                 break
 
 
-def waves(problem: Problem, config: Config) -> int:
+def waves(problem: Problem, config: Config, device: Device) -> int:
     """Rounds in which the blocks of a launch run."""
     column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
     blocks = column_tiles * config.row_tiles(problem) * problem.groups
-    return -(-blocks // (MULTIPROCESSORS * config.min_blocks))
+    return -(-blocks // (device.multiprocessors * config.min_blocks))
 
 
 @lru_cache(maxsize=1024)
-def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1) -> Config:
+def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
     """The tile with the least estimated time: rounds of blocks, times a round's products, shared loads and stages."""
 
     def cost(config):
         sums = config.min_blocks * config.block_m * config.block_n
-        return waves(problem, config) * sums * (1 + 1 / config.thread_m + 1 / config.block_k)
+        return waves(problem, config, device) * sums * (1 + 1 / config.thread_m + 1 / config.block_k)
 
-    return min(candidates(problem, dtype, x_vector), key=cost)
+    return min(candidates(problem, dtype, x_vector, device), key=cost)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -42,7 +42,7 @@ def make_kernel(config: Config) -> Kernel:
         packed[e] = w[group * in_per_group + c, co, t] if inside else storage(0)
 
     signature = (strided(storage, 3), flat(storage)) + (types.int64,) * 4
-    return Kernel("k4_pack", k4_pack, signature, THREADS)
+    return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(config))
 
 
 def pack_weights(w: torch.Tensor, problem: Problem, config: Config) -> torch.Tensor:

@@ -12,8 +12,10 @@ they meet in the same block and are interleaved on the way out.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
 
-Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has two; and they are four or two
-elements wide.
+Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
+four or two elements wide.
+
+Measured (H200, kb64, float32): 8.94 ms, 7.6 times k3.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from numba import cuda, int32, int64, types, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
+from . import device
 from .k4_config import Config, choose, tiny
 from .k4_pack import pack_weights
 from .rung import Rung, cuda_core_reason
@@ -228,19 +231,28 @@ def make_kernel(config: Config) -> Kernel:
     stored = ELEMENTS[config.dtype].storage
     integers = (types.int64,)
     signature = (flat(stored), *integers * 3, flat(stored), flat(stored), *integers, flat(stored), *integers * 13)
-    return Kernel("k4_register_tile", k4_register_tile, signature, threads, config.shared_bytes, config.min_blocks)
+    return Kernel(
+        "k4_register_tile",
+        k4_register_tile,
+        signature,
+        threads,
+        config.shared_bytes,
+        config.min_blocks,
+        key=repr(config),
+    )
 
 
 class RegisterTile(Rung):
     name = "k4_register_tile"
     idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
+    minimum_cc = (8, 0)  # cp.async
 
     def supports(self, problem, dtype, precision):
         if dtype in (torch.float16, torch.bfloat16):
             return "its cp.async pipeline takes float32 and float64; half types wait for the tensor-core rungs"
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype):
+    def config(self, problem, dtype, precision=None):
         return choose(problem, dtype)
 
     def tiny_configs(self, problem, dtype):
@@ -249,10 +261,11 @@ class RegisterTile(Rung):
     def kernel(self, config):
         return make_kernel(config)
 
-    def run(self, x, w, bias, y, problem, config=None):
+    def run(self, x, w, bias, y, problem, config=None, precision=None):
         p, t = problem, problem.taps
         if config is None:
-            config = choose(problem, x.dtype, 16 // x.element_size() if vectors_align(x) else 1)
+            x_vector = 16 // x.element_size() if vectors_align(x) else 1
+            config = choose(problem, x.dtype, x_vector, device.of(x.device.index))
             if y.data_ptr() % 16:
                 config = replace(config, y_vector=1)
         packed = pack_weights(w, problem, config)

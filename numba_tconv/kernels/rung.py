@@ -7,6 +7,7 @@ import torch
 from ..elements import ELEMENTS
 from ..launch import Kernel
 from ..problem import Problem
+from .device import Device
 
 # The error of a sum grows with its length, so rungs add up the products of this many input channels apart.
 SUM_CHANNELS = 64
@@ -17,13 +18,31 @@ class Rung:
 
     name: str
     idea: str
+    minimum_cc = (0, 0)  # the compute capability whose instructions the kernels need
+    exact_cc: tuple[int, int] | None = None  # where they need instructions that no other one has
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
-        """None if this rung computes ``problem``, otherwise the reason why it cannot."""
+        """None if this rung computes ``problem``, otherwise the reason why it cannot; on whatever GPU."""
         raise NotImplementedError
 
-    def config(self, problem: Problem, dtype: torch.dtype):
-        """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code."""
+    def runs_on(self, device: Device) -> str | None:
+        """None if ``device`` has the instructions of this rung, otherwise the reason why it cannot run there."""
+        if self.exact_cc not in (None, device.cc):
+            return f"it needs a GPU of compute capability {_version(self.exact_cc)}, not {_version(device.cc)}"
+        if device.cc < self.minimum_cc:
+            least, here = _version(self.minimum_cc), _version(device.cc)
+            return f"it needs a GPU of compute capability {least} or above, not {here}"
+        return None
+
+    def refusal(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
+        """None if this rung computes ``problem`` on ``device``, otherwise the reason why it cannot."""
+        return self.supports(problem, dtype, precision) or self.runs_on(device)
+
+    def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
+        """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code.
+
+        ``precision`` counts where a rung has several for a dtype; None is the fastest of them.
+        """
         raise NotImplementedError
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
@@ -38,12 +57,16 @@ class Rung:
         """Dynamic shared memory of a block, in bytes."""
         return self.kernel(config).shared_bytes
 
-    def run(self, x, w, bias, y, problem: Problem, config=None) -> None:
+    def run(self, x, w, bias, y, problem: Problem, config=None, precision: str | None = None) -> None:
         """Launch: x (N, C_in, L) and w (C_in, C_out/groups, K) of any strides, bias (C_out,) or None, into y.
 
-        ``y`` is contiguous (N, C_out, L_out). Nothing is checked here.
+        ``y`` is contiguous (N, C_out, L_out). ``config``, where given, is of ``precision``. Nothing is checked here.
         """
         raise NotImplementedError
+
+
+def _version(cc: tuple[int, int]) -> str:
+    return ".".join(map(str, cc))
 
 
 def cuda_core_reason(dtype: torch.dtype, precision: str) -> str | None:

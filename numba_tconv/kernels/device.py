@@ -1,0 +1,40 @@
+"""What a GPU offers: the limits that the choice of a tile rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ..offline import LIMITS, RESERVED_SHARED
+
+
+@dataclass(frozen=True)
+class Device:
+    cc: tuple[int, int]  # compute capability
+    multiprocessors: int
+    shared_per_multiprocessor: int  # bytes
+
+    @property
+    def shared_per_block(self) -> int:
+        """The most shared memory that one block can have, in bytes."""
+        return self.shared_per_multiprocessor - RESERVED_SHARED
+
+
+H200 = Device((9, 0), 132, LIMITS[9, 0][2])
+A100 = Device((8, 0), 108, LIMITS[8, 0][2])
+
+
+@cache
+def of(index: int | None) -> Device:
+    """The GPU with torch's ``index``. None, as of a tensor in the simulator: an H200, so that its tiles are checked."""
+    if index is None:
+        return H200
+    p = torch.cuda.get_device_properties(index)
+    return Device((p.major, p.minor), p.multi_processor_count, p.shared_memory_per_multiprocessor)
+
+
+def current_device() -> Device:
+    """torch's current GPU; an H200 where there is none."""
+    return of(torch.cuda.current_device() if torch.cuda.is_available() else None)
