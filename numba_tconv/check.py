@@ -10,6 +10,7 @@ import torch
 
 from . import bench
 from .kernels import RUNGS
+from .kernels.device import current_device
 from .problem import Problem
 from .ptx import SIMULATOR
 from .workloads import Workload
@@ -61,7 +62,7 @@ def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[Out
     """Compute ``problem`` on random data by the reference, by torch and by every rung, one outcome after the other.
 
     On the GPU, or in the CUDA simulator where that is on. Right is: at most twice torch's own error in the same
-    precision, with the output's memory full of NaN before.
+    precision (see bench.Error.within), with the output's memory full of NaN before.
     """
     device, peak = "cpu" if SIMULATOR else "cuda", bench.peak_name(dtype, precision)
     inputs = bench.make_inputs(Workload("", problem, "", ""), dtype, device)
@@ -76,14 +77,14 @@ def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[Out
         of_torch = error(bench.torch_result(x, weight, bias, problem))
         yield Outcome("torch", of_torch, True, "the measure")
         for name, rung in RUNGS.items():
-            if reason := rung.supports(problem, dtype, peak):
+            if reason := rung.refusal(problem, dtype, peak, current_device()):
                 yield Outcome(name, None, True, f"cannot do it: {reason}")
                 continue
             shape = (problem.batch, problem.out_channels, problem.out_length)
             y = torch.full(shape, math.nan, dtype=dtype, device=device)
-            rung.run(x, weight, bias, y, problem)
+            rung.run(x, weight, bias, y, problem, precision=peak)
             found = error(y)
-            yield Outcome(name, found, found.within(of_torch, dtype, problem))
+            yield Outcome(name, found, found.within(of_torch, dtype, precision, problem))
 
 
 def _by_reference(inputs, p: Problem, error) -> Outcome:

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     def arithmetic(one):
         one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
         one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32], default="ieee",
-                         help="of float32 products, on both sides (ieee)")  # fmt: skip
+                         help="of float32 products; torch's too, but for tf32x3 (ieee)")  # fmt: skip
 
     def places(one):
         one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join(RUNGS)}, or all")
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
-    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="(float32)")
+    arithmetic(one)
     one.add_argument("--cc", choices=commands.ARCHITECTURES, default="9.0", help="compute capability (9.0)")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")

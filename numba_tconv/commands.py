@@ -14,6 +14,7 @@ import torch
 
 from . import bench, check, info, kernelbench, offline, plotting, rows, table, workloads
 from .kernels import RUNGS
+from .kernels.device import A100, H200
 from .problem import Problem
 from .progress import progress
 from .ptx import SIMULATOR
@@ -22,6 +23,7 @@ from .workloads import Workload
 FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
 ARCHITECTURES = {"8.0": (8, 0), "9.0": (9, 0, "a")}
+DEVICES = {"8.0": A100, "9.0": H200}
 MOST_COMMON = 12  # instructions that `inspect` lists
 
 
@@ -175,23 +177,25 @@ def run_inspect(arguments) -> int:
         raise Mistake(f"no rung is called {arguments.rung!r}; there are {', '.join(RUNGS)}")
     with mistakes():
         workload = workloads.get(arguments.workload)
-        names, left_out = bench.rungs_for([arguments.rung], workload.problem, dtype, "ieee")
+        names, left_out = bench.rungs_for(
+            [arguments.rung], workload.problem, dtype, arguments.precision, DEVICES[arguments.cc]
+        )
     if SIMULATOR:
         raise Mistake("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
     for line in left_out:
         print(f"left out: {line}")
     for name in names:
         if name in RUNGS:
-            inspect_one(name, workload, dtype, cc)
+            inspect_one(name, workload, dtype, arguments.precision, cc)
     return 0
 
 
-def inspect_one(name: str, workload: Workload, dtype: torch.dtype, cc: tuple) -> None:
+def inspect_one(name: str, workload: Workload, dtype: torch.dtype, precision: str, cc: tuple) -> None:
     try:
-        report = compiled(name, workload.problem, dtype, cc)
+        config, report = compiled(name, workload.problem, dtype, precision, cc)
     except offline.ToolMissing as error:
         raise Mistake(str(error)) from error
-    print(f"\n{name} for {workload.name} {workload.problem}, {RUNGS[name].config(workload.problem, dtype)}\n")
+    print(f"\n{name} for {workload.name} {workload.problem}, {config}\n")
     print(table.markdown(REPORT_HEADER, [report_cells(report)]))
     total = report.instruction_mix.total()
     if total:
@@ -211,11 +215,11 @@ def report_cells(report: offline.Report) -> list:
     return [architecture, report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
 
 
-def compiled(name: str, problem: Problem, dtype: torch.dtype, cc: tuple = (9, 0, "a")) -> offline.Report:
-    """The offline report of a rung's kernel for a problem. Raises offline.ToolMissing."""
+def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, cc: tuple = (9, 0, "a")) -> tuple:
+    """A rung's configuration for a problem, and the offline report of its kernel. Raises offline.ToolMissing."""
     rung = RUNGS[name]
-    config = rung.config(problem, dtype)
-    return offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+    config = rung.config(problem, dtype, bench.peak_name(dtype, precision))
+    return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
 
 
 # --- info, kernelbench ------------------------------------------------------------------------------------------------

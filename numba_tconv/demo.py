@@ -12,6 +12,7 @@ from .ptx import SIMULATOR
 LIVE_WORKLOAD = "kb64"
 LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
 LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
+SHOWN_PRECISIONS = ("ieee", "tf32")
 
 
 def run_demo(arguments) -> int:
@@ -37,7 +38,7 @@ def run_demo(arguments) -> int:
 def check_live() -> int:
     """Parity of the small problems and of one at full size, on the GPU; the exit code."""
     problems = (*check.SMALL, workloads.get(LIVE_WORKLOAD).problem)
-    right = [commands.check_one(problem, torch.float32, "ieee") for problem in problems]
+    right = [commands.check_one(p, torch.float32, precision) for precision in SHOWN_PRECISIONS for p in problems]
     return 0 if all(right) else commands.FAILED
 
 
@@ -46,17 +47,18 @@ def heading(text: str) -> None:
 
 
 def print_compiled() -> None:
-    """A line for each rung: what ptxas says of its kernel for LIVE_WORKLOAD. Where tools are missing, which."""
+    """What ptxas says of each rung's kernel for LIVE_WORKLOAD, a line a precision. Where tools are missing, which."""
     problem, lines = workloads.get(LIVE_WORKLOAD).problem, []
-    for name, rung in progress(RUNGS.items(), "compile"):
-        if rung.supports(problem, torch.float32, "ieee") is None:
+    cases = [(rung, precision) for precision in SHOWN_PRECISIONS for rung in RUNGS.values()]
+    for rung, precision in progress(cases, "compile"):
+        if rung.supports(problem, torch.float32, precision) is None:
             try:
-                report = commands.compiled(name, problem, torch.float32)
+                _, report = commands.compiled(rung.name, problem, torch.float32, precision)
             except offline.ToolMissing as error:
                 print(f"not compiled: {error}")
                 return
-            lines.append([name, *commands.report_cells(report)])
-    print(table.markdown(["rung", *commands.REPORT_HEADER], lines))
+            lines.append([rung.name, precision, *commands.report_cells(report)])
+    print(table.markdown(["rung", "precision", *commands.REPORT_HEADER], lines))
 
 
 def sweep() -> tuple[list[rows.Row], int]:

@@ -8,8 +8,9 @@ import torch
 
 from . import ops
 from .kernels import RUNGS
+from .select import TF32_ALLOWED
 
-# What `precision` may be for each dtype that the kernels take; the first is the default.
+# What `precision` may be for each dtype that the kernels take; the first is the default, unless torch allows TF32.
 PRECISIONS = {
     torch.float64: ("fp64",),
     torch.float32: ("ieee", "tf32", "tf32x3"),
@@ -44,10 +45,12 @@ def conv_transpose1d(
         stride, padding, output_padding, dilation: in samples; an int or a tuple of one int.
         groups: int.
         variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
-        precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" or "tf32x3".
-            The other dtypes know only their own: "fp64"; "fp16" and "bf16", which sum in float32. None takes torch's
-            switch (``torch.backends.cudnn.allow_tf32``) as permission to use TF32, not as an order: while no rung
-            computes in TF32, it means "ieee".
+        precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" (operands
+            rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two, three products on tensor cores:
+            the accuracy of "ieee"). The other dtypes know only their own: "fp64"; "fp16" and "bf16", which sum in
+            float32. None follows torch's switch for convolutions: "tf32" where
+            ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
+            allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing.
 
     Returns:
         (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give
@@ -97,7 +100,7 @@ def conv_transpose1d(
     output = ops.conv_transpose1d(
         *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
         *(stride, padding, output_padding, groups, dilation),
-        *(variant or "", precision or precisions[0]),
+        *(variant or "", precision or _default_precision(input.dtype)),
     )
     return output.squeeze(0) if input.dim() == 2 else output
 
@@ -106,6 +109,23 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     """Whether this package's operator computes it; torch's own does otherwise."""
     dense = all(tensor is None or tensor.layout == torch.strided for tensor in (input, weight, bias))
     return input.is_cuda and input.dtype in PRECISIONS and dense
+
+
+def _default_precision(dtype: torch.dtype) -> str:
+    return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
+
+
+def _torch_allows_tf32() -> bool:
+    """Whether torch may compute convolutions of float32 in TF32, by the question that its own convolutions ask.
+
+    It sees what was set in either way, while the older ``cudnn.allow_tf32`` raises once the newer settings were used.
+    """
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+# As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package:
+# torch.compile cannot trace the setting, so it takes the answer.
+_torch_allows_tf32._dynamo_marked_constant = True
 
 
 def _autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:

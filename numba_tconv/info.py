@@ -45,8 +45,8 @@ def advice() -> list[str]:
                      f"CUDA {torch.version.cuda}")  # fmt: skip
     else:
         lines += [
-            f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile needs: "
-            "name k1_gather, k2_polyphase or k3_shared_tile as variant"
+            f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile and the rungs "
+            "above it need: the lower ones compute everything there"
             for i in range(torch.cuda.device_count())
             if torch.cuda.get_device_capability(i) < OLDEST
         ]

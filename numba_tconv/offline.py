@@ -6,6 +6,7 @@ goes first: NVVM's package may write a newer PTX version than the ptxas of an in
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -31,7 +32,8 @@ class ToolMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Report:
-    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX and SASS text."""
+    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX and SASS text; what
+    ptxas said; seconds of a processor that the compilers took, to PTX and to machine code."""
 
     name: str
     cc: tuple
@@ -42,6 +44,8 @@ class Report:
     shared_bytes: int
     ptx: str
     sass: str | None
+    log: str
+    seconds: float
 
     @cached_property
     def instruction_mix(self) -> Counter:
@@ -74,11 +78,13 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
     without ptxas; without nvdisasm the report has no SASS.
     """
     arch = "sm_" + "".join(map(str, cc))
-    ptx, disassembler = kernel.ptx(cc), tool("nvdisasm", optional=True)
+    disassembler, before = tool("nvdisasm", optional=True), _processor_seconds()
+    ptx = kernel.ptx(cc)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
+        seconds = _processor_seconds() - before
         sass = _run(disassembler, "-c", str(cubin)) if disassembler else None
 
     def number(pattern):
@@ -95,7 +101,14 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
         shared_bytes=number(r"(\d+) bytes smem") + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
         ptx=ptx,
         sass=sass,
+        log=log,
+        seconds=seconds,
     )
+
+
+def _processor_seconds() -> float:
+    """Of this process and of the programs that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def instructions(sass: str) -> Counter:

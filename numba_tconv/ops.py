@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import torch
 
-from .kernels import RUNGS
+from .kernels import RUNGS, device
 from .problem import Problem
-from .select import select
+from .select import arithmetic, select
 
 NAME = "numba_tconv::conv_transpose1d"
 
@@ -21,7 +21,8 @@ torch.library.define(
     "(Tensor input, Tensor weight, Tensor? bias, SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, "
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
-# `variant` is a rung's name, or "" for the one that `select` picks; `precision` is never left open here.
+# `variant` is a rung's name, or "" for the one that `select` picks; `precision` is one of functional.PRECISIONS, or
+# select.TF32_ALLOWED. The operator asks no switch of torch, so that a traced graph means the same whenever it runs.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
@@ -58,25 +59,25 @@ def check(input, weight, bias, stride, padding, output_padding, groups, dilation
 @torch.library.impl(NAME, "cuda")
 def _cuda(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
     problem = check(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    rung = _plan(problem, input.dtype, variant, precision)
+    rung, precision = _plan(problem, input.dtype, variant, precision, device.of(input.device.index))
     output = input.new_empty((problem.batch, problem.out_channels, problem.out_length))
     if output.numel():
         with torch.cuda.device(input.device):
-            rung.run(input, weight, bias, output, problem)
+            rung.run(input, weight, bias, output, problem, precision=precision)
     return output
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str):
-    """The rung; remembered, so that a repeated call pays for a dictionary look-up only."""
+def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device):
+    """The rung, and its precision; remembered, so that a repeated call pays for a dictionary look-up only."""
+    precision = arithmetic(problem, dtype, variant, precision, gpu)
     candidates = [RUNGS[variant]] if variant else RUNGS.values()
-    rung = candidates[0] if variant else select(problem, dtype, precision)
-    if rung is None or rung.supports(problem, dtype, precision):
-        refusals = (f"{r.name} cannot do {problem}: {r.supports(problem, dtype, precision)}" for r in candidates)
-        raise NotImplementedError("; ".join(refusals))
+    refusals = {rung.name: rung.refusal(problem, dtype, precision, gpu) for rung in candidates}
+    if all(refusals.values()):
+        raise NotImplementedError("; ".join(f"{name} cannot do {problem}: {why}" for name, why in refusals.items()))
     if problem.out_length >= 2**63:
         raise RuntimeError(f"the output of {problem} would have {problem.out_length} samples")
-    return rung
+    return RUNGS[variant] if variant else select(problem, dtype, precision, gpu), precision
 
 
 @torch.library.impl(NAME, "cpu")

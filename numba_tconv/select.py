@@ -5,18 +5,50 @@ from __future__ import annotations
 import torch
 
 from .kernels import RUNGS
+from .kernels.depthwise_config import choose
+from .kernels.device import Device
 from .kernels.rung import Rung
 from .problem import Problem
 
-SMALL_FLOPS = 10_000_000  # below, packing the weights costs k4 more than it saves (a probe; no recorded row)
+# For the tensor cores and for k4; below, packing the weights costs more than it saves (a probe; no recorded row).
+SMALL_FLOPS = 10_000_000
 FEW_CHANNELS = 16  # of a group; with fewer, most threads of k3's tile compute nothing
+# In the place of a precision: the caller has named none, and torch's switch lets convolutions use TF32.
+TF32_ALLOWED = "tf32 allowed"
 
 
-def select(problem: Problem, dtype: torch.dtype, precision: str) -> Rung | None:
+def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
     """The highest rung that can compute ``problem`` and has enough to do, or None if there is none."""
-    able = {name: r for name, r in RUNGS.items() if r.supports(problem, dtype, precision) is None}
-    if problem.flops < SMALL_FLOPS and "k2_polyphase" in able:
-        return able["k2_polyphase"]
+    able = _able(problem, dtype, precision, device)
+    if special := _special(problem, dtype, able):
+        return special
+    able.pop("depthwise", None)
     if problem.out_channels_per_group < FEW_CHANNELS and "k4_register_tile" not in able:
         able.pop("k3_shared_tile", None)
     return list(able.values())[-1] if able else None
+
+
+def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
+    """``precision``, or what the permission to use TF32 comes to: "tf32" where a rung gains by it, else "ieee".
+
+    ``variant``: the name of the one rung that may compute it, or "".
+    """
+    if precision != TF32_ALLOWED:
+        return precision
+    if variant:
+        return "ieee" if RUNGS[variant].refusal(problem, dtype, "tf32", device) else "tf32"
+    if _special(problem, dtype, _able(problem, dtype, "ieee", device)):
+        return "ieee"
+    return "tf32" if select(problem, dtype, "tf32", device) else "ieee"
+
+
+def _able(problem, dtype, precision, device) -> dict[str, Rung]:
+    return {name: rung for name, rung in RUNGS.items() if rung.refusal(problem, dtype, precision, device) is None}
+
+
+def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> Rung | None:
+    """The rung among ``able`` for a problem that is no work for the ladder's upper end, or None if it is."""
+    # depthwise packs nothing, so it is for small problems too; with more weights than registers it stands in for k4.
+    if "depthwise" in able and ("k4_register_tile" not in able or choose(problem, dtype).keeps_weights):
+        return able["depthwise"]
+    return able.get("k2_polyphase") if problem.flops < SMALL_FLOPS else None

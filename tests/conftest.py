@@ -41,9 +41,14 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
+    """A function that grants the limit anew, for tests that do many things."""
+
+    def restart():
+        faulthandler.dump_traceback_later(GPU_TEST_LIMIT, exit=True, file=request.config.stash[real_stderr])
+
     if "gpu" not in request.keywords:
         yield
         return
-    faulthandler.dump_traceback_later(GPU_TEST_LIMIT, exit=True, file=request.config.stash[real_stderr])
-    yield
+    restart()
+    yield restart
     faulthandler.cancel_dump_traceback_later()

@@ -9,8 +9,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import numba_tconv
-from numba_tconv import ops
+from numba_tconv import functional, ops
 from numba_tconv.kernels import RUNGS
+from numba_tconv.select import TF32_ALLOWED
 from tests.parity import DTYPES, SMALL, operands, parameters
 
 CHOICES = {"variant": None, "precision": None}
@@ -244,6 +245,90 @@ def test_autocast_is_followed_for_cuda_tensors(monkeypatch):
         assert numba_tconv.conv_transpose1d(*(t.double() for t in tensors)).dtype == torch.float64
         with pytest.raises(RuntimeError, match="weight must have the dtype of input"):
             numba_tconv.conv_transpose1d(tensors[0].double(), *tensors[1:])
+
+
+# Torch's switch for TF32
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The precisions that the function passes to the operator, for CPU tensors as if they were on a GPU."""
+    seen, compute = [], ops.conv_transpose1d
+
+    def conv_transpose1d(*arguments):
+        seen.append(arguments[-1])
+        return compute(*arguments)
+
+    monkeypatch.setattr(ops, "conv_transpose1d", conv_transpose1d)
+    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    return seen
+
+
+@pytest.fixture
+def switches():
+    """Torch's switches as they are after its import, before and after the test."""
+
+    def reset():
+        for settings in (torch.backends, torch.backends.cudnn):
+            settings.fp32_precision = "none"
+        torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"
+        torch.backends.cudnn.allow_tf32 = True
+
+    reset()
+    yield torch.backends
+    reset()
+
+
+def set_legacy(backends, allowed):
+    backends.cudnn.allow_tf32 = allowed
+
+
+def set_convolutions(backends, allowed):
+    backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def set_cudnn(backends, allowed):
+    backends.cudnn.conv.fp32_precision = "none"
+    backends.cudnn.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def set_everything(backends, allowed):
+    backends.cudnn.conv.fp32_precision = "none"
+    backends.fp32_precision = "tf32" if allowed else "ieee"
+
+
+@pytest.mark.parametrize("set_switch", [set_legacy, set_convolutions, set_cudnn, set_everything])
+def test_the_switch_is_read_at_every_call_however_it_was_set(passed, switches, set_switch):
+    x, w = torch.randn(2, 4, 9), torch.randn(4, 6, 5)
+    numba_tconv.conv_transpose1d(x, w)
+    for allowed in (False, True, False):
+        set_switch(switches, allowed)
+        numba_tconv.conv_transpose1d(x, w)
+    assert passed == [TF32_ALLOWED, "ieee", TF32_ALLOWED, "ieee"]
+
+
+def test_the_switch_counts_for_float32_without_a_named_precision_only(passed, switches):
+    for dtype, precisions in functional.PRECISIONS.items():
+        x, w = torch.randn(2, 4, 9).to(dtype), torch.randn(4, 6, 5).to(dtype)
+        for precision in (None, *precisions):
+            numba_tconv.conv_transpose1d(x, w, precision=precision)
+    assert passed == ["fp64", "fp64", TF32_ALLOWED, "ieee", "tf32", "tf32x3", "fp16", "fp16", "bf16", "bf16"]
+
+
+def test_a_trace_holds_the_answer_and_not_the_question(monkeypatch, switches):
+    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(numba_tconv.conv_transpose1d, fullgraph=True, backend=backend)
+    x, w = torch.randn(2, 4, 9), torch.randn(4, 6, 5)
+    torch.testing.assert_close(compiled(x, w), nn.functional.conv_transpose1d(x, w))
+    (call,) = [node for node in graphs[0].graph.nodes if node.target is ops.conv_transpose1d]
+    assert call.args[-1] == TF32_ALLOWED
 
 
 def test_meta_tensors():

@@ -7,6 +7,8 @@ import torch
 
 from numba_tconv import bench, expert, workloads
 from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.rung import Rung
 from numba_tconv.problem import Problem
 from numba_tconv.workloads import Workload
 
@@ -78,13 +80,14 @@ def test_one_wrong_element_is_found(measured, where, value):
     y, error = measured
     wrong = y.clone()
     wrong[where] = wrong[where] + value
-    assert error(y).within(error(y), torch.float32, PROBLEM)
-    assert not error(wrong).within(error(y), torch.float32, PROBLEM)
+    assert error(y).within(error(y), torch.float32, "ieee", PROBLEM)
+    assert not error(wrong).within(error(y), torch.float32, "ieee", PROBLEM)
 
 
-def test_within_is_twice_torchs_error_and_no_more():
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
+def test_within_is_twice_torchs_error_and_no_more(precision):
     def within(norm, largest):
-        return bench.Error(norm, largest).within(bench.Error(1e-6, 2e-6), torch.float32, PROBLEM)
+        return bench.Error(norm, largest).within(bench.Error(1e-6, 2e-6), torch.float32, precision, PROBLEM)
 
     assert within(2e-6, 4e-6)
     assert not within(2.1e-6, 1e-6)
@@ -92,14 +95,26 @@ def test_within_is_twice_torchs_error_and_no_more():
     assert not within(math.nan, math.nan)
 
 
+def test_tf32_is_held_against_torchs_tf32_or_where_torch_has_not_used_it_against_a_bound():
+    def within(norm, largest, of_torch):
+        return bench.Error(norm, largest).within(bench.Error(of_torch, of_torch), torch.float32, "tf32", PROBLEM)
+
+    assert within(6e-4, 6e-4, of_torch=3e-4)
+    assert not within(6.1e-4, 1e-4, of_torch=3e-4)
+    assert within(4e-4, 6e-4, of_torch=2e-7)
+    assert not within(4.1e-4, 4e-4, of_torch=2e-7)
+    assert not within(3e-4, 6.1e-4, of_torch=2e-7)
+    assert not within(math.nan, math.nan, of_torch=2e-7)
+
+
 def test_only_float64_is_allowed_the_rounding_of_its_sums():
     """PROBLEM sums 4 channels of 2 taps, so the sums are rounded by about sqrt(8) spacings."""
     exact = bench.Error(0.0, 0.0)
     for dtype, spacings in ((torch.float64, math.sqrt(8)), (torch.float32, 1)):
         edge = spacings * torch.finfo(dtype).eps
-        assert bench.Error(0.99 * edge, 0.99 * edge).within(exact, dtype, PROBLEM)
-        assert not bench.Error(1.01 * edge, 0.0).within(exact, dtype, PROBLEM)
-        assert not bench.Error(0.0, 1.01 * edge).within(exact, dtype, PROBLEM)
+        assert bench.Error(0.99 * edge, 0.99 * edge).within(exact, dtype, "ieee", PROBLEM)
+        assert not bench.Error(1.01 * edge, 0.0).within(exact, dtype, "ieee", PROBLEM)
+        assert not bench.Error(0.0, 1.01 * edge).within(exact, dtype, "ieee", PROBLEM)
 
 
 def test_an_empty_batch_has_no_error():
@@ -118,15 +133,18 @@ def test_switches_are_put_back(tf32):
     assert (cudnn.benchmark, cudnn.allow_tf32) == before
 
 
-def test_all_means_every_rung_that_can_and_the_selection():
+@pytest.mark.parametrize("precision", bench.PRECISIONS[torch.float32])
+@pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
+def test_all_means_every_rung_that_can_and_the_selection(precision, device):
     p = workloads.get("kb64").problem
-    names, left_out = bench.rungs_for(["all"], p, torch.float32, "ieee")
-    assert names == [*RUNGS, "auto"]
-    assert left_out == []
+    names, left_out = bench.rungs_for(["all"], p, torch.float32, precision, device)
+    able = [name for name, rung in RUNGS.items() if rung.refusal(p, torch.float32, precision, device) is None]
+    assert names == ([*able, "auto"] if able else ["cudnn"])
+    assert [line.split()[0] for line in left_out] == [name for name in RUNGS if name not in able]
 
 
 def test_where_no_rung_computes_torch_is_recorded():
-    class Unable:
+    class Unable(Rung):
         def supports(self, *_):
             return "it only pretends"
 
@@ -178,10 +196,10 @@ SMALL = Workload("small test", Problem(4, 16, 24, 4, 1000, stride=2, padding=1, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", bench.DTYPES.values())
-def test_a_row_for_every_rung_from_one_run(dtype):
-    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, "ieee")
-    rows = bench.measure(SMALL, names, dtype, repeats=6, budget_s=0.1)
+@pytest.mark.parametrize(("dtype", "precision"), [(d, p) for d, known in bench.PRECISIONS.items() for p in known])
+def test_a_row_for_every_rung_from_one_run(dtype, precision):
+    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision)
+    rows = bench.measure(SMALL, names, dtype, precision, repeats=6, budget_s=0.1)
     assert [row.rung for row in rows] == names
     for row in rows:
         assert 0 < row.ms_p20 <= row.ms_p50 <= row.ms_p80
@@ -200,11 +218,11 @@ def test_torchs_tf32_is_recorded_under_its_name():
 
 @pytest.mark.gpu
 def test_no_row_comes_of_a_kernel_that_leaves_an_output_out(monkeypatch):
-    class Forgetful:
+    class Forgetful(Rung):
         def supports(self, *_):
             return None
 
-        def run(self, x, w, bias, y, p):
+        def run(self, x, w, bias, y, p, config=None, precision=None):
             y[..., :-1] = bench.torch_result(x, w, bias, p)[..., :-1]
 
     monkeypatch.setitem(bench.RUNGS, "forgetful", Forgetful())

@@ -1,6 +1,7 @@
 """The command line: what it does without a GPU, and one clear line for every mistake."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_tconv import bench, cli, commands, demo, rows, table
+from numba_tconv import bench, cli, commands, demo, rows, table, workloads
 from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import H200
 
 from .samples import ladder, row, sweep
 
@@ -47,6 +49,10 @@ MISTAKES = {
     "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
     "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
     "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
+    "a rung that cannot be inspected for an older GPU": (
+        ["inspect", "k6_wgmma", "--precision", "tf32", "--cc", "8.0"],
+        "needs a GPU of compute capability 9.0, not 8.0",
+    ),
     "a rung that cannot do it": (
         ["bench", "kb64", "--rung", "k1_gather", "--precision", "tf32"],
         "k1_gather cannot do",
@@ -104,6 +110,7 @@ def measuring(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "current_device", lambda: H200)
     monkeypatch.setattr(bench, "measure", measure)
     return seen
 
@@ -219,8 +226,11 @@ def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
     code, out, _ = run(capsys, "demo", *places)
     assert code == 0
     assert simulated == [["check", "--small"]]
-    for name in RUNGS:
-        assert f"| {name}" in out
+    problem = workloads.get(demo.LIVE_WORKLOAD).problem
+    for name, rung in RUNGS.items():
+        for precision in demo.SHOWN_PRECISIONS:
+            shown = re.search(rf"^\| {name} +\| +{precision} +\|", out, re.MULTILINE)
+            assert bool(shown) == (rung.supports(problem, torch.float32, precision) is None)
     assert table.render([*ladder(), *sweep()]) in out
     assert str(tmp_path / "plots" / "throughput_kb64_total_float32_ieee.svg") in out
 
@@ -245,7 +255,7 @@ def test_check_runs_in_the_simulator_where_there_is_no_gpu():
     assert "in the CUDA simulator" in done.stdout
     for name in ("scatter loops", *RUNGS):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"| {name} ")]
-        assert "right" in line
+        assert "right" in line or "the CUDA simulator has no tensor cores" in line
 
 
 @pytest.mark.gpu

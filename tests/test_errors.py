@@ -13,6 +13,7 @@ import torch
 import numba_tconv
 from numba_tconv import functional, ops
 from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import H200
 from numba_tconv.problem import Problem
 
 TORCHS = torch.conv_transpose1d
@@ -267,18 +268,18 @@ PROBLEM = Problem(2, 4, 6, 3, 7)
 @pytest.mark.parametrize("variant", RUNGS)
 def test_a_named_variant_says_what_it_cannot_do_and_why(variant):
     with pytest.raises(NotImplementedError) as refusal:
-        ops._plan(PROBLEM, torch.int64, variant, "ieee")
+        ops._plan(PROBLEM, torch.int64, variant, "ieee", H200)
     reason = RUNGS[variant].supports(PROBLEM, torch.int64, "ieee")
     assert str(refusal.value) == f"{variant} cannot do (2, 4->6, k3, s1, L 7): {reason}"
 
 
 def test_when_no_rung_can_every_reason_is_given():
     with pytest.raises(NotImplementedError) as refusal:
-        ops._plan(PROBLEM, torch.int64, "", "ieee")
+        ops._plan(PROBLEM, torch.int64, "", "ieee", H200)
     for name in RUNGS:
         assert f"{name} cannot do" in str(refusal.value)
 
 
 def test_an_output_past_64_bits_is_refused():
     with pytest.raises(RuntimeError, match="would have"):
-        ops._plan(Problem(1, 1, 1, 2, 3, stride=2**62), torch.float32, "k1_gather", "ieee")
+        ops._plan(Problem(1, 1, 1, 2, 3, stride=2**62), torch.float32, "k1_gather", "ieee", H200)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from numba_tconv import offline, workloads
+from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import choose
 from numba_tconv.ptx import SIMULATOR
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 needs_sass = pytest.mark.skipif(not offline.tool("nvdisasm", optional=True), reason="needs nvdisasm")
 
 AMPERE, HOPPER = (8, 0), (9, 0, "a")
+DEVICES = {AMPERE: A100, HOPPER: H200}
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 # Registers a thread: two, four and four blocks of 256 threads fit on a multiprocessor.
@@ -30,7 +33,9 @@ SIMPLE = [
 # k4 compiles for seconds: the tiles that its chooser picks, with copies of 16 bytes and of one element.
 TILES = {
     "128 channels, stride 1": ("kb64", F32, 4, HOPPER),
+    "the same on Ampere": ("kb64", F32, 4, AMPERE),
     "the same on Ampere, single-element copies": ("kb64", F32, 1, AMPERE),
+    "strided and dilated, three blocks on Ampere": ("kb79", F32, 4, AMPERE),
     "the widest window": ("kb74", F32, 4, HOPPER),
     "single-element copies": ("kb79", F32, 1, HOPPER),
     "eight phases, partial sums": ("hifigan_u1", F32, 4, AMPERE),
@@ -53,8 +58,8 @@ def simple_report(case):
 
 def tile(reason):
     """k4's configuration in a row of TILES."""
-    workload, dtype, x_vector, _ = TILES[reason]
-    config = choose(workloads.get(workload).problem, dtype, x_vector)
+    workload, dtype, x_vector, cc = TILES[reason]
+    config = choose(workloads.get(workload).problem, dtype, x_vector, DEVICES[cc])
     assert config.x_vector == x_vector
     return config
 
@@ -121,6 +126,15 @@ def test_k4_stays_in_its_registers(reason):
     check_memory(tile_report(reason), min(255, share))
 
 
+@pytest.mark.parametrize("device", [A100, Device((8, 6), 84, 100 * 1024)], ids=["A100", "RTX 3090"])
+def test_k4_has_a_tile_for_less_shared_memory(device):
+    for workload in workloads.WORKLOADS.values():
+        for dtype, x_vector in ((F32, 1), (F32, 4), (F64, 1), (F64, 2)):
+            config = choose(workload.problem, dtype, x_vector, device)
+            needs = config.shared_bytes + offline.RESERVED_SHARED
+            assert 2 <= config.min_blocks <= device.shared_per_multiprocessor // needs, workload.name
+
+
 @tiles
 def test_k4_copies_ahead_and_loads_vectors(reason):
     config, ptx = tile(reason), tile_report(reason).ptx
@@ -143,9 +157,117 @@ def test_k4_machine_code(reason):
 
 
 @needs_sass
-@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere, single-element copies"])
+@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere"])
 def test_k4_multiplies_most_of_the_time(reason):
     """More than nine tenths of what the inner loop issues are the multiply-adds themselves."""
     inner = min(product_loops(tile_report(reason).sass), key=len)
     mix = offline.instructions(inner)
     assert mix["FFMA"] / mix.total() > 0.9
+
+
+# The depthwise rung: what each row is there for; workload, dtype, compute capability.
+FEW_CHANNELS = {
+    "float32": ("depthwise", F32, HOPPER),
+    "on Ampere": ("depthwise", F32, AMPERE),
+    "six taps a phase": ("bigvgan_24", F32, HOPPER),
+    "stride 16": ("pocket_tts", F32, AMPERE),
+    "float64": ("mimi", F64, HOPPER),
+    "float16, stride 16": ("pocket_tts", F16, HOPPER),
+    "bfloat16": ("mimi", BF16, AMPERE),
+    "more weights than registers": ("pqmf", F32, HOPPER),
+}
+few_channels = pytest.mark.parametrize("reason", FEW_CHANNELS)
+
+
+@cache
+def depthwise_report(reason):
+    """The configuration, and what became of it."""
+    name, dtype, cc = FEW_CHANNELS[reason]
+    rung, problem = RUNGS["depthwise"], workloads.get(name).problem
+    config = rung.config(problem, dtype)
+    return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+@few_channels
+def test_depthwise_stays_in_its_registers(reason):
+    config, report = depthwise_report(reason)
+    check_memory(report, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8)
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+    assert config.keeps_weights == (reason != "more weights than registers")
+
+
+@few_channels
+def test_depthwise_moves_vectors(reason):
+    config, report = depthwise_report(reason)
+    vector = {F32: r"v4\.[fbu]32", F64: r"v2\.[fbu]64"}.get(config.dtype, r"v4\.[bu](16|32)")
+    assert re.search(rf"\bld\.global\.{vector}", report.ptx)
+    assert re.search(rf"\bst\.global\.{vector}", report.ptx)
+    assert "bar.sync" in report.ptx
+    inner = min(product_loops(report.ptx), key=len)
+    assert "ld.shared" in inner
+    if config.keeps_weights:  # the inner loop is a pass: shared memory in, output out
+        assert re.search(rf"\bst\.global\.{vector}", inner)
+        assert "ld.global" not in inner
+
+
+@needs_sass
+@few_channels
+def test_depthwise_has_few_instructions_an_output(reason):
+    """Those of a pass, with the branch that writes the end of a row, which is hardly ever taken."""
+    config, report = depthwise_report(reason)
+    if config.keeps_weights:
+        products = config.vector * config.in_per_group * config.taps.taps_per_row
+        inner = offline.instructions(min(product_loops(report.sass), key=len))
+        assert inner.total() < 2 * products + 10 * config.vector
+        assert any(name.startswith("STG.E") for name in inner)
+        if config.dtype in (F32, F64):
+            assert "STG.E.128" in inner
+
+
+# The rungs on tensor cores: workload, precision.
+MATRIX_PRODUCTS = [
+    *[(workload, "tf32") for workload in ("kb64", "kb74", "kb79", "hifigan_u1", "hifigan_u3")],
+    *[("kb64", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
+]
+OPERANDS = {"tf32": "tf32", "tf32x3": "tf32", "fp16": "f16", "bf16": "bf16"}
+LONGEST_COMPILATION = 10  # seconds of a processor
+# The instruction that multiplies, in PTX and in SASS.
+MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
+matrix_products = pytest.mark.parametrize(
+    ("name", "workload", "precision"),
+    [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS],
+)
+
+
+@cache
+def matrix_report(name, workload, precision):
+    """The configuration, and what became of it."""
+    rung, problem = RUNGS[name], workloads.get(workload).problem
+    config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
+    report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
+    return config, report
+
+
+@matrix_products
+def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
+    config, report = matrix_report(name, workload, precision)
+    blocks = getattr(config, "min_blocks", 1)
+    check_memory(report, min(255, offline.REGISTERS // (report.threads * blocks) // 8 * 8))
+    assert report.blocks_per_multiprocessor >= blocks
+
+
+@matrix_products
+def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
+    _, report = matrix_report(name, workload, precision)
+    word, sass = MULTIPLIERS[name]
+    kind = OPERANDS[precision]
+    assert re.search(rf"\b{word}\.\S*\.f32\.{kind}\.{kind}\b", report.ptx)
+    # Between two asynchronous products ptxas waits, with a warning, where it cannot prove that nobody else needs them.
+    assert "serialized" not in report.log
+    if report.sass:
+        assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
+
+
+@matrix_products
+def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
+    assert matrix_report(name, workload, precision)[1].seconds < LONGEST_COMPILATION

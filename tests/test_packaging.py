@@ -26,7 +26,7 @@ LAYERS = (
     ("taps",),
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress"),
-    ("elements", "ptx"),
+    ("cache", "elements", "ptx", "ptx.*"),
     ("launch",),
     ("offline", "kernels.*"),
     ("kernels",),

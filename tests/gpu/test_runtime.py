@@ -1,6 +1,7 @@
 """How the kernels run inside torch: streams, graphs, compilation, training, refusals before anything happens."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,57 +9,69 @@ from torch import nn
 
 import numba_tconv
 from numba_tconv.kernels import RUNGS
-from numba_tconv.problem import Problem
-from tests.gpu.test_parity import LARGE, expected
+from tests.gpu.common import LARGE, able, expected
 from tests.parity import DTYPES, operands, parameters, verdict
 
 pytestmark = pytest.mark.gpu
-variants = pytest.mark.parametrize("variant", RUNGS)
 
 PROBLEM = LARGE["HiFi-GAN's third layer"]
+# Every rung that can do the problem, in its precisions of float32.
+VARIANTS = [
+    (name, precision)
+    for name, rung in RUNGS.items()
+    for precision in ("ieee", "tf32", "tf32x3")
+    if rung.supports(PROBLEM, torch.float32, precision) is None
+]
+parametrized = pytest.mark.parametrize(("variant", "precision"), VARIANTS)
 
 
-def run(x, w, bias, variant=None):
-    return numba_tconv.conv_transpose1d(x, w, bias, **parameters(PROBLEM), variant=variant)
+@pytest.fixture(autouse=True)
+def skip_what_this_gpu_cannot_run(request):
+    if "variant" in request.fixturenames:
+        able(RUNGS[request.getfixturevalue("variant")], PROBLEM, torch.float32, request.getfixturevalue("precision"))
 
 
-@variants
-def test_runs_on_the_current_stream_without_synchronising(variant):
+def run(x, w, bias, variant, precision):
+    return numba_tconv.conv_transpose1d(x, w, bias, **parameters(PROBLEM), variant=variant, precision=precision)
+
+
+@parametrized
+def test_runs_on_the_current_stream_without_synchronising(variant, precision):
     x, w, bias = operands(PROBLEM, torch.float32, "cuda")
-    run(x, w, bias, variant)  # compiled now, not below
-    torchs, oracle = expected(2 * x, w, bias, PROBLEM)
+    run(2 * x, 2 * w, bias, variant, precision)  # compiled now, not below
+    torchs, oracle = expected(2 * x, w, bias, PROBLEM, precision)
     torch.cuda.synchronize()
 
     done = torch.cuda.Event()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(1_000_000_000)  # about half a second of clock cycles
         doubled = 2 * x  # produced after the sleep: a launch on another stream would read memory not yet written
-        y = run(doubled, w, bias, variant)
+        y = run(doubled, w, bias, variant, precision)
         done.record()
         assert not done.query(), "the call waited for the GPU"
     done.synchronize()
-    assert verdict(y, torchs, oracle) is None
+    assert verdict(y, torchs, oracle, precision=precision) is None
 
 
-@variants
-def test_is_captured_in_a_graph(variant):
+@parametrized
+def test_is_captured_in_a_graph(variant, precision):
     x, w, bias = operands(PROBLEM, torch.float32, "cuda")
-    run(x, w, bias, variant)
+    run(x, w, bias, variant, precision)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = run(x, w, bias, variant)
+        y = run(x, w, bias, variant, precision)
     x.copy_(torch.randn_like(x))
     graph.replay()
-    assert verdict(y, *expected(x, w, bias, PROBLEM)) is None
+    assert verdict(y, *expected(x, w, bias, PROBLEM, precision), precision=precision) is None
 
 
-@variants
-def test_runs_in_threads_that_have_not_used_cuda(variant):
+@parametrized
+def test_runs_in_threads_that_have_not_used_cuda(variant, precision):
     x, w, bias = operands(PROBLEM, torch.float32, "cuda")
-    y = run(x, w, bias, variant)
+    y = run(x, w, bias, variant, precision)
     torch.cuda.synchronize()
     with ThreadPoolExecutor(4) as pool:
-        outputs = list(pool.map(lambda _: run(x, w, bias, variant), range(8)))
+        outputs = list(pool.map(lambda _: run(x, w, bias, variant, precision), range(8)))
     torch.cuda.synchronize()
     assert all(torch.equal(output, y) for output in outputs)
 
@@ -112,10 +125,11 @@ def test_an_empty_batch(shape, dtype):
     assert ours(x).dtype == dtype
 
 
-@variants
-def test_an_output_without_samples(variant):
+@parametrized
+def test_an_output_without_samples(variant, precision):
     x, w = torch.randn(2, 4, 10, device="cuda"), torch.randn(4, 6, 3, device="cuda")
-    assert numba_tconv.conv_transpose1d(x, w, padding=6, variant=variant).shape == (2, 6, 0)
+    choice = {"variant": variant, "precision": precision}
+    assert numba_tconv.conv_transpose1d(x, w, padding=6, **choice).shape == (2, 6, 0)
 
 
 def test_complex_goes_to_torch():
@@ -186,10 +200,12 @@ def test_refuses_tensors_on_different_devices(name):
     assert type(raised(numba_tconv.conv_transpose1d, arguments)) is type(theirs)
 
 
-@variants
-def test_a_named_variant_that_cannot_says_why(variant):
-    x, w = torch.randn(2, 4, 7, device="cuda"), torch.randn(4, 6, 3, device="cuda")
-    reason = RUNGS[variant].supports(Problem(2, 4, 6, 3, 7), torch.float32, "tf32x3")
+@pytest.mark.parametrize(
+    ("name", "wrong"), [(name, wrong) for name in RUNGS for wrong in ("ieee", "tf32") if (name, wrong) not in VARIANTS]
+)
+def test_a_named_variant_that_cannot_says_why(name, wrong):
+    x, w, _ = operands(PROBLEM, torch.float32, "cuda")
+    reason = RUNGS[name].supports(PROBLEM, torch.float32, wrong)
     with pytest.raises(NotImplementedError) as refusal:
-        numba_tconv.conv_transpose1d(x, w, variant=variant, precision="tf32x3")
-    assert str(refusal.value) == f"{variant} cannot do (2, 4->6, k3, s1, L 7): {reason}"
+        run(x, w, None, name, wrong)
+    assert str(refusal.value) == f"{name} cannot do {replace(PROBLEM, bias=False)}: {reason}"

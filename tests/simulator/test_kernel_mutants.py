@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 # The rows that the mistakes are looked for in; test_mutants.py looks in all.
 ROWS = ["output_padding and padding", "groups, unequal channels"]
 
+CUDA_CORES = [r for r in RUNGS.values() if all(r.supports(SMALL[row], torch.float32, "ieee") is None for row in ROWS)]
+
 
 def misstated(problem, **wrong):
     """The problem with some of its values changed and its output length kept."""
@@ -35,7 +37,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+@pytest.mark.parametrize("rung", CUDA_CORES, ids=lambda rung: rung.name)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_caught(rung, mistake):
     caught = []

@@ -1,0 +1,221 @@
+"""Configurations of k5: how a tile is dealt out to warps, what a block holds, and which configuration a problem gets.
+
+A block computes ``tiles`` neighbouring tiles (tensor_tile.py) from the same weights. Two warps share the columns of a
+tile, 64 each; the rows are dealt out in fragments of 16, ``fragments`` of them to a warp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from ..offline import REGISTERS, RESERVED_SHARED
+from ..problem import Problem
+from .device import H200, Device
+from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
+
+WARP_COLUMNS = 64
+RUN = 8  # consecutive columns that a lane owns: one of each product of 8 columns
+COLUMN_WARPS = COLUMNS // WARP_COLUMNS
+# Fragments of 16 rows in a tile, and how many of them a warp takes; by parts, since split operands need a second set of
+# sums. The larger half of the split tiles is for channels whose phases need them.
+FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
+MOST_FRAGMENTS = {1: 8, 2: 4}
+FEWEST_WARPS = 4
+# Products that stand in the code of one step; more take longer to compile than they save.
+MOST_PRODUCTS = {1: 160, 2: 300}
+FEWEST_PRODUCTS = 64  # of a warp between two barriers
+WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
+OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window
+MOST_STORES = 16  # of a warp, in one piece of code
+MOST_STAGES, MOST_BLOCKS = 4, 4
+
+
+@dataclass(frozen=True)
+class MmaTile(Tile):
+    """A tile whose rows are a whole number of fragments for every warp."""
+
+    row_unit: int = 16
+
+    @property
+    def rows(self) -> int:
+        return -(-self.channels * self.phases // self.row_unit) * self.row_unit
+
+
+@dataclass(frozen=True)
+class Config:
+    tile: MmaTile
+    fragments: int  # of 16 rows, in a warp
+    tiles: int  # neighbouring tiles of a block, which share its weights
+    chunks: int  # products' depths of a stage
+    stages: int
+    min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
+    x_vector: int  # elements of x that one copy takes: 16 bytes, or 1
+
+    @property
+    def row_warps(self) -> int:
+        return self.tile.rows // (16 * self.fragments)
+
+    @property
+    def tile_warps(self) -> int:
+        """Warps that compute and store one tile."""
+        return self.row_warps * COLUMN_WARPS
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.tile_warps * self.tiles
+
+    @property
+    def halo(self) -> int:
+        """Columns before its own that a lane's window holds: whole 16-byte vectors."""
+        vector = 16 // self.tile.itemsize
+        return -(-self.tile.reach // vector) * vector
+
+    @property
+    def window(self) -> int:
+        return RUN + self.halo
+
+    @property
+    def depth(self) -> int:
+        """Channels of a stage."""
+        return self.tile.depth * self.chunks
+
+    @property
+    def width(self) -> int:
+        """Columns of x in a stage."""
+        return self.tile.lead + COLUMNS + (self.tiles - 1) * self.tile.advance
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one channel of a stage to the next, so that the 16-byte vectors of a quarter-warp, two runs of
+        four channels, lie in different banks (see ``run_of``)."""
+        suits = (lambda p: p % 8 == 4) if self.tile.itemsize == 4 else (lambda p: p % 32 in (8, 24))
+        return next(p for p in range(self.width, self.width + 32) if suits(p))
+
+    @property
+    def x_stage(self) -> int:
+        """Bytes of x in a stage."""
+        return self.depth * self.pitch * self.tile.itemsize
+
+    @property
+    def w_stage(self) -> int:
+        """Bytes of weights in a stage."""
+        return self.chunks * self.tile.stage_weights
+
+    @property
+    def copies_a_row(self) -> int:
+        return self.width // self.x_vector
+
+    @property
+    def channels_at_once(self) -> int:
+        """Channels that the warps of a tile store at a time: few steps of straight-line code, no warp without work."""
+        steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
+        most = max(1, MOST_STORES // max(1, steps))  # channels of a warp
+        rounds = {c: -(-c // self.tile_warps) for c in range(1, self.tile.round_channels + 1)}
+        fitting = [c for c, r in rounds.items() if self.tile.round_channels % c == 0 and r <= most]
+        return max(fitting, key=lambda c: (c / rounds[c], c))
+
+    @property
+    def table(self) -> int:
+        """Where the table of the window's sources lies in shared memory, 16 bytes an entry: behind the stages."""
+        return self.stages * (self.x_stage + self.w_stage)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The staging buffers lie where the stages were."""
+        return max(self.table + self.copies_a_row * 16, self.tiles * self.tile.staging * 4)
+
+    @property
+    def registers(self) -> int:
+        """About the registers that a lane needs."""
+        parts = self.tile.parts
+        return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
+
+    def channel_chunks(self, problem: Problem) -> int:
+        """Products' depths of a tap chunk: whole stages; the channels beyond the last are zeros."""
+        return -(-self.tile.channel_chunks(problem) // self.chunks) * self.chunks
+
+
+def run_of(g, itemsize):
+    """Which of a warp's eight runs of columns means column ``g`` of a product.
+
+    Even columns take the first four runs and odd ones the last four, so that a lane's sums (columns 2*t and 2*t + 1) of
+    t = 0, 1, 2, 3 lie eight banks apart. Odd columns are turned by two runs (4-byte elements) or one (2-byte elements),
+    so that the two columns and four channels that a quarter-warp reads at once lie in different banks.
+    """
+    return g >> 1 ^ (g & 1) * (6 if itemsize == 4 else 5)
+
+
+def _deal(problem: Problem, base: Tile) -> tuple[int, int]:
+    """Channels and fragments of a tile that leave the fewest rows empty; larger tiles read less."""
+
+    def fragments(channels):
+        return next(f for f in FRAGMENTS[base.parts] if 16 * f >= channels * base.phases)
+
+    def cost(channels):
+        return -(-problem.out_channels_per_group // channels) * (fragments(channels) + 0.5), -channels
+
+    most = max(1, 16 * MOST_FRAGMENTS[base.parts] // base.phases)
+    channels = min(range(1, most + 1), key=cost)
+    return channels, fragments(channels)
+
+
+def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
+    """Taps that share a window: all of a row, if a lane can hold their window and the code of their products is short,
+    else as many as leave the fewest taps that do not exist and windows that begin where 16 bytes can be copied."""
+    t, vector = problem.taps, 16 // base.itemsize
+    products = fragments * RUN * (2 * base.parts - 1)
+
+    def fits(chunk):
+        window = RUN + -(-(chunk - 1) * t.step // vector) * vector
+        return chunk == 1 or (chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts])
+
+    fitting = [chunk for chunk in range(1, t.taps_per_row + 1) if fits(chunk)]
+    if fitting[-1] == t.taps_per_row:
+        return fitting[-1]
+
+    def cost(chunk):
+        chunks = -(-t.taps_per_row // chunk)
+        return chunks * chunk * (1 if chunk * t.step % vector == 0 else 1.25) + chunks / 2
+
+    return min(fitting, key=cost)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, precision: str, device: Device = H200, aligned: bool = True) -> Config | None:
+    """The configuration of a problem; None if it has none. ``aligned``: x can be copied in 16-byte vectors."""
+    base = make_tile(problem, precision)
+    if base is None:
+        return None
+    channels, count = _deal(problem, base)
+    fragments = FRAGMENTS[base.parts][count]
+    chunk = _tap_chunk(problem, base, fragments)
+    known = {f.name: getattr(base, f.name) for f in fields(base)}
+    known |= dict(tap_chunk=chunk, several_chunks=chunk < problem.taps.taps_per_row)
+    known |= dict(channels=channels, round_channels=1)
+    tile = MmaTile(**known, row_unit=16 * count)
+
+    products = chunk * fragments * RUN * (2 * tile.parts - 1)
+    chunks = 1
+    while chunks < 4 and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
+        chunks *= 2
+    tiles = max(1, FEWEST_WARPS * fragments // (count * COLUMN_WARPS))
+    x_vector = 16 // tile.itemsize if aligned else 1
+    config = Config(tile, fragments, tiles, chunks, 2, 1, x_vector)
+    # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.
+    most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
+    for blocks in range(most, 0, -1):
+        for stages in range(MOST_STAGES, 2 if blocks > 1 else 1, -1):
+            config = replace(config, stages=stages, min_blocks=blocks)
+            if blocks * (config.shared_bytes + RESERVED_SHARED) <= device.shared_per_multiprocessor:
+                return _staged(config, device.shared_per_multiprocessor // blocks)
+    return None
+
+
+def _staged(config: Config, shared: int) -> Config:
+    """With the largest rounds of the store that take no shared memory from another block."""
+    for channels in round_sizes(config.tile):
+        staged = replace(config, tile=replace(config.tile, round_channels=channels))
+        if staged.shared_bytes + RESERVED_SHARED <= shared:
+            return staged
+    return config

@@ -1,0 +1,140 @@
+"""Weights in the order in which the tensor-core rungs read them, rounded or split once instead of in every tile.
+
+``order`` "wgmma" is that of a K-major operand in shared memory; "mma" that of fragments, where a lane's four registers
+of A are 16 consecutive bytes. Both hold (group, row tile, tap chunk, channel chunk, part, tap) in that order around it;
+channels, rows and taps that do not exist are zeros. The packed weights are kept as long as the weights they were made
+of are unchanged, so that inference packs once.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from numba import cuda, types
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat, strided
+from ..problem import Problem
+from ..ptx import round_tf32
+from .fragments import mma_a, wgmma_b_at
+from .tensor_tile import Tile
+
+THREADS = 256
+
+wgmma_place = cuda.jit(device=True, inline="always")(wgmma_b_at)
+mma_place = cuda.jit(device=True, inline="always")(mma_a)
+
+
+@cache
+def make_kernel(tile: Tile, order: str) -> Kernel:
+    rows, depth, chunk, parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
+    phases, channels, row_parts, all_rows = tile.phases, tile.channels, tile.row_parts, tile.taps.rows
+    storage = ELEMENTS[tile.dtype].storage
+    rounded = tile.kind == "tf32"
+    elements, halves = 16 // tile.itemsize, 4 // tile.itemsize
+    block = rows * depth
+
+    if order == "wgmma":
+
+        @cuda.jit(device=True, inline="always")
+        def place(e):
+            return wgmma_place(e, rows, elements)
+    else:
+
+        @cuda.jit(device=True, inline="always")
+        def place(e):
+            rest, h = divmod(e, halves)
+            rest, i = divmod(rest, 4)
+            tile16, lane = divmod(rest, 32)
+            row, k = mma_place(lane, i, h, halves)
+            return tile16 * 16 + row, k
+
+    def pack_weights(w, packed, row_tiles, tap_chunks, channel_chunks, in_per_group):
+        thread = cuda.grid(1)
+        if thread >= packed.size:
+            return
+        rest, e = divmod(thread, block)
+        m, k = place(e)
+        rest, tap = divmod(rest, chunk)
+        rest, part = divmod(rest, parts)
+        rest, channel_chunk = divmod(rest, channel_chunks)
+        rest, tap_chunk = divmod(rest, tap_chunks)
+        group, row_tile = divmod(rest, row_tiles)
+        c = channel_chunk * depth + k
+        co = row_tile // row_parts * channels + m // phases
+        a = row_tile % row_parts * phases + m % phases
+        t = a + (tap_chunk * chunk + tap) * all_rows
+        inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < all_rows and t < w.shape[2]
+        value = w[group * in_per_group + c, co, t] if inside else storage(0)
+        if rounded:
+            high = round_tf32(value)
+            if part == 1:  # what rounding left over; nothing where that is not a number (infinity - infinity)
+                high = round_tf32(value - high) if high != value else storage(0)
+            value = high
+        packed[thread] = value
+
+    signature = (strided(storage, 3), flat(storage)) + (types.int64,) * 4
+    return Kernel("pack_weights", pack_weights, signature, THREADS, key=f"{tile!r} {order}")
+
+
+@dataclass
+class _Entry:
+    version: int
+    packed: torch.Tensor
+    stream: torch.cuda.Stream
+    ready: torch.cuda.Event
+    storage: StorageWeakRef  # keeps the storage's identity, not its memory: no other storage gets the same key
+
+
+_entries: dict[tuple, _Entry] = {}
+_lock = threading.Lock()
+
+
+def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, channel_chunks: int) -> torch.Tensor:
+    """The packed weights of ``w`` (C_in, C_out/groups, K), ready on the current stream.
+
+    Remembered by storage, place in it and ``w._version``, which every in-place operation of torch raises; a write that
+    torch does not count (through ``w.data`` or foreign code) is not seen. Inside a CUDA graph's capture the weights
+    are packed anew, so that a replay packs what they are by then.
+    """
+    if w.is_inference() or torch.cuda.is_current_stream_capturing():
+        return _pack(w, problem, tile, order, channel_chunks)
+    storage, stream = w.untyped_storage(), torch.cuda.current_stream()
+    key = (
+        storage._cdata,
+        w.storage_offset(),
+        w.shape,
+        w.stride(),
+        w.dtype,
+        problem.groups,
+        tile,
+        order,
+        channel_chunks,
+    )
+    entry = _entries.get(key)
+    if entry is None or entry.version != w._version:
+        packed, ready = _pack(w, problem, tile, order, channel_chunks), torch.cuda.Event()
+        ready.record(stream)
+        entry = _Entry(w._version, packed, stream, ready, StorageWeakRef(storage))
+        with _lock:
+            for old in [k for k, e in _entries.items() if e.storage.expired()]:
+                del _entries[old]
+            _entries[key] = entry
+    elif entry.stream != stream:
+        stream.wait_event(entry.ready)
+        entry.packed.record_stream(stream)
+    return entry.packed
+
+
+def _pack(w, problem, tile, order, channel_chunks):
+    row_tiles, tap_chunks = tile.row_tiles(problem), tile.tap_chunks(problem)
+    size = problem.groups * row_tiles * tap_chunks * channel_chunks * tile.stage_weights // tile.itemsize
+    packed = torch.empty(size, dtype=w.dtype, device=w.device)
+    make_kernel(tile, order).launch(
+        -(-size // THREADS), w, packed, row_tiles, tap_chunks, channel_chunks, problem.in_channels_per_group
+    )
+    return packed

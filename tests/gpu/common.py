@@ -1,0 +1,91 @@
+"""What the GPU tests share: full-size problems, the pairs of dtype and precision, and the check of a rung."""
+
+import pytest
+import torch
+
+from numba_tconv.functional import PRECISIONS
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import current_device
+from numba_tconv.problem import Problem
+from tests.parity import operands, parameters, poisoned, terms, verdict
+
+
+def _problem(batch, channels, kernel_size, length, **parameters):
+    return Problem(batch, *channels, kernel_size, length, **parameters)
+
+
+# What each row is there for, and the row: sizes that the simulator cannot walk.
+LARGE = {
+    "KernelBench 64's channels": _problem(2, (128, 128), 3, 2050),
+    "KernelBench 74's channels and dilation": _problem(2, (32, 64), 5, 5003, dilation=3),
+    "KernelBench 79's channels, stride = dilation": _problem(2, (32, 64), 3, 5003, stride=2, padding=1, dilation=2),
+    "HiFi-GAN's first layer": _problem(2, (512, 256), 16, 128, stride=8, padding=4, bias=True),
+    "HiFi-GAN's third layer": _problem(2, (128, 64), 4, 4099, stride=2, padding=1, bias=True),
+    "patches, 1280 channels": _problem(2, (1280, 1280), 2, 300, stride=2),
+    "iSTFT: K = 1024 and one output channel": _problem(2, (514, 1), 1024, 64, stride=256, padding=512),
+    "WaveGlow: K = 1024, stride 256": _problem(1, (80, 80), 1024, 63, stride=256, bias=True),
+    "Conv-TasNet: one output channel": _problem(2, (512, 1), 16, 1000, stride=8, padding=8),
+    "PQMF: four input channels, long kernel": _problem(2, (4, 1), 64, 4000, stride=4, padding=31),
+    "Demucs' last layer": _problem(2, (48, 8), 8, 5000, stride=4, bias=True),
+    "depthwise, 512 groups": _problem(2, (512, 512), 4, 1001, stride=2, padding=1, groups=512),
+    "depthwise, long kernel, stride 16": _problem(2, (512, 512), 32, 250, stride=16, groups=512),
+    "groups of several channels": _problem(2, (96, 192), 6, 701, stride=3, padding=2, groups=12, bias=True),
+    "stride 16": _problem(2, (64, 32), 32, 500, stride=16, padding=8),
+    "stride 5, K = 10, output_padding": _problem(2, (64, 32), 10, 999, stride=5, padding=3, output_padding=1),
+    "sizes that divide nothing": _problem(3, (37, 53), 7, 1009, stride=3, padding=2, output_padding=4, dilation=5),
+    "gcd(stride, dilation) = 4": _problem(2, (24, 40), 9, 511, stride=8, dilation=12, padding=20, output_padding=11),
+    "K < stride": _problem(2, (32, 16), 3, 701, stride=7, output_padding=6, bias=True),
+    "dilation of many tiles": _problem(1, (16, 16), 3, 3001, dilation=1500, padding=700),
+    "padding larger than the kernel": _problem(2, (16, 24), 5, 999, stride=2, padding=57, bias=True),
+    "one input sample": _problem(16, (64, 64), 8, 1, stride=4, bias=True),
+    "one channel, a million samples": _problem(1, (1, 1), 5, 1_000_003, stride=2, padding=2),
+    "batch above 65,535, the limit of a grid's y and z": _problem(65_537, (2, 3), 3, 4, bias=True),
+    "batch of 200,000": _problem(200_000, (1, 2), 4, 3, stride=2, padding=1),
+}
+
+# For what does not depend on the index formula.
+FEW = ["HiFi-GAN's third layer", "sizes that divide nothing", "groups of several channels"]
+
+ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
+rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[precision for _, precision in ARITHMETIC])
+
+# The rungs on tensor cores, by what no other rung does. They may form products with zeros: with those that pad a row's
+# taps to whole chunks, and with those around the signal; and only they split or round what they multiply.
+TENSOR_CORES = [
+    rung for rung in RUNGS.values() if rung.supports(_problem(1, (16, 16), 3, 8), torch.float32, "tf32") is None
+]
+TENSOR_ARITHMETIC = [pair for pair in ARITHMETIC if pair[1] in ("tf32", "tf32x3", "fp16", "bf16")]
+tensor_cores = pytest.mark.parametrize("rung", TENSOR_CORES, ids=lambda rung: rung.name)
+tensor_arithmetic = pytest.mark.parametrize(
+    ("dtype", "precision"), TENSOR_ARITHMETIC, ids=[precision for _, precision in TENSOR_ARITHMETIC]
+)
+
+
+def able(rung, problem, dtype, precision):
+    if reason := rung.refusal(problem, dtype, precision, current_device()):
+        pytest.skip(f"{rung.name}: {reason}")
+
+
+def in_float64(x, w, bias, problem):
+    """The oracle, on the operands' device."""
+    double = (None if t is None else t.double() for t in (x, w, bias))
+    return torch.conv_transpose1d(*double, **parameters(problem))
+
+
+def expected(x, w, bias, problem, precision="ieee"):
+    """torch's own result, with TF32 allowed if ``precision`` is that, and the oracle."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
+        torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    return torchs, in_float64(x, w, bias, problem)
+
+
+def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,)):
+    """Skip what the rung cannot do; otherwise hold it against torch, on an output full of NaN."""
+    able(rung, problem, dtype, precision)
+    x, w, bias = operands(problem, dtype, "cuda", layout)
+    torchs, oracle = expected(x, w, bias, problem, precision)
+    for config in configs:
+        y = poisoned(problem, dtype, "cuda")
+        rung.run(x, w, bias, y, problem, config, precision)
+        assert verdict(y, torchs, oracle, terms(problem), precision) is None, config

@@ -1,0 +1,116 @@
+"""Which rung computes what, on which GPU, in which precision, when the caller does not say."""
+
+import pytest
+import torch
+
+from numba_tconv import ops, workloads
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import A100, H200, Device
+from numba_tconv.kernels.rung import Rung
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.select import TF32_ALLOWED, arithmetic, select
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to select")
+
+TURING = Device((7, 5), 68, 64 * 1024)
+BLACKWELL = Device((10, 0), 148, 228 * 1024)
+KB64, TINY = workloads.get("kb64").problem, workloads.get("small").problem
+FOUR_A_GROUP = Problem(4, 64, 64, 8, 10_000, 4, groups=16)
+# The tensor-core rung of each GPU.
+HIGHEST = {H200: "k6_wgmma", A100: "k5_mma", BLACKWELL: "k5_mma"}
+devices = pytest.mark.parametrize("device", HIGHEST, ids=lambda device: f"cc {device.cc}")
+tensor_arithmetic = pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
+)
+
+
+def name(problem, dtype, precision, device):
+    rung = select(problem, dtype, precision, device)
+    return rung and rung.name
+
+
+def test_rungs_say_which_gpus_have_their_instructions():
+    assert RUNGS["k6_wgmma"].runs_on(H200) is None
+    for device, cc in ((A100, "8.0"), (BLACKWELL, "10.0")):
+        assert RUNGS["k6_wgmma"].runs_on(device) == f"it needs a GPU of compute capability 9.0, not {cc}"
+    least = "it needs a GPU of compute capability 8.0 or above, not 7.5"
+    for rung in RUNGS.values():
+        lowly = rung.name in ("k1_gather", "k2_polyphase", "k3_shared_tile", "depthwise", "k6_wgmma")
+        assert lowly or rung.runs_on(TURING) == least
+
+
+def test_a_rung_refuses_for_the_problem_first_and_then_for_the_gpu():
+    class Picky(Rung):
+        exact_cc = (9, 0)
+
+        def supports(self, problem, dtype, precision):
+            return "it is too large" if problem.flops > 1000 else None
+
+    assert Picky().refusal(KB64, torch.float32, "ieee", A100) == "it is too large"
+    assert Picky().refusal(Problem(1, 1, 1, 1, 1), torch.float32, "ieee", A100).startswith("it needs a GPU")
+    assert Picky().refusal(Problem(1, 1, 1, 1, 1), torch.float32, "ieee", H200) is None
+
+
+@devices
+@tensor_arithmetic
+def test_tensor_cores_where_there_are_some(device, dtype, precision):
+    assert name(KB64, dtype, precision, device) == HIGHEST[device]
+    assert ops._plan(KB64, dtype, "", precision, device) == (RUNGS[HIGHEST[device]], precision)
+
+
+@devices
+def test_full_precision_stays_on_cuda_cores(device):
+    assert name(KB64, torch.float32, "ieee", device) == "k4_register_tile"
+    assert name(KB64, torch.float64, "fp64", device) == "k4_register_tile"
+    assert name(KB64, torch.float32, "ieee", TURING) == "k3_shared_tile"
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "ieee"), (torch.float16, "fp16")])
+def test_special_problems_have_their_own_rungs(dtype, precision):
+    assert name(TINY, dtype, precision, H200) == "k2_polyphase"
+    for problem in (workloads.get("depthwise").problem, FOUR_A_GROUP):
+        assert name(problem, dtype, precision, H200) == "depthwise"
+
+
+def test_tf32_by_name_is_never_replaced():
+    assert name(TINY, torch.float32, "tf32", H200) == "k6_wgmma"
+    assert name(FOUR_A_GROUP, torch.float32, "tf32", H200) is None
+    with pytest.raises(
+        NotImplementedError, match=r"k6_wgmma cannot do .*: it needs 8 channels a group, not 4"
+    ) as error:
+        ops._plan(FOUR_A_GROUP, torch.float32, "", "tf32", H200)
+    assert all(f"{rung} cannot do" in str(error.value) for rung in RUNGS)
+
+
+def test_a_permission_to_use_tf32_is_used_where_a_rung_gains_by_it():
+    def plan(problem, variant="", device=H200):
+        rung, precision = ops._plan(problem, torch.float32, variant, TF32_ALLOWED, device)
+        return rung.name, precision
+
+    assert plan(KB64) == ("k6_wgmma", "tf32")
+    assert plan(KB64, "k6_wgmma") == ("k6_wgmma", "tf32")
+    assert plan(KB64, "k4_register_tile") == ("k4_register_tile", "ieee")
+    assert plan(KB64, device=TURING) == ("k3_shared_tile", "ieee")
+    assert plan(TINY) == ("k2_polyphase", "ieee")
+    assert plan(FOUR_A_GROUP) == ("depthwise", "ieee")
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_a_precision_that_is_named_stays(precision):
+    for variant in ("", *RUNGS):
+        assert arithmetic(KB64, torch.float32, variant, precision, H200) == precision
+
+
+def test_a_variant_that_the_gpu_cannot_run_is_refused_with_what_it_needs():
+    with pytest.raises(NotImplementedError) as refusal:
+        ops._plan(KB64, torch.float32, "k6_wgmma", "tf32", A100)
+    assert str(refusal.value) == f"k6_wgmma cannot do {KB64}: it needs a GPU of compute capability 9.0, not 8.0"
+
+
+def test_a_plan_is_remembered_for_each_gpu():
+    ops._plan.cache_clear()
+    for device in (H200, A100, H200, A100):
+        ops._plan(KB64, torch.float32, "", "ieee", device)
+    assert ops._plan.cache_info()[:2] == (2, 2)

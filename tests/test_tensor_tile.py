@@ -1,0 +1,213 @@
+"""Tiles of the tensor-core rungs, on the CPU: every output has one owner, and the owner has all that the output needs.
+
+The ownership of outputs is emulated in plain Python from a tile's numbers, as tensor_store.py works it out: of each
+channel a tile owns the run [start - early, start of the next - early of the next), where ``early`` is how far a start
+lies behind its sector of memory.
+"""
+
+import itertools
+from collections import Counter
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from numba_tconv import workloads
+from numba_tconv.kernels import k6_config
+from numba_tconv.kernels.tensor_tile import COLUMNS, DTYPES, LONGEST_STAGED_SPAN, ROWS, SECTOR, make_tile, round_sizes
+from numba_tconv.problem import Problem
+from tests.gpu.common import TENSOR_CORES
+
+SHARED_OF_AN_H200 = 227 * 1024  # bytes that a block may have
+precisions = pytest.mark.parametrize("precision", DTYPES)
+rungs = pytest.mark.parametrize("rung", TENSOR_CORES, ids=lambda rung: rung.name)
+
+
+@st.composite
+def problems(draw):
+    """Sizes of several tiles, with few channels, since Python walks every output."""
+    stride = draw(st.integers(1, 12) | st.sampled_from([16, 96, 97, 100, 130, 256]))
+    dilation = draw(st.integers(1, 12) | st.sampled_from([16, 97, 130, 260]))
+    kernel_size = draw(st.integers(1, 12) | st.sampled_from([31, 2 * stride, 2 * stride + 1]))
+    length = draw(st.integers(1, 5) | st.integers(1, max(5, 600 // stride)))
+    output_padding = draw(st.integers(0, max(stride, dilation) - 1))
+    uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
+    cropped = st.integers(0, min(3 * stride, (uncropped - 1) // 2)) | st.integers(0, (uncropped - 1) // 2)
+    channels = draw(st.integers(1, 3)), draw(st.integers(1, 3) | st.sampled_from([16, 40, 129]))
+    # All else is walked for a few channels only.
+    batch = draw(st.integers(1, 3))
+    return Problem(
+        *(batch, *channels, kernel_size, length, stride),
+        padding=draw(cropped),
+        output_padding=output_padding,
+        dilation=dilation,
+    )
+
+
+def tile_of(rung, problem, precision):
+    """The tile by which a rung computes a problem; examples without one are passed over."""
+    hypothesis.assume(rung.supports(problem, DTYPES[precision], precision) is None)
+    return rung.config(problem, DTYPES[precision], precision).tile
+
+
+def start(tile, problem, column_tile):
+    """Sample and column where the outputs begin that a tile owns, and the output there, which need not exist."""
+    first, columns = tile.columns(problem)
+    n, j = divmod(column_tile * tile.advance, columns)
+    return n, j, (first + j) * problem.stride - problem.padding
+
+
+def early(tile, problem, n, channel, output, shift):
+    """Outputs from the beginning of its sector of memory to an output."""
+    return ((n * problem.out_channels + channel) * problem.out_length + output + shift) % tile.sector
+
+
+def owned(tile, problem, column_tile, row, channel, shift):
+    """Sample and output, and place in the staged run, of all outputs of a channel that a tile owns."""
+    p, (first, columns) = problem, tile.columns(problem)
+    n, j, begin = start(tile, p, column_tile)
+    n_next, _, begin_next = start(tile, p, column_tile + 1)
+    stop = tile.advance * tile.span - early(tile, p, n_next, channel, begin_next, shift)
+    for e in range(-early(tile, p, n, channel, begin, shift), stop):
+        column, rest = divmod(e, tile.span)
+        sample, i = n + (j + column) // columns, (j + column) % columns
+        o = (first + i) * p.stride - p.padding + rest + (0 if tile.whole else row * p.dilation)
+        beyond = not tile.whole and p.dilation == 1 and row + rest >= p.taps.rows
+        if 0 <= sample < p.batch and 0 <= o < p.out_length and not beyond:
+            yield sample, o, e + tile.overlap * tile.span
+
+
+def row_and_column(problem, o):
+    """The row of taps and the column that reach an output, or None where none does (taps.py)."""
+    t, u = problem.taps, o + problem.padding
+    if u % t.gap:
+        return None
+    a = next(a for a in range(t.rows) if (u - a * problem.dilation) % problem.stride == 0)
+    return a, (u - a * problem.dilation) // problem.stride
+
+
+@rungs
+@precisions
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(data=st.data())
+def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
+    problem = data.draw(problems())
+    tile = tile_of(rung, problem, precision)
+    shift = data.draw(st.integers(0, SECTOR // tile.itemsize - 1))
+    first, columns = tile.columns(problem)
+    # Where column c and phase a of a tile are staged.
+    staged = {c * tile.span + a * tile.spread: (c, a) for c in range(COLUMNS) for a in range(tile.phases)}
+    assert len(staged) == COLUMNS * tile.phases
+    for channel in {0, problem.out_channels // 2, problem.out_channels - 1}:
+        owners = Counter()
+        for column_tile, part in itertools.product(range(tile.column_tiles(problem)), range(tile.row_parts)):
+            row = part * tile.phases
+            for sample, o, u in owned(tile, problem, column_tile, row, channel, shift):
+                owners[sample, o] += 1
+                if (place := row_and_column(problem, o)) is None:
+                    assert u not in staged
+                    continue
+                a, column = place
+                assert 0 <= column - first < columns
+                if 0 <= a - row < tile.phases:
+                    c = sample * columns + column - first - (column_tile * tile.advance - tile.overlap)
+                    assert staged[u] == (c, a - row)
+                else:  # no tap: its sum is zero, and there is none
+                    assert a >= problem.kernel_size
+                    assert u not in staged
+        assert owners == Counter(itertools.product(range(problem.batch), range(problem.out_length)))
+
+
+@rungs
+@precisions
+@hypothesis.given(data=st.data())
+def test_windows_hold_every_input_and_zeros_between_samples(rung, precision, data):
+    problem = data.draw(problems())
+    tile, t = tile_of(rung, problem, precision), problem.taps
+    first, columns = tile.columns(problem)
+    chunks, vector = tile.tap_chunks(problem), 16 // tile.itemsize
+    assert chunks * tile.tap_chunk >= t.taps_per_row
+    assert chunks == 1 or tile.several_chunks
+    # A window begins ``lead`` columns before the tile; a row of x may be copied from its next 16 bytes on.
+    assert tile.lead >= (tile.tap_chunk - 1) * t.step + vector - 1
+    assert tile.lead % vector == tile.overlap % vector == tile.advance % vector == 0
+    assert first <= 0
+    assert first % vector == columns % vector == 0
+    if tile.several_chunks:
+        assert tile.chunk_shift == tile.tap_chunk * t.step
+    # Reading back from a sample's first column, over all taps of all chunks, no input of the sample before is met.
+    back = (chunks * tile.tap_chunk - 1) * t.step
+    assert first + columns - back >= problem.length
+    assert tile.advance > 0
+    assert tile.advance + tile.overlap == COLUMNS
+
+
+@rungs
+@precisions
+@hypothesis.given(data=st.data())
+def test_rows_are_every_channel_and_every_phase_with_taps(rung, precision, data):
+    problem = data.draw(problems())
+    tile = tile_of(rung, problem, precision)
+    assert tile.channels * tile.phases <= tile.rows <= ROWS
+    computed = Counter()
+    for row_tile in range(tile.row_tiles(problem)):
+        for m in range(tile.channels * tile.phases):
+            channel = row_tile // tile.row_parts * tile.channels + m // tile.phases
+            a = row_tile % tile.row_parts * tile.phases + m % tile.phases
+            if channel < problem.out_channels_per_group and a < problem.taps.rows:
+                computed[channel, a] += 1
+    assert set(computed.values()) == {1}
+    active = min(problem.taps.rows, problem.kernel_size)
+    assert computed.keys() >= set(itertools.product(range(problem.out_channels_per_group), range(active)))
+
+
+@rungs
+@precisions
+@hypothesis.given(data=st.data())
+def test_channels_are_staged_in_equal_rounds_that_fit(rung, precision, data):
+    problem = data.draw(problems())
+    tile = tile_of(rung, problem, precision)
+    assert tile.channels == tile.rounds * tile.round_channels
+    assert tile.round_channels in round_sizes(tile)
+    # What ``skip`` spreads over the banks stays inside the channel's part of the buffer.
+    last = (COLUMNS - 1) * tile.span + (tile.phases - 1) * tile.spread
+    assert last + (last >> 5) * tile.skip < tile.pitch
+    assert tile.round_channels * tile.pitch <= tile.staging
+
+
+EVERY_PROBLEM = [workload.problem for workload in workloads.WORKLOADS.values()]
+
+
+def check_k6(problem, precision):
+    config = k6_config.choose(problem, precision)
+    if config is None:
+        # Outputs too far apart for one tile; a channel of more rows than tf32x3 has sums for; no room for one round.
+        tile = make_tile(problem, precision)
+        if tile is None:
+            assert problem.taps.gap > LONGEST_STAGED_SPAN
+        else:
+            assert (precision == "tf32x3" and tile.phases > 64) or tile.staging * 4 > SHARED_OF_AN_H200 // 4
+        return
+    tile = config.tile
+    assert config.shared_bytes <= SHARED_OF_AN_H200
+    assert config.stages >= 4
+    assert config.x_stage % 128 == config.slot % 128 == config.staging % 16 == config.barriers % 8 == 0
+    assert config.width <= config.pitch
+    assert tile.rows % tile.rounds == 0
+    chunks = k6_config.channel_chunks(problem, config)
+    assert chunks * tile.depth >= problem.in_channels_per_group
+    assert chunks % config.unroll == 0
+    if config.resident:
+        assert config.weights == tile.tap_chunks(problem) * chunks * tile.stage_weights
+
+
+@precisions
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_k6_fits_every_workload(precision, name):
+    check_k6(workloads.get(name).problem, precision)
+
+
+@precisions
+@hypothesis.given(problem=problems())
+def test_k6_fits(precision, problem):
+    check_k6(problem, precision)
