@@ -37,9 +37,8 @@ from ..ptx import (
 from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, run_of
 from .k5_load import BATCH, make_load, make_window
-from .rung import Rung
 from .tensor_pack import packed_weights
-from .tensor_rung import ALIGNED, default_precision, layout_of, tensor_core_reason
+from .tensor_rung import ALIGNED, TensorRung, default_precision, layout_of
 from .tensor_store import make_store
 from .tensor_tile import SECTOR
 
@@ -312,19 +311,12 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
-class WarpMatrix(Rung):
+class WarpMatrix(TensorRung):
     name = "k5_mma"
     minimum_cc = (8, 0)
     idea = "tensor cores by mma.sync: a window in registers for all taps, cp.async stages, aligned runs of outputs"
 
-    def supports(self, problem, dtype, precision):
-        return tensor_core_reason(problem, dtype, precision, choose)
-
-    def config(self, problem, dtype, precision=None):
-        return choose(problem, precision or default_precision(dtype))
-
-    def kernel(self, config):
-        return make_kernel(config)
+    choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))

@@ -52,9 +52,8 @@ from .fragments import column_of
 from .k6_config import BLOCKS, CONSUMERS, PRODUCERS, THREADS, Config, channel_chunks, choose
 from .k6_load import make_locate, make_produce, make_window_start
 from .k6_window import make_window
-from .rung import Rung
 from .tensor_pack import packed_weights
-from .tensor_rung import ALIGNED, default_precision, layout_of, tensor_core_reason
+from .tensor_rung import ALIGNED, TensorRung, layout_of
 from .tensor_store import make_stage_rows, make_store
 from .tensor_tile import SECTOR
 
@@ -316,19 +315,12 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
-class WarpgroupMatrix(Rung):
+class WarpgroupMatrix(TensorRung):
     name = "k6_wgmma"
     exact_cc = (9, 0)
     idea = "Hopper's wgmma, fed through a ring of stages by warps that only copy; aligned runs of outputs"
 
-    def supports(self, problem, dtype, precision):
-        return tensor_core_reason(problem, dtype, precision, choose)
-
-    def config(self, problem, dtype, precision=None):
-        return choose(problem, precision or default_precision(dtype))
-
-    def kernel(self, config):
-        return make_kernel(config)
+    choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from ..problem import Problem
 from ..ptx import SIMULATOR
+from .rung import Rung
 from .tensor_tile import DTYPES, Tile
 
 FEWEST_CHANNELS = 8  # of a group: with fewer, most of a product is zeros
@@ -16,23 +18,35 @@ def default_precision(dtype: torch.dtype) -> str:
     return next(precision for precision, known in DTYPES.items() if known == dtype)
 
 
-def tensor_core_reason(problem: Problem, dtype: torch.dtype, precision: str, choose) -> str | None:
-    """Why a rung on tensor cores cannot take the problem; None if it can. ``choose`` finds its configuration."""
-    if SIMULATOR:
-        return "the CUDA simulator has no tensor cores"
-    if precision not in DTYPES:
-        return f"it multiplies on tensor cores, in {', '.join(DTYPES)}, not in {precision}"
-    if dtype != DTYPES[precision]:
-        return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
-    fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
-    if problem.groups > 1 and fewest < FEWEST_CHANNELS:
-        return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
-    if choose(problem, precision) is None:
-        return (
-            f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns would "
-            f"not fit in shared memory"
-        )
-    return None
+class TensorRung(Rung):
+    """A rung on tensor cores: ``choose`` finds a problem's configuration in a precision, or None, and ``make_kernel``
+    makes a configuration's kernel, once."""
+
+    choose: Callable
+    make_kernel: Callable
+
+    def supports(self, problem, dtype, precision):
+        if SIMULATOR:
+            return "the CUDA simulator has no tensor cores"
+        if precision not in DTYPES:
+            return f"it multiplies on tensor cores, in {', '.join(DTYPES)}, not in {precision}"
+        if dtype != DTYPES[precision]:
+            return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+        fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
+        if problem.groups > 1 and fewest < FEWEST_CHANNELS:
+            return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
+        if self.choose(problem, precision) is None:
+            return (
+                f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns "
+                "would not fit in shared memory"
+            )
+        return None
+
+    def config(self, problem, dtype, precision=None):
+        return self.choose(problem, precision or default_precision(dtype))
+
+    def kernel(self, config):
+        return self.make_kernel(config)
 
 
 # How the rows of x lie: every 16 bytes of them aligned; contiguous, but not aligned; or not even contiguous.
