@@ -33,11 +33,11 @@ def directory() -> Path | None:
 
 
 @cache
-def fingerprint() -> str:
-    """Digest of the package's source text and of the versions of what compiles it."""
+def fingerprint(source: Path = Path(__file__).parent) -> str:
+    """Digest of the text of the package in ``source`` and of the versions of what compiles it."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(source.rglob("*.py")):
+        digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
     for name in COMPILERS:
         try:
             digest.update(f"{name} {version(name)}".encode())

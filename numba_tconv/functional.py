@@ -47,8 +47,8 @@ def conv_transpose1d(
         variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
         precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" (operands
             rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two, three products on tensor cores:
-            the accuracy of "ieee"). The other dtypes know only their own: "fp64"; "fp16" and "bf16", which sum in
-            float32. None follows torch's switch for convolutions: "tf32" where
+            errors of float32's order, so far up to six times those of "ieee"). The other dtypes know only their own:
+            "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for convolutions: "tf32" where
             ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
             allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing.
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -88,13 +89,31 @@ def test_nothing_half_written_is_left_behind(folder):
     assert [path.suffix for path in folder.iterdir()] == [".ptx"]
 
 
-def test_processes_share_it():
+def test_processes_share_it(folder):
     script = "from numba_tconv import cache; print(len(cache.ptx('k', 'a', (9, 0, 'a'), lambda: 'x' * 300_000)))"
     running = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ) for _ in range(4)
     ]
     assert [int(process.communicate()[0]) for process in running] == [300_000] * 4
+    assert [path.suffix for path in folder.iterdir()] == [".ptx"]
 
 
-def test_the_fingerprint_knows_the_source():
-    assert cache.fingerprint() == cache.fingerprint.__wrapped__()
+def test_the_fingerprint_knows_the_source_and_the_compilers(tmp_path, monkeypatch):
+    def fingerprint():
+        return cache.fingerprint.__wrapped__(tmp_path)
+
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "k.py").write_text("one = 1\n")
+    seen = [fingerprint()]
+    assert fingerprint() == seen[0]
+    (tmp_path / "kernels" / "k.py").write_text("one = 2\n")
+    seen.append(fingerprint())
+    (tmp_path / "kernels" / "k.py").rename(tmp_path / "k.py")
+    seen.append(fingerprint())
+    monkeypatch.setattr(cache, "version", lambda name: "another")
+    seen.append(fingerprint())
+    assert len(set(seen)) == 4
+
+
+def test_the_fingerprint_is_that_of_the_package_by_itself():
+    assert cache.fingerprint() == cache.fingerprint(Path(cache.__file__).parent)

@@ -1,7 +1,7 @@
 """Which lane of a warp holds which element of a tensor-core operand, as PTX defines it; plain functions of numbers.
 
-A register has the index ``i`` in its operand and, with 16-bit elements, two halves ``h``. ``lane = 4*g + t``. Kernels
-call these functions with constants and lanes; tests call them with numbers and hold them against the definition.
+A register has the index ``i`` in its operand and, with 16-bit elements, two halves ``h``. ``lane = 4*g + t``. What
+a kernel works out about lanes it takes from here or must agree with; tests hold the functions against the definition.
 """
 
 

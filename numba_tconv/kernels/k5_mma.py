@@ -11,8 +11,8 @@ by 8 x 8 inputs, or twice as deep with 16-bit elements. It needs nothing of Hopp
 
 Two or more blocks share a multiprocessor, so that the stores of one hide behind the products of another.
 
-Expected over k4: about ten times the rate of products in TF32, so the memory becomes the limit; a warp of 64 x 64 sums
-loads (4 + 3) vectors from shared memory for 32 products of three taps.
+Expected over k4: tensor cores multiply several times as fast, so the memory becomes the limit; a warp of 64 x 64 sums
+loads (4 + 3) vectors from shared memory for 32 products of three taps. There is no recorded row of it yet.
 """
 
 from __future__ import annotations
@@ -45,11 +45,6 @@ from .tensor_tile import SECTOR
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
 
-def reciprocal_of(phases):
-    """``m * it >> 16`` is ``m // phases`` for m below 256, without a division."""
-    return 65536 // phases + 1
-
-
 def make_products(config: Config):
     """A device function: all products of one window; ``w_at``: the lane's first fragment of weights."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
@@ -75,8 +70,8 @@ def make_products(config: Config):
 
 def make_start(config: Config):
     """A device function: a lane's sums before the first product: the bias, or zeros where the store adds it."""
-    fragments, phases, add_bias = config.fragments, config.tile.phases, not config.tile.empty_slots
-    reciprocal = reciprocal_of(phases)
+    fragments, add_bias = config.fragments, not config.tile.empty_slots
+    reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load
 
     @cuda.jit(device=True, inline="always")
@@ -102,7 +97,7 @@ def make_stage_sums(config: Config):
     round_rows = tile.round_channels * phases
     skip = tile.skip
     # One row of taps, every other output empty: a vector holds two outputs and the zeros behind them.
-    reciprocal = reciprocal_of(phases)
+    reciprocal = tile.reciprocal
     gaps = span == 2 and phases == 1 and pitch % 4 == 0
 
     @cuda.jit(device=True, inline="always")

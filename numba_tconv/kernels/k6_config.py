@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..problem import Problem
+from .device import H200
 from .tensor_tile import COLUMNS, ROWS, Tile, make_tile, round_sizes
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
-SHARED_PER_BLOCK = 227 * 1024  # bytes, from sm_90 on
+SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators

@@ -159,7 +159,7 @@ def make_produce(config: Config):
                             mbarrier_arrive_expect_tx(full + 8 * s, (x_bytes if rows else 0) + w_bytes)
                             if not resident:
                                 cp_async_bulk(target + x_stage, w, weights, stage_weights, full + 8 * s)
-                        if rows:  # each warp its share: a warp takes a hundred cycles to start a copy
+                        if rows:  # each warp its share: a warp starts one copy after the other
                             for z in range(rows_a_warp):
                                 at = begin + z * (PRODUCERS * stride_c)
                                 at += skipped(layout, inside, x_shift, at)

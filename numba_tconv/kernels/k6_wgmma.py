@@ -4,18 +4,18 @@ Idea: wgmma multiplies for four warps at once, asynchronously, its second operan
 block divides the labour. One warpgroup only copies: input windows go into a ring of stages, guarded by mbarriers. Two
 warpgroups only multiply and store. Blocks are persistent: while one tile is stored, the next ones are under way.
 
-* Load: cp.async of 16 bytes, or of 4 where the rows of x are not aligned; what lies outside the signal becomes zeros.
-  Weights come by the copy engine in the order that wgmma reads: all of them once, if they fit (resident), else with
-  every stage (streamed).
+* Load: the copy engine takes windows inside the signal row by row, however the rows are aligned; at the ends of the
+  signal cp.async copies what there is, and zeros (k6_load.py). Weights come by the copy engine in the order that wgmma
+  reads: all of them once, if they fit (resident), else with every stage (streamed).
 * Multiply: x is the operand in registers, since its positions are contiguous and TF32 wants channels contiguous. A lane
-  owns four consecutive columns: one 16-byte window serves all taps of the stage.
+  owns four consecutive columns: one window serves all taps of the stage (k6_window.py).
 * Store: tensor_store.py.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights they compute neighbouring tiles from the same stages, which halves the traffic of weights.
 
-Expected over k5: wgmma has about 1.6 times the rate of mma.sync and needs no weights in registers; and loads, products
-and stores all overlap.
+Expected over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all
+overlap. There is no recorded row of it yet.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_kernel(config: Config) -> Kernel:
     turns, locate = make_locate(config)
     window_start, skipped = make_window_start(config)
     aim, aim_inside, store_inside, store_any, channels_a_warp = make_store(tile, 4)
-    bias_first, reciprocal, load_type = not tile.empty_slots, 65536 // phases + 1, ELEMENTS[tile.dtype].load
+    bias_first, reciprocal, load_type = not tile.empty_slots, tile.reciprocal, ELEMENTS[tile.dtype].load
     stage_rows = make_stage_rows(tile)
     column_of_lane, descriptor_of = (cuda.jit(device=True, inline="always")(f) for f in (column_of, wgmma_descriptor))
     # The sums leave in rounds of ``staged_rows`` rows. They are taken out of their registers in slabs, since those have
@@ -95,8 +95,7 @@ def make_kernel(config: Config) -> Kernel:
     rounds_a_slab, slabs_a_round = max(1, slab // staged_rows), max(1, staged_rows // slab)
     rows_at_once = min(slab, staged_rows)
     in_slab = [4 * (r // 2) + r % 2 + b * sums + 2 * h for r in range(slab // 4) for b in (0, 1) for h in (0, 1)]
-    take_slab = take(in_slab,
-                     slab // 2, rows // slab)  # fmt: skip
+    take_slab = take(in_slab, slab // 2, rows // slab)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, v, at, descriptor):
@@ -292,7 +291,7 @@ def make_kernel(config: Config) -> Kernel:
                     aim_inside(heads, n, begin, group_warp, co, out_channels, out_length)
                 if shared_staging:
                     mbarrier_wait(staging_turn + 8 * crew, my_turn)
-                # Two loops, so that the one that runs nearly always is short enough for the instruction cache.
+                # Two loops, so that the one that runs nearly always is short: code is fetched, too.
                 m = int32(0) if whole_tile else int32(rows)  # row of the tile
                 while m < rows:
                     m = slab_inside(m, acc, total, values, heads, y, shared, base, staging, bias, has_bias, crew,

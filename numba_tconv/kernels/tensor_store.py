@@ -12,6 +12,7 @@ from numba import cuda, float32, int32, int64, uint64
 
 from ..elements import ELEMENTS
 from ..ptx import pack_bf16, pack_f16, st_global, st_shared
+from .fragments import column_of
 from .tensor_tile import Tile
 
 
@@ -24,12 +25,12 @@ def make_stage_rows(tile: Tile):
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
     skip = tile.skip
-    # Quotients of numbers below 256 by a constant, without a division: exact, since 65536 is large enough.
-    reciprocal = 65536 // tile.phases + 1
+    reciprocal = tile.reciprocal
+    column_of_lane = cuda.jit(device=True, inline="always")(column_of)
 
     @cuda.jit(device=True, inline="always")
     def stage_rows(values, first_value, count, shared, base, at, m0, warp, lane):
-        column = int32((warp << 5) + (lane >> 2 << 2))  # fragments.column_of
+        column = int32(column_of_lane(warp, lane, 0, 0))
         for r in range(count // 4):
             m = int32(m0 + r // 2 * 8 + (lane & 3) * 2 + r % 2)
             a = first_value + 4 * r
@@ -51,8 +52,8 @@ def make_store(tile: Tile, warps: int):
     """Four device functions, in which ``warps`` warps write the tile's runs, one round of channels after another.
 
     ``aim``: once a tile, where its outputs are. Tiles of which all runs lie inside of a sample go by ``aim_inside``,
-    once a tile, and ``store_inside``: straight-line code, since every branch costs what ten instructions do where few
-    warps run. ``store_any`` takes all others: at the ends of samples and of the channels, and with several samples in
+    once a tile, and ``store_inside``: straight-line code, since with few warps nothing hides what a branch
+    costs. ``store_any`` takes all others: at the ends of samples and of the channels, and with several samples in
     a tile.
 
     ``n``, ``j``: sample and column (within the sample) where the tile's own outputs begin. ``row``: the first row of

@@ -128,8 +128,7 @@ class Tile:
     def overlap(self) -> int:
         """Columns that a tile computes before the outputs it owns, a multiple of eight: those of which an output of
         the run needs phases, and those of a run that begins up to one sector early."""
-        t = self.taps
-        needed = ((t.rows - 1) * self.dilation + t.gap - 1) // self.stride if self.whole else 0
+        needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
@@ -155,6 +154,11 @@ class Tile:
         Output ``u`` of a run stands at ``u + (u >> 5) * skip``.
         """
         return 0 if self.span == 1 else 8 if self.span % 4 == 0 else 4
+
+    @property
+    def reciprocal(self) -> int:
+        """``m * reciprocal >> 16`` is ``m // phases`` for every row m of a tile: a quotient without a division."""
+        return 65536 // self.phases + 1
 
     @property
     def pitch(self) -> int:
@@ -198,10 +202,15 @@ class Tile:
         return -(-problem.in_channels_per_group // self.depth)
 
 
+def _lag(taps: Taps) -> int:
+    """Columns from the first to the last that the outputs of one stride need, if each has its own row of taps."""
+    return ((taps.rows - 1) * taps.dilation + taps.gap - 1) // taps.stride
+
+
 def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
     """Phases in a tile and span; None if there is no tile for the problem."""
     t, s, d = problem.taps, problem.stride, problem.dilation
-    needed = ((t.rows - 1) * d + t.gap - 1) // s
+    needed = _lag(t)
     active = min(t.rows, problem.kernel_size)
     if s <= LONGEST_STAGED_SPAN and needed <= COLUMNS // 4 and active <= most_rows:
         return active, s
