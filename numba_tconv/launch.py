@@ -6,6 +6,8 @@ Numba's own launch path, which costs tens of microseconds a call and knows neith
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 import threading
 from collections.abc import Callable
@@ -70,7 +72,9 @@ class Kernel:
     def ptx(self, cc: tuple) -> str:
         """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
         bounds = (self.threads, self.min_blocks)
-        return cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)[0]
+        with _no_collection():
+            code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
+        return code[0]
 
     def handle(self, device: int, shared_bytes: int) -> int:
         """The driver's function for ``device``, compiled and loaded at the first call."""
@@ -123,6 +127,18 @@ class Kernel:
                 0,
             )
         )
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """No garbage collection meanwhile: a compiler makes millions of objects, and each round would walk all of them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check(result):
