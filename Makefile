@@ -3,10 +3,12 @@
 #   PYTHON  the Python (3.11 or newer) that the environment is made from
 #   VENV    where the environment is; empty: install nothing and use PYTHON as it is, for a machine whose Python
 #           already has torch with CUDA and numba-cuda, and perhaps no network:  make VENV= PYTHON=python3 test-gpu
+#   WORKERS processes that share the tests; most of the time of the GPU tests, too, goes into compiling
 #   CUDA    the CUDA libraries that numba-cuda gets: cu13, or cu12 for a torch built for CUDA 12
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cu13
+WORKERS ?= auto
 
 ifneq ($(strip $(VENV)),)
 PY := $(VENV)/bin/python
@@ -34,12 +36,12 @@ demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulat
 	$(PY) -m numba_tconv demo
 
 test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is none
-	$(PY) -m pytest --ignore=tests/simulator
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/simulator
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
 
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu: torch sees no CUDA GPU")'
-	$(PY) -m pytest -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
+	$(PY) -m pytest -n $(WORKERS) -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
 
 bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv bench
