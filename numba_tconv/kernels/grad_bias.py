@@ -1,0 +1,115 @@
+"""grad_bias: the sum of grad_output over samples and positions.
+
+Idea: memory is the limit, so every element is read once, by threads that take neighbouring positions. A channel's
+positions, of all samples laid end to end, are split over blocks, because channels are few; the partial sums of the
+blocks are added up in a fixed order by a second kernel (grad_sum.py). Within a block each thread adds up its own
+positions, some hundreds at most, and the threads' sums are added in pairs, so the error does not grow with the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from numba import cuda, int32, int64, types, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat
+from . import device as gpu
+from .grad_rung import GradientRung
+from .grad_sum import add_up, workspace
+from .grad_sum import make_kernel as make_sum
+from .rung import cuda_core_reason
+
+BLOCKS = 8  # that are resident on a multiprocessor; the splits should fill the GPU with them twice
+MOST_TERMS = 256  # that a thread adds up
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    threads: int = 256  # a power of two
+    batch: int = 4  # loads that a thread has under way
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    threads, batch = config.threads, config.batch
+    element = ELEMENTS[config.dtype]
+    load, accumulator = element.load, element.accumulator
+    halvings = threads.bit_length() - 1
+
+    def grad_bias(g, g_n, g_c, g_l, partials, samples, out_length, channels, split_length):
+        shared = cuda.shared.array(threads, dtype=accumulator)
+        values = cuda.local.array(batch, dtype=accumulator)
+        thread = int32(cuda.threadIdx.x)
+        split, channel = divmod(int64(cuda.blockIdx.x), channels)
+        position = split * split_length + thread
+        end = min((split + 1) * split_length, samples * out_length)
+
+        # Sample and position move by a constant, so the loop needs no division.
+        n, o = divmod(position, out_length)
+        hop_n, hop_o = divmod(int64(threads), out_length)
+        total = accumulator(0)
+        while position < end:
+            for z in range(batch):
+                values[z] = load(g[uint64(n * g_n + channel * g_c + o * g_l)]) if position < end else accumulator(0)
+                position += threads
+                n += hop_n
+                o += hop_o
+                if o >= out_length:
+                    n += 1
+                    o -= out_length
+            for z in range(batch):
+                total += values[z]
+
+        shared[thread] = total
+        for h in range(halvings):
+            cuda.syncthreads()
+            half = threads >> (h + 1)
+            if thread < half:
+                shared[thread] += shared[thread + half]
+        if thread == 0:
+            partials[uint64(split * channels + channel)] = shared[0]
+
+    signature = (flat(element.storage), *(types.int64,) * 3, flat(accumulator), *(types.int64,) * 4)
+    return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
+
+
+def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
+    """Splits of a channel's positions, and their length: as many as fill the GPU, and more where they are long."""
+    positions, turn = problem.batch * problem.out_length, config.threads * config.batch
+    filling = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
+    wanted = max(filling, -(-positions // (config.threads * MOST_TERMS)))
+    length = -(-positions // wanted // turn) * turn or turn
+    return -(-positions // length), length
+
+
+class Bias(GradientRung):
+    name = "grad_bias"
+    of = "grad_bias"
+    idea = "every element read once; the positions of a channel are split over blocks, and added up in a fixed order"
+
+    def supports(self, problem, dtype, precision):
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype, device=None):
+        return Config(dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [Config(dtype, threads=4, batch=1), Config(dtype, threads=2, batch=2)]
+
+    def kernels(self, config):
+        return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
+
+    def run(self, grad_output, result, problem, config=None):
+        config = config or self.config(problem, result.dtype)
+        p, device = problem, gpu.of(result.device.index)
+        splits, length = splits_of(p, config, device)
+        partials = workspace(result, splits)
+        make_kernel(config).launch(
+            splits * p.out_channels,
+            *(grad_output, *grad_output.stride(), partials, p.batch, p.out_length, p.out_channels, length),
+        )
+        add_up(partials, result, splits)

@@ -1,0 +1,241 @@
+"""Tiles of grad_input_tile: what they are, and which one a problem gets.
+
+The letters: m counts rows (input channels of a group), n counts columns (positions of all samples, grad_window.py),
+and the depth counts pairs of an output channel and a phase. A block computes ``block_m x block_n`` sums from ``pairs``
+pairs a stage; a warp is ``lanes_m`` by ``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+from ..elements import ELEMENTS
+from ..offline import RESERVED_SHARED
+from ..problem import Problem
+from ..taps import Taps
+from .device import H200, Device
+from .grad_window import Window, columns, split_phases, split_taps
+
+WINDOW_LIMIT = 20  # columns that a thread may hold in registers
+UNROLL_LIMIT = 320  # multiply-adds of a pair that LLVM still unrolls; beyond, the window would lie in local memory
+MOST_PAIRS = 16  # of a stage
+STAGE_BYTES = 16 * 1024  # of which one or two pairs may need more
+SHARED_LOAD, COPY, STAGE = 3, 8, 60  # in multiply-adds: a vector loaded, an element copied, what a stage takes a thread
+WARPS = 4  # of a multiprocessor, with which it runs at half its speed
+PARTIAL_TERMS = 512  # products that a float32 sum takes before it is put aside: its error grows with its length
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    stride: int
+    dilation: int
+    tap_chunk: int  # taps of a row that share one window
+    whole: bool  # every row has all the taps of every chunk
+    phases: int  # of a stage
+    channels: int  # of a stage
+    block_m: int
+    block_n: int
+    thread_m: int
+    thread_n: int
+    lanes_m: int
+    min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
+    partial: int = 0  # stages of one partial sum; 0: all
+    stages: int = 2
+
+    @cached_property
+    def taps(self) -> Taps:
+        return Taps(1, self.stride, self.dilation)
+
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
+
+    @property
+    def vector(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.itemsize
+
+    @property
+    def vector_m(self) -> int:
+        """Neighbouring rows of a thread, whose weights one load may fetch."""
+        return min(self.vector, self.thread_m)
+
+    @property
+    def warps_m(self) -> int:
+        return self.block_m // (self.lanes_m * self.thread_m)
+
+    @property
+    def warps_n(self) -> int:
+        return self.block_n // (32 // self.lanes_m * self.thread_n)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a stage."""
+        return self.phases * self.channels
+
+    @property
+    def halo(self) -> int:
+        """Columns after the block that its taps reach, a whole number of vectors."""
+        return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
+
+    @property
+    def pitch(self) -> int:
+        """Elements between two rows of a window, so that phases that are written together go to different banks."""
+        width, banks = self.block_n + self.halo, 128 // self.itemsize
+        start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
+        return width + (start - width) % banks if start else width
+
+    @property
+    def window(self) -> Window:
+        return Window(
+            self.dtype,
+            self.dilation,
+            self.phases,
+            self.channels,
+            self.block_n + self.halo,
+            self.pitch,
+            self.threads,
+        )
+
+    @property
+    def g_stage(self) -> int:
+        """Elements of grad_output in one stage."""
+        return self.pairs * self.pitch
+
+    @property
+    def w_stage(self) -> int:
+        """Packed weights in one stage, a whole number of vectors."""
+        return -(-self.pairs * self.tap_chunk * self.block_m // self.vector) * self.vector
+
+    @property
+    def partials(self) -> int:
+        """Where the partial sums lie in shared memory: behind the stages."""
+        return self.stages * (self.g_stage + self.w_stage)
+
+    @property
+    def result_pitch(self) -> int:
+        """Row length of the staged result; one vector more than the tile, so that rows start in other banks."""
+        return self.block_n + self.vector
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
+
+    def row_tiles(self, problem: Problem) -> int:
+        """Blocks along the rows of one group."""
+        return -(-problem.in_channels_per_group // self.block_m)
+
+    def column_tiles(self, problem: Problem) -> int:
+        return -(-problem.batch * columns(problem, self.tap_chunk) // self.block_n)
+
+    def depth(self, problem: Problem) -> tuple[int, int, int]:
+        """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the parts running fastest."""
+        tap_chunks = -(-problem.taps.taps_per_row // self.tap_chunk)
+        phases = min(problem.taps.rows, problem.kernel_size)
+        return tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases)
+
+
+# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
+TILES = {
+    4: (
+        (64, 128, 8, 8, 8, 3),
+        (128, 128, 8, 8, 8, 2),
+        (32, 256, 8, 8, 4, 3),
+        (16, 256, 4, 8, 4, 4),
+        (8, 512, 4, 8, 2, 4),
+        (4, 512, 4, 4, 1, 4),
+        (2, 512, 2, 4, 1, 6),
+        (1, 512, 1, 4, 1, 6),
+        (32, 64, 4, 4, 4, 6),
+        (16, 64, 4, 4, 4, 8),
+    ),
+    8: (
+        (64, 64, 4, 8, 8, 2),
+        (32, 128, 4, 8, 8, 2),
+        (16, 256, 4, 8, 4, 2),
+        (8, 256, 4, 8, 2, 4),
+        (4, 256, 4, 4, 1, 4),
+        (1, 256, 1, 4, 1, 6),
+        (16, 32, 2, 4, 4, 8),
+    ),
+}
+
+
+def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:
+    """The configuration of a tile: what the problem decides is filled in."""
+    t = problem.taps
+    sums = tile["thread_m"] * tile["thread_n"]
+    by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
+    tap_chunk, tap_chunks = split_taps(problem, max(1, min(most_taps, by_window, UNROLL_LIMIT // sums)))
+    total, phases, _ = split_phases(problem, most_pairs)
+    channels = min(max(1, most_pairs // phases), problem.out_channels_per_group)
+    whole = tap_chunk * tap_chunks == t.taps_per_row and problem.kernel_size % total == 0
+    long = problem.out_channels_per_group * problem.kernel_size > PARTIAL_TERMS and dtype == torch.float32
+    if long and "partial" not in tile:
+        tile["partial"] = max(1, PARTIAL_TERMS // (phases * channels * tap_chunk))
+    return Config(
+        dtype,
+        problem.stride,
+        problem.dilation,
+        tap_chunk=tap_chunk,
+        whole=whole,
+        phases=phases,
+        channels=channels,
+        **tile,
+    )
+
+
+def candidates(problem: Problem, dtype: torch.dtype, device: Device):
+    """Every tile, with the deepest stage that is not too large; with less shared memory fewer blocks share it."""
+    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
+    for sizes in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
+        tile = dict(zip(names, sizes, strict=True))
+        pairs = MOST_PAIRS
+        config = make(problem, dtype, pairs, **tile)
+        while pairs > 1 and (config.g_stage + config.w_stage) * config.itemsize > STAGE_BYTES:
+            pairs //= 2
+            config = make(problem, dtype, pairs, **tile)
+        # Source and start of the window's columns lie in shared memory too.
+        need = config.shared_bytes + 16 * config.window.width + RESERVED_SHARED
+        blocks = min(config.min_blocks, device.shared_per_multiprocessor // need)
+        if blocks:
+            yield replace(config, min_blocks=blocks)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
+    """The tile with the least estimated time: the instructions of the blocks that a multiprocessor gets."""
+
+    def cost(config):
+        vectors = (
+            config.thread_n + config.halo
+        ) // config.vector + config.tap_chunk * config.thread_m / config.vector_m
+        products = config.tap_chunk * config.thread_m * config.thread_n
+        a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
+        a_stage = config.pairs * a_pair + STAGE * config.threads
+        blocks = config.column_tiles(problem) * config.row_tiles(problem) * problem.groups
+        share = -(-blocks // device.multiprocessors)
+        warps = min(share, config.min_blocks) * config.threads // 32
+        return share * math.prod(config.depth(problem)) * a_stage * (1 + WARPS / warps)
+
+    return min(candidates(problem, dtype, device), key=cost)
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    return [
+        make(problem, dtype, 2, block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1),
+        make(problem, dtype, 3, 1, block_m=2 * v, block_n=16, thread_m=1, thread_n=v, lanes_m=2 * v, min_blocks=1),
+        make(problem, dtype, 8, block_m=16, block_n=8 * v, thread_m=4, thread_n=v, lanes_m=4, min_blocks=1, partial=2),
+    ]

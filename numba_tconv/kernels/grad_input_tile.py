@@ -1,0 +1,216 @@
+"""grad_input_tile: a matrix product from registers.
+
+Idea: grad_input has a row for every input channel and a column for every position, and its depth is (output channel,
+tap). The taps of one row read one window of grad_output (grad_window.py), so a thread that holds a tile of sums, of
+``thread_m x thread_n``, loads a window and thread_m weights a tap for thread_m * thread_n multiply-adds a tap, as k4
+does in the forward pass. What is strided there on the way out, the phases, is strided here on the way in.
+
+* Load: cp.async copies a stage (windows of some output channels and phases, and their packed weights) into shared
+  memory while the stage before is multiplied. Half types are converted on the way, and then have no copy under way.
+* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
+* Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
+
+Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import cuda, int32, int64, types, uint32, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat
+from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
+from . import device as gpu
+from .grad_input_config import Config, choose, tiny
+from .grad_input_pack import pack_weights
+from .grad_rung import GradientRung
+from .grad_window import NOWHERE, columns, locate, make_fetch
+from .rung import cuda_core_reason
+
+GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    threads, vector, vector_m, stages = config.threads, config.vector, config.vector_m, config.stages
+    block_m, block_n, tap_chunk, whole = config.block_m, config.block_n, config.tap_chunk, config.whole
+    thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
+    warps_n, rows, step, stride = config.warps_n, config.taps.rows, config.taps.step, config.stride
+    phases, channels, pairs = config.phases, config.channels, config.pairs
+    g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
+    width, pitch, result_pitch = config.window.width, config.pitch, config.result_pitch
+    stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
+    lanes_run = min(block_n, threads)
+    element = ELEMENTS[config.dtype]
+    store, accumulator = element.store, element.accumulator
+    fetch = make_fetch(config.window)
+    copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
+    add_partial_sums = add_vectors(sums // vector, threads * vector)
+    store_partial_sums = store_vectors(sums // vector, threads * vector)
+
+    @cuda.jit(device=True, inline="always")
+    def place(s, channel_chunks, parts):
+        """Tap chunk, first channel and first phase of stage ``s``."""
+        rest = uint32(s) // uint32(parts)
+        part = uint32(s) - rest * uint32(parts)
+        chunk = rest // uint32(channel_chunks)
+        return int32(chunk), int32(rest - chunk * uint32(channel_chunks)) * channels, int32(part) * phases
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(acc, gs, ws, shared, g_at, w_at, own):
+        """One pair: every tap reads the same register window at another offset."""
+        for q in range(0, window, vector):
+            load_vector(gs, q, shared, g_at + q)
+        for b in range(tap_chunk):
+            # A tap that a row does not have must not multiply: zero times NaN is NaN.
+            if whole or b < own:
+                for m in range(0, thread_m, vector_m):
+                    at = w_at + b * block_m + m * lanes_m
+                    if vector_m == vector:
+                        load_vector(ws, m, shared, at)
+                    else:
+                        for z in range(vector_m):
+                            ws[m + z] = shared[uint64(at + z)]
+                for m in range(thread_m):
+                    for n in range(thread_n):
+                        acc[m * thread_n + n] += ws[m] * gs[n + b * step]
+
+    def grad_input_tile(
+        g, g_n, g_c, g_l, w, grad, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns,
+        row_tiles, tap_chunks, channel_chunks, parts, phases_total, taps_per_row, full_rows,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, dtype=accumulator)
+        source = cuda.shared.array(width, dtype=int64)
+        start = cuda.shared.array(width, dtype=int64)
+        # Row tiles are neighbours in the grid: they read the same windows. Column tiles may be more than an axis takes.
+        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
+        thread = int32(cuda.threadIdx.x)
+        first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
+        n_first, i_first = divmod(first, columns)
+        e = thread
+        while e < width:
+            n, i = locate(n_first, i_first, e, columns)
+            source[uint64(e)] = n * g_n + (i * stride - padding) * g_l
+            start[uint64(e)] = i * stride - padding if n < batch else int64(NOWHERE)
+            e = int32(e + threads)
+        cuda.syncthreads()
+
+        warp, lane = thread // 32, thread % 32
+        row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector_m)
+        column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
+        acc = cuda.local.array(sums, dtype=accumulator)
+        gs = cuda.local.array(window, dtype=accumulator)
+        ws = cuda.local.array(thread_m, dtype=accumulator)
+        for s in range(sums):
+            acc[s] = accumulator(0)
+
+        # The loads run stages - 1 ahead of the products.
+        total = int32(tap_chunks * channel_chunks * parts)
+        s = int32(1 - stages)
+        while s < total:
+            if s >= 0:
+                wait_for_stage()
+                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+            ahead = int32(s + stages - 1)
+            if ahead < total:
+                base = int32(ahead % stages * stage)
+                chunk, channel, phase = place(ahead, channel_chunks, parts)
+                fetch(shared, base, g, source, start, int32(0), (group * out_per_group + channel) * g_c, g_c, g_l,
+                      phase + chunk * int64(tap_chunk * rows), phases_total - phase, out_per_group - channel,
+                      out_length)  # fmt: skip
+                w_offset = (int64(cuda.blockIdx.x) * total + ahead) * w_stage
+                e = int32(thread * vector)
+                while e < w_stage:
+                    copy_w(shared, base + g_stage + e, w, w_offset + e, True)
+                    e = int32(e + threads * vector)
+            cp_async_commit()
+            if s >= 0:
+                chunk, channel, phase = place(s, channel_chunks, parts)
+                full = int32(full_rows - phase)  # phases of the stage whose rows have all taps
+                taps_left = int32(taps_per_row - chunk * tap_chunk)
+                g_at = int32(s % stages * stage + column_at)
+                w_at = int32(s % stages * stage + g_stage + row_at)
+                pair = int32(0)
+                while pair < pairs:
+                    own = taps_left if pair % phases < full else int32(taps_left - 1)
+                    multiply(acc, gs, ws, shared, g_at, w_at, own)
+                    g_at = int32(g_at + pitch)
+                    w_at = int32(w_at + tap_chunk * block_m)
+                    pair = int32(pair + 1)
+                if partial and s % partial == partial - 1:
+                    # A sum of thousands of terms loses digits with its length; short ones, added up, lose fewer.
+                    if s >= partial:
+                        add_partial_sums(acc, shared, partials + thread * vector)
+                    store_partial_sums(shared, partials + thread * vector, acc)
+                    for i in range(sums):
+                        acc[i] = accumulator(0)
+            s = int32(s + 1)
+
+        if partial and total >= partial:
+            add_partial_sums(acc, shared, partials + thread * vector)
+        cuda.syncthreads()  # the result lies where the stages were
+        for m in range(thread_m):
+            row = row_at + m // vector_m * (vector_m * lanes_m) + m % vector_m
+            for n in range(0, thread_n, vector):
+                store_vector(shared, row * result_pitch + column_at + n, acc, m * thread_n + n)
+        cuda.syncthreads()
+        first_row = row_tile * block_m
+        rows_left = int32(min(block_m, in_per_group - first_row))
+        e = int32(thread % lanes_run)
+        while e < block_n:
+            n, i = locate(n_first, i_first, e, columns)
+            if n < batch and i < length:
+                m = int32(thread // lanes_run)
+                target = ((n * groups + group) * in_per_group + first_row + m) * length + i
+                while m < rows_left:
+                    grad[uint64(target)] = store(shared[uint64(m * result_pitch + e)])
+                    target += threads // lanes_run * length
+                    m = int32(m + threads // lanes_run)
+            e = int32(e + lanes_run)
+
+    stored, integers = flat(element.storage), (types.int64,)
+    signature = (stored, *integers * 3, flat(accumulator), stored, *integers * 15)
+    return Kernel(
+        "grad_input_tile",
+        grad_input_tile,
+        signature,
+        threads,
+        config.shared_bytes,
+        config.min_blocks,
+        key=repr(config),
+    )
+
+
+class InputTile(GradientRung):
+    name = "grad_input_tile"
+    of = "grad_input"
+    idea = "a matrix product from registers: one window of grad_output for all taps of a row, loaded a stage ahead"
+    minimum_cc = (8, 0)  # cp.async
+
+    def supports(self, problem, dtype, precision):
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype, device=None):
+        return choose(problem, dtype, device or gpu.H200)
+
+    def tiny_configs(self, problem, dtype):
+        return tiny(problem, dtype)
+
+    def kernels(self, config):
+        return [(make_kernel(config), config.shared_bytes)]
+
+    def run(self, grad_output, weight, result, problem, config=None):
+        p, t = problem, problem.taps
+        config = config or choose(p, result.dtype, gpu.of(result.device.index))
+        row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
+        planes = -(-column_tiles // GRID_AXIS)
+        phases = min(t.rows, p.kernel_size)
+        make_kernel(config).launch(
+            (row_tiles * p.groups, -(-column_tiles // planes), planes),
+            *(grad_output, *grad_output.stride(), pack_weights(weight, p, config), result),
+            *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+            *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
+            *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
+        )

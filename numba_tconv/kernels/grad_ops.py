@@ -1,0 +1,190 @@
+"""The operators of the backward pass: grad_input, grad_weight and grad_bias, differentiable themselves.
+
+The forward pass T(x, w) is linear in each operand, so each gradient's own derivatives are T and the gradients again:
+
+    sum of grad_input(g, w) * v  = sum of g * T(v, w)    its gradient for g: T(v, w);   for w: grad_weight(g, v)
+    sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
+    grad_bias(g): its gradient for g repeats one number a channel
+
+Registered with torch.library like the forward operator (ops.py), whose derivative ``setup_context`` and ``backward``
+state. They take batched operands and plain integers, in the order of ops.conv_transpose1d.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..problem import Problem
+from . import gradients
+
+# `precision` is that of the forward pass. The gradients are computed in full precision so far, and hand it on to their
+# own derivatives.
+PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
+SCHEMAS = {
+    "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
+    "grad_weight": f"(Tensor grad_output, Tensor input, SymInt kernel_size, {PARAMETERS}) -> Tensor",
+    "grad_bias": "(Tensor grad_output) -> Tensor",
+}
+for name, schema in SCHEMAS.items():
+    torch.library.define(f"numba_tconv::{name}", schema)
+
+grad_input = torch.ops.numba_tconv.grad_input.default
+grad_weight = torch.ops.numba_tconv.grad_weight.default
+grad_bias = torch.ops.numba_tconv.grad_bias.default
+
+
+def forward(x, weight, parameters):
+    """T(x, weight): the forward pass without bias, by the rung that is selected for it."""
+    *parameters, precision = parameters
+    return torch.ops.numba_tconv.conv_transpose1d.default(x, weight, None, *parameters, "", precision)
+
+
+def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
+    """The problem of the forward pass. Raises RuntimeError where grad_output is not the gradient of its output."""
+    batch, out_channels, out_length = grad_output.shape
+    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
+    if problem.out_length != out_length:
+        raise RuntimeError(
+            f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
+        )
+    return problem
+
+
+# grad_input
+
+
+@torch.library.impl("numba_tconv::grad_input", "cuda")
+def _input_cuda(grad_output, weight, length, *parameters):
+    problem = problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
+    return gradients.grad_input(grad_output, weight, problem)
+
+
+@torch.library.impl("numba_tconv::grad_input", "cpu")
+def _input_cpu(grad_output, weight, length, *parameters):
+    problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
+    x = grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
+    return _torchs(grad_output, x, weight, parameters, 0)
+
+
+@torch.library.register_fake("numba_tconv::grad_input")
+def _input_fake(grad_output, weight, length, *parameters):
+    return grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
+
+
+def _input_context(ctx, inputs, output):
+    grad_output, weight, _, *ctx.parameters = inputs
+    ctx.save_for_backward(grad_output, weight)
+
+
+def _input_backward(ctx, v):
+    grad_output, weight = ctx.saved_tensors
+    for_grad_output = for_weight = None
+    if ctx.needs_input_grad[0]:
+        for_grad_output = forward(v, weight, ctx.parameters)
+    if ctx.needs_input_grad[1]:
+        for_weight = grad_weight(grad_output, v, weight.shape[2], *ctx.parameters)
+    return for_grad_output, for_weight, *[None] * 7
+
+
+# grad_weight
+
+
+@torch.library.impl("numba_tconv::grad_weight", "cuda")
+def _weight_cuda(grad_output, input, kernel_size, *parameters):
+    problem = problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
+    return gradients.grad_weight(grad_output, input, problem)
+
+
+@torch.library.impl("numba_tconv::grad_weight", "cpu")
+def _weight_cpu(grad_output, input, kernel_size, *parameters):
+    problem = problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
+    weight = input.new_empty((problem.in_channels, problem.out_channels_per_group, kernel_size))
+    return _torchs(grad_output, input, weight, parameters, 1)
+
+
+@torch.library.register_fake("numba_tconv::grad_weight")
+def _weight_fake(grad_output, input, kernel_size, stride, padding, output_padding, groups, dilation, precision):
+    return input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))
+
+
+def _weight_context(ctx, inputs, output):
+    grad_output, input, _, *ctx.parameters = inputs
+    ctx.save_for_backward(grad_output, input)
+
+
+def _weight_backward(ctx, v):
+    grad_output, input = ctx.saved_tensors
+    for_grad_output = for_input = None
+    if ctx.needs_input_grad[0]:
+        for_grad_output = forward(input, v, ctx.parameters)
+    if ctx.needs_input_grad[1]:
+        for_input = grad_input(grad_output, v, input.shape[2], *ctx.parameters)
+    return for_grad_output, for_input, *[None] * 7
+
+
+# grad_bias
+
+
+@torch.library.impl("numba_tconv::grad_bias", "cuda")
+def _bias_cuda(grad_output):
+    batch, channels, length = grad_output.shape
+    if not grad_output.numel():
+        return grad_output.new_zeros((channels,))
+    # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
+    return gradients.grad_bias(grad_output, Problem(batch, channels, channels, 1, length, groups=channels))
+
+
+@torch.library.impl("numba_tconv::grad_bias", "cpu")
+def _bias_cpu(grad_output):
+    return grad_output.sum((0, 2))
+
+
+@torch.library.register_fake("numba_tconv::grad_bias")
+def _bias_fake(grad_output):
+    return grad_output.new_empty((grad_output.shape[1],))
+
+
+def _bias_context(ctx, inputs, output):
+    ctx.shape = inputs[0].shape
+
+
+def _bias_backward(ctx, v):
+    return v[:, None].expand(ctx.shape)
+
+
+torch.library.register_autograd("numba_tconv::grad_input", _input_backward, setup_context=_input_context)
+torch.library.register_autograd("numba_tconv::grad_weight", _weight_backward, setup_context=_weight_context)
+torch.library.register_autograd("numba_tconv::grad_bias", _bias_backward, setup_context=_bias_context)
+
+
+# The derivative of the forward operator
+
+
+def setup_context(ctx, inputs, output):
+    """Keep what ``backward`` needs of the arguments of ops.conv_transpose1d, and no more."""
+    input, weight, _, *parameters, _, precision = inputs
+    ctx.parameters = *parameters, precision
+    ctx.sizes = input.shape[2], weight.shape[2]
+    wants_input, wants_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)
+
+
+def backward(ctx, grad_output):
+    """Gradients for input, weight and bias, those that are wanted; None for every other argument."""
+    (input, weight), (length, kernel_size) = ctx.saved_tensors, ctx.sizes
+    wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    return (
+        grad_input(grad_output, weight, length, *ctx.parameters) if wants_input else None,
+        grad_weight(grad_output, input, kernel_size, *ctx.parameters) if wants_weight else None,
+        grad_bias(grad_output) if wants_bias else None,
+        *[None] * 7,
+    )
+
+
+def _torchs(grad_output, input, weight, parameters, which: int):
+    """torch's own gradient on the CPU: for the input, which is then read for its shape only (0), or the weight (1)."""
+    stride, padding, output_padding, groups, dilation, _ = parameters
+    wanted = [which == 0, which == 1, False]
+    lists = [stride], [padding], [dilation], True, [output_padding]
+    gradient = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)[which]
+    return gradient.contiguous()

@@ -1,0 +1,35 @@
+"""What the kernels of a gradient are to the rest of the package."""
+
+from __future__ import annotations
+
+import torch
+
+from ..launch import Kernel
+from ..problem import Problem
+from .device import Device
+from .rung import Rung
+
+
+class GradientRung(Rung):
+    """One way to compute one of the three gradients. Subclasses live in one file each, named like the rung.
+
+    ``problem`` is that of the forward pass everywhere; what a rung needs of GPU and precision it states as a Rung does.
+    """
+
+    of: str  # "grad_input", "grad_weight" or "grad_bias"
+
+    def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None):
+        """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code."""
+        raise NotImplementedError
+
+    def kernels(self, config) -> list[tuple[Kernel, int]]:
+        """Every kernel that a run with ``config`` launches, with its dynamic shared memory in bytes."""
+        raise NotImplementedError
+
+    def run(self, *operands_result_problem, config=None) -> None:
+        """Launch on torch's current stream: the operands, of any strides, the contiguous result, and the problem.
+
+        grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
+        (grad_output, result, problem). No operand is empty. Nothing is checked here.
+        """
+        raise NotImplementedError

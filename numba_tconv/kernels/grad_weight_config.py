@@ -1,0 +1,230 @@
+"""Tiles of grad_weight_split: what they are, which one a problem gets, and into how many splits its reduction goes.
+
+The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
+(grad_window.py), l counts positions, over which the sums run. A block computes ``block_m x block_p x tap_chunk`` sums
+from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums,
+make a slice, and the slices share the positions of a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+from ..elements import ELEMENTS
+from ..offline import REGISTERS, RESERVED_SHARED
+from ..problem import Problem
+from ..taps import Taps
+from .device import H200, Device
+from .grad_window import Window, columns, split_phases, split_taps
+
+THREADS = 128
+WINDOW_LIMIT = 20  # columns that a thread may hold in registers
+MOST_TAPS = 8  # of a window
+MOST_SUMS = {4: 64, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
+PARTIAL_TERMS = 256  # products that a float32 sum takes before it is put aside: its error grows with its length
+SPLIT_COLUMNS = 16_384  # columns of a split, at most, for the same reason: its partial sums are float32 too
+# Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
+ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
+LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
+SPLIT_COST = 4  # what ends a split, in stages
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    stride: int
+    dilation: int
+    tap_chunk: int  # taps of a row that share one window
+    phases: int  # of a block
+    channels: int  # of a block
+    thread_m: int
+    thread_p: int
+    lanes_m: int
+    lanes_p: int
+    slices: int
+    block_l: int
+    min_blocks: int = 1  # blocks that must fit on a multiprocessor: the register budget
+    partial: int = 0  # stages of one partial sum; 0: all
+    x_vector: int = 1  # elements of x that one cp.async copies
+
+    @cached_property
+    def taps(self) -> Taps:
+        return Taps(1, self.stride, self.dilation)
+
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
+
+    @property
+    def vector(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.itemsize
+
+    @property
+    def block_m(self) -> int:
+        return self.thread_m * self.lanes_m
+
+    @property
+    def block_p(self) -> int:
+        """Pairs that the threads have sums for; ``phases * channels`` of them, or all, are pairs of the problem."""
+        return self.thread_p * self.lanes_p
+
+    @property
+    def slice_threads(self) -> int:
+        return self.lanes_m * self.lanes_p
+
+    @property
+    def threads(self) -> int:
+        return self.slice_threads * self.slices
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.thread_m * self.thread_p * self.tap_chunk
+
+    @property
+    def window_columns(self) -> int:
+        """Columns of a pair that one vector of positions meets."""
+        return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
+
+    @property
+    def width(self) -> int:
+        """Columns of a stage."""
+        return self.block_l - self.vector + self.window_columns
+
+    def pitch(self, width: int) -> int:
+        """Elements between two rows: an odd number of vectors, so that vectors of neighbouring rows share no bank."""
+        return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
+
+    @property
+    def window(self) -> Window:
+        return Window(
+            self.dtype, self.dilation, self.phases, self.channels, self.width, self.pitch(self.width), self.threads
+        )
+
+    @property
+    def x_stage(self) -> int:
+        """Elements of x in one stage."""
+        return self.block_m * self.pitch(self.block_l)
+
+    @property
+    def stage(self) -> int:
+        """Elements of x and grad_output in one stage."""
+        return self.x_stage + self.block_p * self.pitch(self.width)
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.sums * self.threads
+        return max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
+
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory for where the columns of two stages lie: three addresses each."""
+        return 3 * 2 * self.width * 8
+
+    def tiles(self, problem: Problem) -> tuple[int, int, int, int]:
+        """Blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
+        p, phases = problem, min(problem.taps.rows, problem.kernel_size)
+        counts = (p.in_channels_per_group, p.out_channels_per_group, phases, p.taps.taps_per_row)
+        sizes = (self.block_m, self.channels, self.phases, self.tap_chunk)
+        return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
+
+    def blocks(self, problem: Problem) -> int:
+        """Blocks of one split."""
+        rows, channels, parts, chunks = self.tiles(problem)
+        return problem.groups * rows * channels * parts * chunks
+
+    def columns(self, problem: Problem) -> int:
+        """Columns of a sample, so that vectors of x begin at multiples of their size."""
+        return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
+
+    def stages(self, problem: Problem) -> int:
+        """Stages of the whole reduction."""
+        return -(-problem.batch * self.columns(problem) // self.block_l)
+
+
+def make(problem: Problem, dtype: torch.dtype, most_taps: int = MOST_TAPS, block_l: int = 32, **tile) -> Config:
+    """The configuration of a tile: what the problem decides is filled in."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    tap_chunk, _ = split_taps(problem, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
+    block_p = tile["thread_p"] * tile["lanes_p"]
+    _, phases, _ = split_phases(problem, block_p)
+    block_l = max(block_l, tile["slices"] * v)
+    # Where many slices share a split, each thread's sum is short enough.
+    if dtype == torch.float32 and 4 * PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
+        tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
+    channels = min(block_p // phases, problem.out_channels_per_group)
+    sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
+    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile)
+
+
+def min_blocks(config: Config, device: Device) -> int:
+    """Blocks that share a multiprocessor's registers and shared memory."""
+    words = config.itemsize // 4 * (config.sums + config.thread_m * config.vector + config.window_columns)
+    more = MORE_REGISTERS if config.dtype != torch.float32 else 0
+    registers = min(255, -(-(max(ADDRESSES + words, LEAST_REGISTERS) + more) // 8) * 8)
+    need = config.shared_bytes + config.table_bytes + RESERVED_SHARED
+    return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
+
+
+def candidates(problem: Problem, dtype: torch.dtype, device: Device):
+    """Every tile of powers of two that fits and is not twice as large as the problem."""
+    most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
+    pairs = problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
+    powers = [2**e for e in range(8)]
+    for thread_m, thread_p in ((m, p) for m in powers[:4] for p in powers[:4]):
+        for lanes_m, lanes_p in ((m, p) for m in powers for p in powers if m * p <= THREADS):
+            large_m = thread_m * lanes_m >= max(2, 2 * problem.in_channels_per_group)
+            large_p = thread_p * lanes_p >= max(2, 2 * pairs)
+            if large_m or large_p:
+                continue
+            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p)
+            slices = THREADS // (lanes_m * lanes_p)
+            config = make(problem, dtype, slices=slices, **tile)
+            blocks = min_blocks(config, device)
+            vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
+            if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
+                yield replace(config, min_blocks=blocks)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
+    """The tile with the fewest estimated instructions: products, shared loads, and copies into shared memory."""
+
+    def cost(config):
+        windows = config.thread_p * config.window_columns // config.vector
+        loads = 3 * (config.thread_m + windows) / config.vector
+        copies = 8 * (config.block_m + config.block_p * config.width / config.block_l)
+        a_position = config.slice_threads * (config.sums + loads) + copies
+        return config.blocks(problem) * a_position
+
+    return min(candidates(problem, dtype, device), key=cost)
+
+
+@lru_cache(maxsize=1024)
+def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
+    """Splits, and the stages of each: as many as make the shortest rounds of blocks, none longer than SPLIT_COLUMNS."""
+    stages, blocks = config.stages(problem), config.blocks(problem)
+    resident = device.multiprocessors * config.min_blocks
+
+    def cost(splits):
+        return -(-blocks * splits // resident) * (-(-stages // splits) + SPLIT_COST)
+
+    least = -(-stages * config.block_l // SPLIT_COLUMNS)
+    most = max(least, min(stages, 4 * resident // blocks))
+    length = -(-stages // min(range(least, most + 1), key=cost))
+    return -(-stages // length), length
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    shapes = (
+        dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
+        dict(thread_m=1, thread_p=1, lanes_m=4, lanes_p=2, slices=1, most_taps=1),
+        dict(thread_m=4, thread_p=1, lanes_m=1, lanes_p=8, slices=1, most_taps=2, partial=2),
+    )
+    return [make(problem, dtype, block_l=2 * v, **shape) for shape in shapes]

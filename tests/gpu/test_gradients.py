@@ -1,0 +1,131 @@
+"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element.
+
+torch computes in the same precision, without TF32 (conftest.py). Results start as NaN.
+"""
+
+import pytest
+import torch
+
+from numba_tconv.kernels.device import current_device
+from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
+from numba_tconv.problem import Problem
+from tests.gpu.common import FEW, LARGE
+from tests.gradient_parity import (
+    gradient_operands,
+    gradient_terms,
+    inputs_of,
+    poisoned_gradient,
+    torchs_gradient,
+)
+from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
+
+pytestmark = pytest.mark.gpu
+gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+# grad_weight's and grad_bias's sums over millions of positions, whose error must not grow with their number.
+LONG = {
+    "four million positions": Problem(64, 16, 32, 3, 65536, bias=True),
+    "four million positions, strided": Problem(4, 8, 16, 8, 2**20, stride=4, padding=2, bias=True),
+    "depthwise, four million positions": Problem(8, 24, 24, 12, 2**19, stride=2, groups=24, bias=True),
+}
+
+
+def expected(of, g, x, w, problem):
+    """torch's own gradient, and the oracle, on the operands' device."""
+    return torchs_gradient(of, g, x, w, problem), torchs_gradient(of, g.double(), x.double(), w.double(), problem)
+
+
+def check(rung, problem, dtype, layout="contiguous", configs=(None,), place=lambda tensor: tensor):
+    if reason := rung.refusal(problem, dtype, "", current_device()):
+        pytest.skip(f"{rung.name}: {reason}")
+    g, x, w = gradient_operands(problem, dtype, "cuda", layout)
+    torchs, oracle = expected(rung.of, g, x, w, problem)
+    for config in configs:
+        result = poisoned_gradient(rung.of, problem, dtype, "cuda")
+        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config)
+        assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, config
+
+
+@gradients
+@dtypes
+@pytest.mark.parametrize("reason", SMALL)
+def test_small_problems(rung, dtype, reason):
+    check(rung, SMALL[reason], dtype)
+
+
+@gradients
+@dtypes
+@pytest.mark.parametrize("reason", ["positions past one tile, strided", "groups, unequal channels"])
+def test_tiny_tiles(rung, dtype, reason):
+    check(rung, SMALL[reason], dtype, configs=rung.tiny_configs(SMALL[reason], dtype))
+
+
+@gradients
+@dtypes
+@pytest.mark.parametrize("reason", LARGE)
+def test_large_problems(rung, dtype, reason):
+    check(rung, LARGE[reason], dtype)
+
+
+@gradients
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("reason", LONG)
+def test_long_sums(rung, dtype, reason):
+    check(rung, LONG[reason], dtype)
+
+
+@gradients
+@dtypes
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+@pytest.mark.parametrize("reason", FEW)
+def test_layouts(rung, dtype, layout, reason):
+    check(rung, LARGE[reason], dtype, layout)
+
+
+@gradients
+@pytest.mark.parametrize("reason", ["HiFi-GAN's third layer", "depthwise, 512 groups"])
+def test_samples_far_apart(rung, reason):
+    check(rung, LARGE[reason], torch.float32, place=far_apart)
+
+
+@gradients
+@dtypes
+@pytest.mark.parametrize("reason", FEW)
+def test_bitwise_reproducible(rung, dtype, reason):
+    problem = LARGE[reason]
+    g, x, w = gradient_operands(problem, dtype, "cuda")
+    first = poisoned_gradient(rung.of, problem, dtype, "cuda")
+    rung.run(*inputs_of(rung.of, g, x, w), first, problem)
+    for _ in range(20):
+        again = poisoned_gradient(rung.of, problem, dtype, "cuda")
+        rung.run(*inputs_of(rung.of, g, x, w), again, problem)
+        assert torch.equal(first, again)
+
+
+@dtypes
+@pytest.mark.parametrize("reason", FEW)
+def test_functions(dtype, reason):
+    problem = LARGE[reason]
+    g, x, w = gradient_operands(problem, dtype, "cuda")
+    results = {
+        "grad_input": grad_input(g, w, problem),
+        "grad_weight": grad_weight(g, x, problem),
+        "grad_bias": grad_bias(g, problem),
+    }
+    for of, result in results.items():
+        assert result.dtype == dtype
+        assert verdict(result, *expected(of, g, x, w, problem), gradient_terms(of, problem)) is None
+
+
+@pytest.mark.parametrize("reason", FEW)
+def test_on_a_side_stream(reason):
+    problem = LARGE[reason]
+    g, x, _ = gradient_operands(problem, torch.float32, "cuda")
+    here = grad_weight(g, x, problem)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        there = grad_weight(g, x, problem)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(here, there)

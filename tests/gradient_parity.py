@@ -1,0 +1,71 @@
+"""What parity means for the gradients: operands, the reference's and torch's gradients, and the sums' lengths.
+
+The verdict, the grid of small problems and the memory layouts are those of parity.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import reference
+from tests.parity import LAYOUTS, operands, parameters
+
+OF = ("grad_input", "grad_weight", "grad_bias")
+
+
+def gradient_operands(problem, dtype, device="cpu", layout="contiguous"):
+    """Fresh random grad_output, input and weight; torch's generator decides them."""
+    x, w, _ = operands(problem, dtype, device, layout)
+    shape = (problem.batch, problem.out_channels, problem.out_length)
+    return LAYOUTS[layout](torch.randn(shape, device=device).to(dtype)), x, w
+
+
+def inputs_of(of, g, x, w):
+    """The operands that one gradient is made of, in the order in which its kernels take them."""
+    return {"grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
+
+
+def poisoned_gradient(of, problem, dtype, device="cpu"):
+    """A result full of NaN: what a kernel does not write is not mistaken for a gradient."""
+    p = problem
+    shapes = {
+        "grad_input": (p.batch, p.in_channels, p.length),
+        "grad_weight": (p.in_channels, p.out_channels_per_group, p.kernel_size),
+        "grad_bias": (p.out_channels,),
+    }
+    return torch.full(shapes[of], math.nan, dtype=dtype, device=device)
+
+
+def references_gradient(of, g, x, w, problem):
+    """The reference's gradient, as a float64 tensor."""
+    p = problem
+    g, x, w = (t.double().numpy() for t in (g, x, w))
+    sizes = dict(stride=p.stride, padding=p.padding, groups=p.groups, dilation=p.dilation)
+    gradients = {
+        "grad_input": lambda: reference.grad_input(g, w, p.length, **sizes),
+        "grad_weight": lambda: reference.grad_weight(g, x, p.kernel_size, **sizes),
+        "grad_bias": lambda: reference.grad_bias(g),
+    }
+    return torch.from_numpy(gradients[of]())
+
+
+def torchs_gradient(of, g, x, w, problem):
+    """torch's own gradient, in the dtype and on the device of the operands."""
+    p = parameters(problem)
+    lists = ([p[name]] for name in ("stride", "padding", "dilation"))
+    return torch.ops.aten.convolution_backward(
+        *(g, x, w, [problem.out_channels], *lists, True, [p["output_padding"]], p["groups"]),
+        [of == name for name in OF],
+    )[OF.index(of)]
+
+
+def gradient_terms(of, problem) -> int:
+    """Products in the longest sum of one element of the gradient."""
+    p = problem
+    return {
+        "grad_input": p.out_channels_per_group * p.kernel_size,
+        "grad_weight": p.batch * p.length,
+        "grad_bias": p.batch * p.out_length,
+    }[of]

@@ -1,0 +1,132 @@
+"""Tests of the suite itself, on the gradients: with a mistake in it, each kernel must fail the parity check.
+
+A mistake is fed to a kernel as a problem that states a wrong offset, or as operands in a wrong order; or it is made in
+the kernel's own text, in one of the places where people make it.
+"""
+
+import copy
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels import device, grad_bias, grad_input_tile, grad_sum, grad_weight_split, grad_window
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.ptx import SIMULATOR
+from tests.gradient_parity import (
+    gradient_operands,
+    gradient_terms,
+    inputs_of,
+    poisoned_gradient,
+    references_gradient,
+    torchs_gradient,
+)
+from tests.parity import SMALL, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# The rows that the mistakes are looked for in.
+ROWS = ["output_padding and padding", "groups, unequal channels", "positions past one tile, strided"]
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setattr(device, "of", lambda index: replace(device.H200, multiprocessors=2))
+
+
+def caught(rung, spoil=lambda operands, problem: (operands, problem)):
+    """The rows whose verdict is bad, where ``spoil`` changes what the kernel is given."""
+    bad = []
+    for reason in ROWS:
+        problem = SMALL[reason]
+        g, x, w = gradient_operands(problem, torch.float32)
+        oracle = references_gradient(rung.of, g, x, w, problem)
+        torchs = torchs_gradient(rung.of, g, x, w, problem)
+        wrong_operands, wrong_problem = spoil(inputs_of(rung.of, g, x, w), problem)
+        result = poisoned_gradient(rung.of, problem, torch.float32)
+        rung.run(*wrong_operands, result, wrong_problem, rung.tiny_configs(problem, torch.float32)[0])
+        if verdict(result, torchs, oracle, gradient_terms(rung.of, problem)):
+            bad.append(reason)
+    return bad
+
+
+def misstated(problem, **wrong):
+    """The problem with some of its values changed and its output length kept."""
+    changed = copy.copy(problem)
+    changed.__dict__.update(out_length=problem.out_length, **wrong)
+    return changed
+
+
+SPOILT = {
+    "padding subtracted twice": lambda o, p: (o, misstated(p, padding=2 * p.padding)),
+    "output_padding added to the index": lambda o, p: (o, misstated(p, padding=p.padding + p.output_padding)),
+    "second operand reversed": lambda o, p: ((o[0], o[1].flip(2)), p),
+    "channels of the groups exchanged": lambda o, p: ((o[0].roll(p.out_channels_per_group, 1), *o[1:]), p),
+}
+
+
+@pytest.mark.parametrize("rung", [r for r in GRADIENTS.values() if r.of != "grad_bias"], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("mistake", SPOILT)
+def test_a_wrong_statement_is_caught(rung, mistake):
+    assert caught(rung, SPOILT[mistake])
+
+
+# The module whose text is changed, the text, what it becomes, and the rung that must then fail.
+MISTAKES = {
+    "the last output left out": (grad_window, "o < out_length", "o < out_length - 1", "grad_input_tile"),
+    "the phase left out of the offset": (grad_window, "(tap + a) * dilation", "tap * dilation", "grad_weight_split"),
+    "a partial sum lost": (grad_input_tile, "if s >= partial:", "if s > partial:", "grad_input_tile"),
+    "the other buffer multiplied": (grad_input_tile, "g_at = int32(s %", "g_at = int32((s + 1) %", "grad_input_tile"),
+    "the last position left out": (grad_weight_split, "i < length", "i < length - 1", "grad_weight_split"),
+    "a split without its end": (
+        grad_weight_split,
+        "while s < total",
+        "while s < total - 1",
+        "grad_weight_split",
+    ),
+    "a slice not added": (grad_weight_split, "while z < slices", "while z < slices - 1", "grad_weight_split"),
+    "taps of a row as neighbours": (grad_weight_split, "a + b * rows", "a + b", "grad_weight_split"),
+    "the first split alone": (grad_sum, "first + z < splits", "first + z < 1", "grad_bias"),
+    "a quarter instead of a half added": (grad_bias, "threads >> (h + 1)", "threads >> (h + 2)", "grad_bias"),
+    "splits that overlap": (grad_bias, "(split + 1) * split_length", "(split + 2) * split_length", "grad_bias"),
+}
+USERS = (grad_bias, grad_input_tile, grad_sum, grad_weight_split)
+
+
+def forget_kernels():
+    for user in USERS:
+        user.make_kernel.cache_clear()
+
+
+@pytest.fixture
+def mistaken(monkeypatch):
+    """A function that makes all modules use what ``module`` becomes with a piece of its text replaced."""
+
+    def install(module, old, new):
+        source = inspect.getsource(module)
+        assert old in source
+        changed = {"__name__": module.__name__, "__package__": module.__package__}
+        exec(compile(source.replace(old, new), module.__file__, "exec"), changed)
+        factories = {id(value): name for name, value in vars(module).items() if name.startswith("make_")}
+        for user in USERS:
+            for name, value in list(vars(user).items()):
+                if id(value) in factories:
+                    monkeypatch.setattr(user, name, changed[factories[id(value)]])
+
+    forget_kernels()
+    yield install
+    monkeypatch.undo()
+    forget_kernels()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_text_is_caught(mistaken, mistake):
+    module, old, new, name = MISTAKES[mistake]
+    mistaken(module, old, new)
+    assert caught(GRADIENTS[name])
+
+
+@pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
+def test_without_a_mistake_every_row_passes(rung):
+    assert caught(rung) == []

@@ -1,0 +1,150 @@
+"""Every gradient in the CUDA simulator, in tiny tiles so that seams, tails and splits occur, against the reference.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels import device, grad_weight_config
+from numba_tconv.kernels.grad_bias import splits_of
+from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.gradient_parity import (
+    gradient_operands,
+    gradient_terms,
+    inputs_of,
+    poisoned_gradient,
+    references_gradient,
+    torchs_gradient,
+)
+from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
+
+# For what does not depend on the index formula: strided, grouped, with gaps between the phases, and with several tiles.
+FEW = [
+    "K = 2s, the usual decoder layer",
+    "groups, unequal channels",
+    "gcd(stride, dilation) = 2, three rows",
+    "positions past one tile, strided",
+]
+SMALL_GPU = replace(device.H200, multiprocessors=2)  # splits of several stages, where an H200 would have one for each
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setattr(device, "of", lambda index: SMALL_GPU)
+
+
+def check(rung, problem, dtype, layout="contiguous", place=lambda tensor: tensor):
+    """Every tiny configuration computes the gradient; ``place`` moves the operands that have samples."""
+    g, x, w = gradient_operands(problem, dtype, layout=layout)
+    oracle = references_gradient(rung.of, g, x, w, problem)
+    torchs = torchs_gradient(rung.of, g, x, w, problem)
+    configs = rung.tiny_configs(problem, dtype)
+    assert configs
+    for config in configs:
+        result = poisoned_gradient(rung.of, problem, dtype)
+        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config)
+        assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, config
+
+
+@gradients
+@pytest.mark.parametrize("reason", SMALL)
+def test_small_problems(rung, reason):
+    check(rung, SMALL[reason], torch.float32)
+
+
+@gradients
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float32], ids=str)
+@pytest.mark.parametrize("reason", FEW)
+def test_dtypes(rung, dtype, reason):
+    check(rung, SMALL[reason], dtype)
+
+
+@gradients
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+@pytest.mark.parametrize("reason", FEW[:2])
+def test_layouts(rung, layout, reason):
+    check(rung, SMALL[reason], torch.float32, layout)
+
+
+@gradients
+def test_samples_far_apart(rung):
+    check(rung, SMALL["output_padding and padding"], torch.float32, place=far_apart)
+
+
+@pytest.mark.parametrize("variant", [name for name, rung in GRADIENTS.items() if rung.of == "grad_input"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("reason", FEW)
+def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, reason):
+    problem = SMALL[reason]
+    g, x, w = gradient_operands(problem, torch.float32)
+    g[0, 0, 0] = g[-1, -1, problem.out_length // 2] = g[0, 1, -1] = value
+    oracle = references_gradient("grad_input", g, x, w, problem)
+    for config in GRADIENTS[variant].tiny_configs(problem, torch.float32):
+        result = grad_input(g, w, problem, variant, config)
+        for which in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(which(result), which(oracle)), config
+
+
+def test_vectors_of_the_input():
+    """Copies of 16 bytes, where the host finds that rows and samples begin at multiples of them."""
+    problem, rung = SMALL["stride 1, dilation"], GRADIENTS["grad_weight_split"]
+    g, x, w = gradient_operands(problem, torch.float32)
+    oracle = references_gradient("grad_weight", g, x, w, problem)
+    for config in rung.tiny_configs(problem, torch.float32):
+        result = grad_weight(g, x, problem, config=replace(config, x_vector=config.vector))
+        assert verdict(result, oracle.float(), oracle) is None, config
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "misaligned"])
+def test_the_configurations_that_are_chosen(layout):
+    problem = SMALL["stride 1, dilation"]
+    g, x, w = gradient_operands(problem, torch.float32, layout=layout)
+    results = {
+        "grad_input": grad_input(g, w, problem),
+        "grad_weight": grad_weight(g, x, problem),
+        "grad_bias": grad_bias(g, problem),
+    }
+    for of, result in results.items():
+        oracle = references_gradient(of, g, x, w, problem)
+        assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None, of
+
+
+def test_what_cannot_be_computed_is_refused():
+    problem = SMALL["stride 1, dilation"]
+    g, x, w = gradient_operands(problem, torch.float32)
+    with pytest.raises(NotImplementedError, match="takes float64"):
+        grad_input(g.to(torch.complex64), w.to(torch.complex64), problem)
+    with pytest.raises(ValueError, match="grad_weight_split computes grad_weight"):
+        grad_input(g, w, problem, "grad_weight_split")
+    with pytest.raises(ValueError, match="unknown"):
+        grad_weight(g, x, problem, "grad_weight")
+
+
+def test_no_outputs_no_gradient():
+    """torch allows an output of no samples; nothing reached it."""
+    problem = Problem(2, 2, 3, 3, 12, padding=7)
+    assert problem.out_length == 0
+    g, x, w = gradient_operands(problem, torch.float32)
+    for result in (grad_input(g, w, problem), grad_weight(g, x, problem), grad_bias(g, problem)):
+        assert result.eq(0).all()
+
+
+def test_the_reductions_are_split_into_several_stages():
+    """Otherwise the tests above would not see how splits, stages and partial sums follow each other."""
+    problem = SMALL["positions past one tile, strided"]
+    tiny = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.partial]
+    splits = [grad_weight_config.splits_of(problem, config, SMALL_GPU) for config in tiny]
+    assert any(count > 1 for count, _ in splits)
+    assert any(length > 2 * config.partial for (_, length), config in zip(splits, tiny, strict=True))
+    assert any(
+        splits_of(problem, config, SMALL_GPU)[0] > 1
+        for config in GRADIENTS["grad_bias"].tiny_configs(problem, torch.float32)
+    )

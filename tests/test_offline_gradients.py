@@ -1,0 +1,145 @@
+"""What the compiler makes of the gradients' kernels, found out without a GPU: registers, no spill, vector loads, and no
+atomic, whose order nobody decides."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels import grad_input_config, grad_input_pack, grad_weight_config
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.ptx import SIMULATOR
+from tests.test_offline import AMPERE, BF16, DEVICES, F16, F32, F64, HOPPER, check_memory, needs_sass, product_loops
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+# What each row is there for; workload, dtype, compute capability.
+TILES = {
+    "128 channels, stride 1": ("kb64", F32, HOPPER),
+    "the same on Ampere": ("kb64", F32, AMPERE),
+    "the widest window": ("kb74", F32, HOPPER),
+    "gcd(stride, dilation) = 2": ("kb79", F32, AMPERE),
+    "eight phases, partial sums": ("hifigan_u1", F32, HOPPER),
+    "two phases on Ampere": ("hifigan_u3", F32, AMPERE),
+    "rows of unequal taps": ("seamless_u1", F32, HOPPER),
+    "one tap a row": ("patch", F32, HOPPER),
+    "phases in parts": ("istft", F32, HOPPER),
+    "many taps a row": ("pqmf", F32, HOPPER),
+    "depthwise": ("depthwise", F32, AMPERE),
+    "depthwise, six taps a row": ("bigvgan_24", F32, HOPPER),
+    "a small problem": ("small", F32, HOPPER),
+    "float64": ("kb64", F64, HOPPER),
+    "float64 on Ampere": ("hifigan_u1", F64, AMPERE),
+    "float64, depthwise": ("depthwise", F64, HOPPER),
+    "float16": ("hifigan_u3", F16, HOPPER),
+    "bfloat16": ("kb64", BF16, AMPERE),
+}
+matrix_products = pytest.mark.parametrize("name", ["grad_input_tile", "grad_weight_split"])
+tiles = pytest.mark.parametrize("reason", TILES)
+
+
+@cache
+def tile_report(name, reason):
+    """The configuration, and what became of its main kernel."""
+    workload, dtype, cc = TILES[reason]
+    rung = GRADIENTS[name]
+    config = rung.config(workloads.get(workload).problem, dtype, DEVICES[cc])
+    kernel, shared_bytes = rung.kernels(config)[0]
+    return config, offline.report(kernel, cc, shared_bytes)
+
+
+@matrix_products
+@tiles
+def test_tiles_stay_in_their_registers(name, reason):
+    config, report = tile_report(name, reason)
+    check_memory(report, min(255, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
+    assert report.blocks_per_multiprocessor >= config.min_blocks >= 2
+
+
+@matrix_products
+@tiles
+def test_tiles_load_vectors_and_copy_ahead(name, reason):
+    config, report = tile_report(name, reason)
+    inner = min(product_loops(report.ptx), key=len)
+    assert ("ld.shared.v2.f64" if config.dtype == F64 else "ld.shared.v4.f32") in report.ptx
+    assert not re.search(r"\bst\.(global|f32|f64)\b", inner)
+    if config.dtype in (F32, F64):
+        assert re.search(rf"cp\.async\.ca\.shared\.global [^;]*, {config.itemsize},", report.ptx)
+        assert "cp.async.wait_group" in report.ptx
+
+
+@pytest.mark.parametrize("reason", ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64"])
+def test_copies_of_16_bytes(reason):
+    """grad_weight_split copies the input by vectors, where they are aligned."""
+    cc = TILES[reason][2]
+    config = tile_report("grad_weight_split", reason)[0]
+    config = replace(config, x_vector=config.vector)
+    kernel, shared_bytes = GRADIENTS["grad_weight_split"].kernels(config)[0]
+    report = offline.report(kernel, cc, shared_bytes)
+    check_memory(report, min(255, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
+    assert re.search(r"cp\.async\.cg\.shared\.global [^;]*, 16,", report.ptx)
+
+
+@needs_sass
+@matrix_products
+@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"])
+def test_large_tiles_multiply_most_of_the_time(name, reason):
+    """More than four fifths of what the inner loop issues are the multiply-adds themselves."""
+    inner = min(product_loops(tile_report(name, reason)[1].sass), key=len)
+    mix = offline.instructions(inner)
+    assert mix["FFMA"] / mix.total() > 0.8
+
+
+SIMPLE = [
+    (name, dtype, cc)
+    for name in ("grad_input_gather", "grad_bias")
+    for dtype, cc in ((F32, HOPPER), (F64, AMPERE), (F16, HOPPER), (BF16, AMPERE))
+]
+
+
+@pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[1]}-sm_{''.join(map(str, c[2]))}")
+def test_simple_kernels_stay_in_their_registers(case):
+    name, dtype, cc = case
+    rung = GRADIENTS[name]
+    kernel, shared_bytes = rung.kernels(rung.config(workloads.get("kb79").problem, dtype))[0]
+    check_memory(offline.report(kernel, cc, shared_bytes), 64)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
+def test_the_kernels_beside_them_stay_in_their_registers(dtype):
+    config = grad_input_config.choose(workloads.get("kb79").problem, dtype)
+    second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
+    for kernel in (grad_input_pack.make_kernel(config), second_stage):
+        check_memory(offline.report(kernel, HOPPER), 64)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_no_atomics(name):
+    problem = workloads.get("hifigan_u3").problem
+    for kernel, _ in GRADIENTS[name].kernels(GRADIENTS[name].config(problem, F32)):
+        assert not re.search(r"\b(atom|red)\.", kernel.ptx(HOPPER))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("cc", DEVICES)
+def test_every_workload_has_a_tile(dtype, cc):
+    device = DEVICES[cc]
+    for workload in workloads.WORKLOADS.values():
+        problem = workload.problem
+        for config in (
+            grad_input_config.choose(problem, dtype, device),
+            grad_weight_config.choose(problem, dtype, device),
+        ):
+            need = config.shared_bytes + offline.RESERVED_SHARED
+            assert 2 <= config.min_blocks <= device.shared_per_multiprocessor // need, workload.name
+
+
+def test_a_split_is_short():
+    """The error of a float32 sum grows with its length, and a split's partial sums are float32."""
+    for workload in workloads.WORKLOADS.values():
+        config = grad_weight_config.choose(workload.problem, F32)
+        splits, length = grad_weight_config.splits_of(workload.problem, config)
+        assert length * config.block_l <= 2 * grad_weight_config.SPLIT_COLUMNS, workload.name
+        assert (splits - 1) * length < config.stages(workload.problem) <= splits * length, workload.name
