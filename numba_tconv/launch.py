@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -25,8 +27,10 @@ if SIMULATOR:
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 else:
     from cuda.bindings import driver
+    from numba.cuda.dispatcher import CUDADispatcher as Dispatcher
 
 _thread = threading.local()
+_compiling = threading.RLock()
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 
@@ -72,7 +76,7 @@ class Kernel:
     def ptx(self, cc: tuple) -> str:
         """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
         bounds = (self.threads, self.min_blocks)
-        with _no_collection():
+        with _no_collection(), _compiling_for(cc):
             code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
         return code[0]
 
@@ -105,7 +109,7 @@ class Kernel:
         return function
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream of the current device; arguments are tensors and Python integers."""
+        """Run on torch's current stream of the current device; arguments are tensors, integers and tuples of them."""
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
         if SIMULATOR:
@@ -141,6 +145,24 @@ def _no_collection():
             gc.enable()
 
 
+@contextlib.contextmanager
+def _compiling_for(cc: tuple):
+    """Device functions that are called, not copied into their callers by Numba, are compiled for ``cc``.
+
+    Numba would compile them for the current GPU, which need not be the one, and need not exist.
+    """
+    dispatcher = sys.modules[Dispatcher.__module__]
+    with _compiling:
+        current, dispatcher.get_current_device = (
+            dispatcher.get_current_device,
+            lambda: SimpleNamespace(compute_capability=cc),
+        )
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = current
+
+
 def _check(result):
     """The value that a driver call returned beside its status, if any. Raises RuntimeError if it failed."""
     status, *values = result
@@ -167,6 +189,9 @@ def _span(tensor: torch.Tensor) -> int:
 
 def _pack(slots: list[int], kind: types.Type, argument):
     """Append one argument in Numba's layout; every slot is eight bytes, of which an int32 uses the lower four."""
+    if isinstance(kind, types.UniTuple):
+        slots += argument
+        return
     if not isinstance(kind, types.Array):
         slots.append(argument)
         return

@@ -44,15 +44,22 @@ def problems(draw):
     )
 
 
-def tile_of(rung, problem, precision):
-    """The tile by which a rung computes a problem; examples without one are passed over."""
+def config_of(rung, problem, precision):
+    """How a rung computes a problem; examples that it cannot are passed over."""
     hypothesis.assume(rung.supports(problem, DTYPES[precision], precision) is None)
-    return rung.config(problem, DTYPES[precision], precision).tile
+    return rung.config(problem, DTYPES[precision], precision)
 
 
-def start(tile, problem, column_tile):
+def columns_of(config, problem):
+    """First column, and columns a sample; column tiles."""
+    if isinstance(config, k6_config.Config):
+        return k6_config.sample_columns(problem, config), k6_config.column_tiles(problem, config)
+    return config.tile.columns(problem), config.tile.column_tiles(problem)
+
+
+def start(config, problem, column_tile):
     """Sample and column where the outputs begin that a tile owns, and the output there, which need not exist."""
-    first, columns = tile.columns(problem)
+    tile, ((first, columns), _) = config.tile, columns_of(config, problem)
     n, j = divmod(column_tile * tile.advance, columns)
     return n, j, (first + j) * problem.stride - problem.padding
 
@@ -62,11 +69,11 @@ def early(tile, problem, n, channel, output, shift):
     return ((n * problem.out_channels + channel) * problem.out_length + output + shift) % tile.sector
 
 
-def owned(tile, problem, column_tile, row, channel, shift):
+def owned(config, problem, column_tile, row, channel, shift):
     """Sample and output, and place in the staged run, of all outputs of a channel that a tile owns."""
-    p, (first, columns) = problem, tile.columns(problem)
-    n, j, begin = start(tile, p, column_tile)
-    n_next, _, begin_next = start(tile, p, column_tile + 1)
+    tile, p, ((first, columns), _) = config.tile, problem, columns_of(config, problem)
+    n, j, begin = start(config, p, column_tile)
+    n_next, _, begin_next = start(config, p, column_tile + 1)
     stop = tile.advance * tile.span - early(tile, p, n_next, channel, begin_next, shift)
     for e in range(-early(tile, p, n, channel, begin, shift), stop):
         column, rest = divmod(e, tile.span)
@@ -92,17 +99,17 @@ def row_and_column(problem, o):
 @hypothesis.given(data=st.data())
 def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
     problem = data.draw(problems())
-    tile = tile_of(rung, problem, precision)
+    config = config_of(rung, problem, precision)
+    tile, ((first, columns), column_tiles) = config.tile, columns_of(config, problem)
     shift = data.draw(st.integers(0, SECTOR // tile.itemsize - 1))
-    first, columns = tile.columns(problem)
     # Where column c and phase a of a tile are staged.
     staged = {c * tile.span + a * tile.spread: (c, a) for c in range(COLUMNS) for a in range(tile.phases)}
     assert len(staged) == COLUMNS * tile.phases
     for channel in {0, problem.out_channels // 2, problem.out_channels - 1}:
         owners = Counter()
-        for column_tile, part in itertools.product(range(tile.column_tiles(problem)), range(tile.row_parts)):
+        for column_tile, part in itertools.product(range(column_tiles), range(tile.row_parts)):
             row = part * tile.phases
-            for sample, o, u in owned(tile, problem, column_tile, row, channel, shift):
+            for sample, o, u in owned(config, problem, column_tile, row, channel, shift):
                 owners[sample, o] += 1
                 if (place := row_and_column(problem, o)) is None:
                     assert u not in staged
@@ -123,13 +130,13 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
 @hypothesis.given(data=st.data())
 def test_windows_hold_every_input_and_zeros_between_samples(rung, precision, data):
     problem = data.draw(problems())
-    tile, t = tile_of(rung, problem, precision), problem.taps
-    first, columns = tile.columns(problem)
+    config, t = config_of(rung, problem, precision), problem.taps
+    tile, ((first, columns), _) = config.tile, columns_of(config, problem)
     chunks, vector = tile.tap_chunks(problem), 16 // tile.itemsize
     assert chunks * tile.tap_chunk >= t.taps_per_row
     assert chunks == 1 or tile.several_chunks
-    # A window begins ``lead`` columns before the tile; a row of x may be copied from its next 16 bytes on.
-    assert tile.lead >= (tile.tap_chunk - 1) * t.step + vector - 1
+    # A window begins ``lead`` columns before the tile.
+    assert tile.lead >= (tile.tap_chunk - 1) * t.step
     assert tile.lead % vector == tile.overlap % vector == tile.advance % vector == 0
     assert first <= 0
     assert first % vector == columns % vector == 0
@@ -147,7 +154,7 @@ def test_windows_hold_every_input_and_zeros_between_samples(rung, precision, dat
 @hypothesis.given(data=st.data())
 def test_rows_are_every_channel_and_every_phase_with_taps(rung, precision, data):
     problem = data.draw(problems())
-    tile = tile_of(rung, problem, precision)
+    tile = config_of(rung, problem, precision).tile
     assert tile.channels * tile.phases <= tile.rows <= ROWS
     computed = Counter()
     for row_tile in range(tile.row_tiles(problem)):
@@ -166,7 +173,7 @@ def test_rows_are_every_channel_and_every_phase_with_taps(rung, precision, data)
 @hypothesis.given(data=st.data())
 def test_channels_are_staged_in_equal_rounds_that_fit(rung, precision, data):
     problem = data.draw(problems())
-    tile = tile_of(rung, problem, precision)
+    tile = config_of(rung, problem, precision).tile
     assert tile.channels == tile.rounds * tile.round_channels
     assert tile.round_channels in round_sizes(tile)
     # What ``skip`` spreads over the banks stays inside the channel's part of the buffer.
@@ -191,8 +198,9 @@ def check_k6(problem, precision):
     tile = config.tile
     assert config.shared_bytes <= SHARED_OF_AN_H200
     assert config.stages >= 4
-    assert config.x_stage % 128 == config.slot % 128 == config.staging % 16 == config.barriers % 8 == 0
-    assert config.width <= config.pitch
+    assert (
+        config.ring % 128 == config.slot() % 128 == config.staging % 16 == config.barriers % 8 == config.map % 128 == 0
+    )
     assert tile.rows % tile.rounds == 0
     chunks = k6_config.channel_chunks(problem, config)
     assert chunks * tile.depth >= problem.in_channels_per_group

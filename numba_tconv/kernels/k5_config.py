@@ -24,6 +24,7 @@ MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
 # Products that stand in the code of one step; more take longer to compile than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
+MOST_SPLIT_TAPS = 3  # whose products are added up on tensor cores, which cut off what an addition cannot hold
 FEWEST_PRODUCTS = 64  # of a warp between two barriers
 WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
 OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window
@@ -168,7 +169,10 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 
     def fits(chunk):
         window = RUN + -(-(chunk - 1) * t.step // vector) * vector
-        return chunk == 1 or (chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts])
+        short = base.parts == 1 or chunk <= MOST_SPLIT_TAPS
+        return chunk == 1 or (
+            chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts] and short
+        )
 
     fitting = [chunk for chunk in range(1, t.taps_per_row + 1) if fits(chunk)]
     if fitting[-1] == t.taps_per_row:
@@ -197,7 +201,8 @@ def choose(problem: Problem, precision: str, device: Device = H200, aligned: boo
 
     products = chunk * fragments * RUN * (2 * tile.parts - 1)
     chunks = 1
-    while chunks < 4 and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
+    deepest = 4 if tile.parts == 1 else 1
+    while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
     tiles = max(1, FEWEST_WARPS * fragments // (count * COLUMN_WARPS))
     x_vector = 16 // tile.itemsize if aligned else 1

@@ -38,9 +38,8 @@ from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, run_of
 from .k5_load import BATCH, make_load, make_window
 from .tensor_pack import packed_weights
-from .tensor_rung import ALIGNED, TensorRung, default_precision, layout_of
-from .tensor_store import make_store
-from .tensor_tile import SECTOR
+from .tensor_rung import TensorRung, by_vectors, default_precision
+from .tensor_store import alignment_of, make_store
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -55,13 +54,13 @@ def make_products(config: Config):
     @cuda.jit(device=True, inline="always")
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
-        for b in range(chunk):
-            for m in range(fragments):
-                for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
-                    x_part = 1 if parts == 2 and part == 0 else 0
-                    w_part = 1 if parts == 2 and part == 1 else 0
+        for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
+            x_part = 1 if parts == 2 and part == 0 else 0
+            w_part = 1 if parts == 2 and part == 1 else 0
+            for b in range(chunk):
+                q = 2 * x_part * window + halo - b * step
+                for m in range(fragments):
                     a[0], a[1], a[2], a[3] = load_fragment(w_at + (w_part * chunk + b) * tap_weights + m * 512)
-                    q = 2 * x_part * window + halo - b * step
                     for j in range(RUN):
                         multiply(acc, m * (RUN * 4) + 4 * j, a, 0, v[q + j], v[q + window + j])
 
@@ -90,18 +89,22 @@ def make_start(config: Config):
     return start
 
 
+def gaps_between(tile) -> bool:
+    """One row of taps, every other output empty: a staged vector holds two outputs and the zeros behind them."""
+    return tile.span == 2 and tile.phases == 1
+
+
 def make_stage_sums(config: Config):
     """A device function: a warp's sums of the rows from ``row0`` on, those of this round, into the staging buffer."""
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
     skip = tile.skip
-    # One row of taps, every other output empty: a vector holds two outputs and the zeros behind them.
     reciprocal = tile.reciprocal
-    gaps = span == 2 and phases == 1 and pitch % 4 == 0
+    gaps = gaps_between(tile)
 
     @cuda.jit(device=True, inline="always")
-    def stage_sums(acc, shared, base, at, row0, column0, column1):
+    def stage_sums(acc, shared, base, at, row0, column0, column1, offset):
         for m in range(fragments):
             for half in range(2):
                 row = int32(row0 + 16 * m + 8 * half)
@@ -120,7 +123,7 @@ def make_stage_sums(config: Config):
                                 st_shared(base + (run + int32(u + (u >> 5) * skip)) * 4, acc[k + 4 * j],
                                           float32(0), acc[k + 4 * j + 4], float32(0))  # fmt: skip
                         else:
-                            first = int32(column * span + phase * spread)
+                            first = int32(column * span + phase * spread + int32(offset))
                             for j in range(RUN):
                                 u = int32(first + j * span)
                                 shared[uint64(run + int32(u + (u >> 5) * skip))] = acc[k + 4 * j]
@@ -131,27 +134,25 @@ def make_stage_sums(config: Config):
 def make_write(config: Config):
     """Store: tensor_store.py's functions, called for as many channels at a time as fit in registers."""
     tile, at_once = config.tile, config.channels_at_once
-    aim, aim_inside, store_inside, store_any, head_count = make_store(
-        replace(tile, round_channels=at_once), config.tile_warps
-    )
+    aim, aim_inside, store_inside, store_any = make_store(replace(tile, round_channels=at_once), config.tile_warps)
     round_channels, pitch = tile.round_channels, tile.pitch
 
     @cuda.jit(device=True, inline="always")
-    def write(heads, y, shared, at, bias, has_bias, warp, lane, n, j, begin, n_next, begin_next, inside, row, co,
-              channels_left, batch, columns, first, out_channels, out_length, padding, shift):  # fmt: skip
+    def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, begin, n_next, begin_next, inside, row, co,
+              channels_left, batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
         done = int32(0)
         while done < round_channels:
             if inside and done + at_once <= channels_left:
-                store_inside(heads, y, shared, at + done * pitch, bias, has_bias, warp, lane, n, j, begin, n_next,
-                             begin_next, row, co + done, channels_left - done, batch, columns, first, out_channels,
-                             out_length, padding, shift)  # fmt: skip
+                head = store_inside(head, y, shared, base, at + done * pitch, bias, has_bias, warp, lane, n, j, begin,
+                                    n_next, begin_next, row, co + done, channels_left - done, batch, columns, first,
+                                    out_channels, out_length, padding, alignment)  # fmt: skip
             else:
-                store_any(heads, y, shared, at + done * pitch, bias, has_bias, warp, lane, n, j, begin, n_next,
+                store_any(head, y, shared, base, at + done * pitch, bias, has_bias, warp, lane, n, j, begin, n_next,
                           begin_next, row, co + done, channels_left - done, batch, columns, first, out_channels,
-                          out_length, padding, shift)  # fmt: skip
+                          out_length, padding, alignment)  # fmt: skip
             done = int32(done + at_once)
 
-    return aim, aim_inside, write, head_count
+    return aim, aim_inside, write
 
 
 @cache
@@ -172,7 +173,7 @@ def make_kernel(config: Config) -> Kernel:
     aim, load = make_load(config)
     load_window, products = make_window(config), make_products(config)
     start, (stage_sums, zeros_first) = make_start(config), make_stage_sums(config)
-    aim_store, aim_inside, write, head_count = make_write(config)
+    aim_store, aim_inside, write = make_write(config)
     wait_for_stage = cp_async_wait(stages - 2)
     storage, bits_type = ELEMENTS[tile.dtype].storage, float32 if itemsize == 4 else types.uint16
     run_of_column = cuda.jit(device=True, inline="always")(run_of)
@@ -205,7 +206,7 @@ def make_kernel(config: Config) -> Kernel:
 
     def k5_mma(
         x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,
-        groups, padding, columns, first, tap_chunks, stages_a_chunk, group_tiles, shift,
+        groups, padding, columns, first, tap_chunks, stages_a_chunk, group_tiles, alignment,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
         bits = cuda.shared.array(0, dtype=bits_type)
@@ -269,7 +270,6 @@ def make_kernel(config: Config) -> Kernel:
         lane, crew, crew_warp, warp_row, warp_column = thread_place(thread)
         group, row, co, channels_left = block_place(block, group_tiles, out_per_group)
         row0, t = int32(warp_row * (fragments * 16) + (lane >> 2)), int32(lane & 3)
-        heads = cuda.local.array(head_count, dtype=int64)
         at = int32(crew * staging)
         column0 = int32(warp_column + run_of_column(int32(2 * t), itemsize) * RUN)
         column1 = int32(warp_column + run_of_column(int32(2 * t + 1), itemsize) * RUN)
@@ -283,17 +283,17 @@ def make_kernel(config: Config) -> Kernel:
         round = int32(0)
         while round < rounds:
             if exact:
-                stage_sums(total, shared, base, at, row0, column0, column1)
+                stage_sums(total, shared, base, at, row0, column0, column1, alignment[2])
             else:
-                stage_sums(acc, shared, base, at, row0, column0, column1)
+                stage_sums(acc, shared, base, at, row0, column0, column1, alignment[2])
             cuda.syncthreads()
             # Worked out here, where the sums have left their registers.
             n, j = divmod((column_tile + crew) * advance, columns)
             begin, n_next, begin_next, inside = aim_store(n, j, batch, columns, first, out_length, padding)
-            aim_inside(heads, n, begin, crew_warp, co, out_per_group * groups, out_length)
-            write(heads, y, shared, at, bias, has_bias, crew_warp, lane, n, j, begin, n_next, begin_next, inside, row,
-                  co, channels_left, batch, columns, first, out_per_group * groups, out_length, padding,
-                  shift)  # fmt: skip
+            head = aim_inside(n, begin, crew_warp, co, out_per_group * groups, out_length)
+            write(head, y, shared, base, at, bias, has_bias, crew_warp, lane, n, j, begin, n_next, begin_next, inside,
+                  row, co, channels_left, batch, columns, first, out_per_group * groups, out_length, padding,
+                  alignment)  # fmt: skip
             row0 = int32(row0 - round_rows)
             co = int32(co + round_channels)
             channels_left = int32(channels_left - round_channels)
@@ -302,7 +302,8 @@ def make_kernel(config: Config) -> Kernel:
                 cuda.syncthreads()
 
     bits_array, stored, integers = flat(bits_type), flat(storage), (types.int64,)
-    signature = (bits_array, *integers * 3, bits_array, stored, *integers, stored, *integers * 13)
+    signature = (bits_array, *integers * 3, bits_array, stored, *integers, stored, *integers * 12)
+    signature += (types.UniTuple(types.int64, 3),)
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
@@ -317,14 +318,14 @@ class WarpMatrix(TensorRung):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))
         here = device.of(x.device.index)
         given, config = config, config or choose(problem, precision, here)
-        if layout_of(x, config.tile, problem.in_channels_per_group) != ALIGNED:
+        if not by_vectors(x, config.tile):
             config = replace(given, x_vector=1) if given else choose(problem, precision, here, aligned=False)
         kernel, chunks, blocks, sizes = _plan(problem, config)
         packed = packed_weights(w, problem, config.tile, "mma", chunks)
         kernel.launch(
             blocks,
             *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y),
-            *(*sizes, y.data_ptr() % SECTOR // x.element_size()),
+            *(*sizes, alignment_of(y, problem, config.tile, gaps_between(config.tile))),
         )
 
 

@@ -14,6 +14,7 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
+MOST_PADDING = 1.2  # columns of a sample, over those that it needs
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
 
@@ -28,57 +29,99 @@ class Config:
     buffers: int  # staging buffers: one for each warpgroup, or one that they pass to each other
 
     @property
+    def paired(self) -> bool:
+        """The warpgroups compute neighbouring tiles from the same stages; otherwise they take tiles in turn."""
+        return not self.resident or self.tile.parts == 2
+
+    @property
+    def regions(self) -> int:
+        """Windows in a stage."""
+        return CONSUMERS if self.paired else 1
+
+    @property
     def width(self) -> int:
-        """Columns of x in a stage; with streamed weights those of both warpgroups."""
-        return self.tile.lead + COLUMNS + (0 if self.resident else self.tile.advance)
+        """Columns of a window."""
+        return self.tile.lead + COLUMNS
 
-    @property
-    def pitch(self) -> int:
-        """Elements from one channel of a stage to the next: 8 or 24 modulo 32, so that the four channels that a
-        quarter-warp reads lie in different banks."""
-        return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
+    # A window is fetched in a number of boxes (k6_boxes.py), mostly one.
 
-    @property
-    def x_stage(self) -> int:
-        """Bytes of x in a stage."""
-        return self.tile.depth * self.pitch * self.tile.itemsize
+    def bank_shift(self, boxes: int) -> int:
+        """Columns by which the boxes of a window are shifted in all, so that their rows lie in different banks: as many
+        as there are in the 128 bytes of all banks."""
+        return 128 // self.tile.itemsize if boxes * self.tile.itemsize > 4 else 0
+
+    def pitch(self, boxes: int) -> int:
+        """Elements from one row of a box to the next: 8 or 24 modulo 32, so that the four channels that a quarter-warp
+        reads lie in different banks."""
+        spare = 0 if boxes == 1 else max(16 // self.tile.itemsize, self.bank_shift(boxes))  # windows begin in their box
+        width, suits = self.width + spare, (8, 24) if boxes == 1 else (8,)
+        return next(p for p in range(width, width + 32) if p % 32 in suits)
+
+    def spacing(self, boxes: int) -> int:
+        """Bytes from one box to the next, a multiple of 128."""
+        return -(-self.tile.depth // boxes * self.pitch(boxes) * self.tile.itemsize // 128) * 128
+
+    def slot(self, boxes: int = 1) -> int:
+        """Bytes of a stage."""
+        weights = 0 if self.resident else self.tile.stage_weights
+        return self.regions * boxes * self.spacing(boxes) + weights
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a thread that multiplies, and of one that copies; all start with 168, and the sum stays. The
-        wider windows of streamed weights take a copying thread more pieces to keep account of."""
-        return (224, 56) if self.resident else (208, 88)
+        """Registers of a thread that multiplies, and of one that copies; all start with 168, and the sum stays. Two
+        windows and 16-bit elements (eight boxes) take a copying thread more to keep account of."""
+        if not self.resident:
+            return 200, 104
+        return (216, 72) if self.tile.itemsize == 4 else (208, 88)
 
-    @property
-    def slot(self) -> int:
-        """Bytes of a stage."""
-        return self.x_stage + (0 if self.resident else self.tile.stage_weights)
-
-    # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, mbarriers.
+    # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, mbarriers, a tensor map.
 
     @property
     def ring(self) -> int:
         return self.weights
 
     @property
+    def ring_bytes(self) -> int:
+        return self.stages * self.slot()
+
+    @property
     def staging(self) -> int:
-        return self.ring + self.stages * self.slot
+        return self.ring + self.ring_bytes
 
     @property
     def barriers(self) -> int:
         return self.staging + self.buffers * self.tile.staging * 4
 
     @property
+    def map(self) -> int:
+        """Behind the mbarriers: one that says full and one that says empty for each stage, one for the resident
+        weights, and two for each warpgroup's turns."""
+        return -(-(self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)) // 128) * 128
+
+    @property
     def shared_bytes(self) -> int:
-        """One mbarrier that says full and one that says empty for each stage, one for the resident weights, and two for
-        each warpgroup's turns."""
-        return self.barriers + 8 * (2 * self.stages + 5)
+        return self.map + 128
 
 
 def unroll_of(tile: Tile) -> int:
     """Stages whose operands are held: two, so that a window is loaded while products run, if the registers suffice."""
     operands = 2 * (4 + tile.halo)
     return 2 if tile.parts == 1 and 2 * operands <= LANE_OPERANDS + 128 - tile.rows else 1
+
+
+def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
+    """First column, and columns a sample: as many as whole tiles have, if that is not many more. Then hardly a window
+    is shared by two samples."""
+    first, needed = config.tile.columns(problem)
+    whole = -(-needed // config.tile.advance) * config.tile.advance
+    return first, whole if whole <= MOST_PADDING * needed else needed
+
+
+def column_tiles(problem: Problem, config: Config) -> int:
+    """Tiles along the columns; the last run may end a sector early, so there is one more where that matters."""
+    tile, padding = config.tile, sample_columns(problem, config)[1] - config.tile.columns(problem)[1]
+    early = -(-(tile.sector - 1) // tile.span)
+    return -(-(problem.batch * sample_columns(problem, config)[1] - padding + early) // tile.advance)
 
 
 def channel_chunks(problem: Problem, config: Config) -> int:
@@ -105,7 +148,7 @@ def choose(problem: Problem, precision: str) -> Config | None:
                     if staged.staging * 4 > LARGEST_STAGING and round_channels > tile.round_channels:
                         continue
                     config = Config(staged, resident, weights if resident else 0, fewest, unroll, buffers)
-                    spare = SHARED_PER_BLOCK - config.shared_bytes
-                    if spare >= 0:
-                        return replace(config, stages=min(MOST_STAGES, fewest + spare // (config.slot + 16)))
+                    for stages in range(MOST_STAGES, fewest - 1, -1):
+                        if replace(config, stages=stages).shared_bytes <= SHARED_PER_BLOCK:
+                            return replace(config, stages=stages)
     return None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from numba import cuda, float32
+from numba import float32
 
-from ..ptx import bits_of, round_tf32, tf32_operand
+from ..ptx import bits_of, device_function, round_tf32, tf32_operand
 
 
 def make_put(parts: int, apart: int):
     """A device function: the operand of ``value`` into ``v[at]``; with two parts, what rounding left over into
     ``v[at + apart]``."""
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def put(v, at, value):
         if parts == 1:
             v[at] = tf32_operand(value)

@@ -49,17 +49,10 @@ class TensorRung(Rung):
         return self.make_kernel(config)
 
 
-# How the rows of x lie: every 16 bytes of them aligned; contiguous, but not aligned; or not even contiguous.
-ALIGNED, UNALIGNED, SCATTERED = 0, 1, 2
-
-
-def layout_of(x: torch.Tensor, tile: Tile, in_per_group: int) -> int:
-    """The layout of ``x`` as the tile's windows see it."""
+def by_vectors(x: torch.Tensor, tile: Tile) -> bool:
+    """Whether the windows of ``x`` can be copied in pieces of 16 bytes, each at a multiple of 16 bytes."""
     vector = 16 // x.element_size()
     if x.stride(2) != 1 and x.shape[2] > 1:
-        return SCATTERED
+        return False
     starts = (stride for stride, size in zip(x.stride()[:2], x.shape[:2], strict=True) if size > 1)
-    if any(s % vector for s in (*starts, tile.chunk_shift)) or x.data_ptr() % 16:
-        # Rows are copied as they lie in whole stages only: one that lacks channels is filled with zeros.
-        return SCATTERED if in_per_group % tile.depth else UNALIGNED
-    return ALIGNED
+    return not any(s % vector for s in (*starts, tile.chunk_shift)) and x.data_ptr() % 16 == 0

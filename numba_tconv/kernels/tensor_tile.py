@@ -110,9 +110,8 @@ class Tile:
 
     @property
     def lead(self) -> int:
-        """Columns before the tile in the stage: the reach, and what is lost where a row of x is copied from its next
-        16-byte boundary on; a multiple of eight."""
-        return -(-(self.reach + 16 // self.itemsize - 1) // 8) * 8
+        """Columns before the tile in the stage: those that its taps reach; a multiple of eight."""
+        return -(-self.reach // 8) * 8
 
     @property
     def chunk_shift(self) -> int:
@@ -164,7 +163,7 @@ class Tile:
     def pitch(self) -> int:
         """Elements from one channel's run to the next."""
         run = COLUMNS * self.span + (self.spread * (self.phases - 1) if self.whole else 0)
-        return run + run // 32 * self.skip + 4 + self.skip
+        return -(-(run + run // 32 * self.skip + 4 + self.skip) // 4) * 4
 
     @property
     def staging(self) -> int:

@@ -3,14 +3,16 @@
 from .barriers import (
     barrier_sync,
     fence_mbarrier_init,
+    fence_proxy_async,
     mbarrier_arrive,
-    mbarrier_arrive_after_copies,
     mbarrier_arrive_expect_tx,
+    mbarrier_await_copies,
+    mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     setmaxnreg,
 )
-from .convert import bf16_to_f32, bits_of, f32_to_bf16, pack_bf16, pack_f16, round_tf32, tf32_operand
+from .convert import bf16_to_f32, bits_of, f32_to_bf16, float_of, pack_bf16, pack_f16, round_tf32, tf32_operand
 from .copies import (
     add_vectors,
     cp_async,
@@ -28,8 +30,16 @@ from .copies import (
     store_vectors,
     take,
 )
-from .core import SIMULATOR, recomputed
+from .core import SIMULATOR, device_function, recomputed
 from .matrix import mma, opaque, prmt, wgmma, wgmma_commit, wgmma_descriptor, wgmma_fence, wgmma_wait
+from .tensor_maps import (
+    cp_async_bulk_tensor,
+    st_shared_b64,
+    tensormap_acquire,
+    tensormap_publish,
+    tensormap_replace_address,
+    tensormap_replace_size,
+)
 
 __all__ = [
     "SIMULATOR",
@@ -39,17 +49,22 @@ __all__ = [
     "bits_of",
     "cp_async",
     "cp_async_bulk",
+    "cp_async_bulk_tensor",
     "cp_async_commit",
     "cp_async_to",
     "cp_async_wait",
+    "device_function",
     "f32_to_bf16",
     "fence_mbarrier_init",
+    "fence_proxy_async",
+    "float_of",
     "ld_shared",
     "ld_shared_u16",
     "load_vector",
     "mbarrier_arrive",
-    "mbarrier_arrive_after_copies",
     "mbarrier_arrive_expect_tx",
+    "mbarrier_await_copies",
+    "mbarrier_expect_tx",
     "mbarrier_init",
     "mbarrier_wait",
     "mma",
@@ -63,9 +78,14 @@ __all__ = [
     "shared_address",
     "st_global",
     "st_shared",
+    "st_shared_b64",
     "store_vector",
     "store_vectors",
     "take",
+    "tensormap_acquire",
+    "tensormap_publish",
+    "tensormap_replace_address",
+    "tensormap_replace_size",
     "tf32_operand",
     "wgmma",
     "wgmma_commit",

@@ -21,9 +21,12 @@ mbarrier_arrive.__doc__ = """(barrier): one arrival; what this thread wrote befo
 mbarrier_arrive_expect_tx = word("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", i32, i32)
 mbarrier_arrive_expect_tx.__doc__ = """(barrier, bytes): one arrival, and the phase waits for ``bytes`` more to land."""
 
-mbarrier_arrive_after_copies = word("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", i32)
-mbarrier_arrive_after_copies.__doc__ = (
-    """(barrier): one arrival, as soon as this thread's earlier cp.async have landed."""
+mbarrier_expect_tx = word("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", i32, i32)
+mbarrier_expect_tx.__doc__ = """(barrier, bytes): the phase waits for ``bytes`` more to land; no arrival."""
+
+mbarrier_await_copies = word("cp.async.mbarrier.arrive.shared::cta.b64 [$0];", i32)
+mbarrier_await_copies.__doc__ = (
+    """(barrier): the phase does not end before this thread's earlier cp.async have landed; no arrival is expected."""
 )
 
 mbarrier_wait = word(
@@ -37,6 +40,9 @@ mbarrier_wait.__doc__ = (
 
 fence_mbarrier_init = word("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;")
 fence_mbarrier_init.__doc__ = """(): the mbarriers initialised by this thread exist for the copy engine too."""
+
+fence_proxy_async = word("fence.proxy.async.shared::cta;")
+fence_proxy_async.__doc__ = """(): the copy engine sees this thread's writes to shared memory, and comes after them."""
 
 barrier_sync = word("bar.sync $0, $1;", i32, i32)
 barrier_sync.__doc__ = (

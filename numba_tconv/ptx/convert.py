@@ -85,6 +85,16 @@ def bits_of(typingctx, value):
     return types.int32(types.float32), codegen
 
 
+@instruction(lambda bits: np.int32(bits).view(np.float32))
+def float_of(typingctx, bits):
+    """The float32 that has these 32 bits."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
 @instruction(lambda value: _round_tf32(value).view(np.int32))
 def tf32_operand(typingctx, value):
     """``round_tf32`` for an operand of a product, whose last 13 bits the tensor core ignores; two instructions.

@@ -262,16 +262,30 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
     return types.void(types.int32, source, types.intp, types.int32, types.int32), codegen
 
 
-@instruction(no_meaning)
-def st_global(typingctx, target, index, word):
-    """st.global.b32: the four bytes of ``word`` over the elements of ``target`` from ``index`` on; aligned to four."""
+def st_global(count):
+    """st.global of ``count`` (1, 2 or 4) 4-byte words: (target, index, word, ...) writes them over the elements of
+    ``target`` from ``index`` on, which stands at a multiple of their size."""
 
-    def codegen(context, builder, sig, args):
-        slot = item(context, builder, sig.args[0], args[0], args[1])
-        builder.store(args[2], builder.bitcast(slot, ir.PointerType(i32)), align=4)
-        return context.get_dummy_value()
+    def typed(target, *words):
+        def codegen(context, builder, sig, args):
+            slot = item(context, builder, sig.args[0], args[0], args[1])
+            value = args[2]
+            if count > 1:
+                value = ir.Constant(ir.VectorType(i32, count), ir.Undefined)
+                for z in range(count):
+                    value = builder.insert_element(value, args[2 + z], ir.Constant(i32, z))
+            builder.store(value, builder.bitcast(slot, ir.PointerType(value.type)), align=4 * count)
+            return context.get_dummy_value()
 
-    return types.void(target, types.intp, types.int32), codegen
+        return types.void(target, types.intp, *[types.int32] * count), codegen
+
+    # Numba counts an intrinsic's parameters, so each number of words needs a function of its own.
+    forms = {
+        1: lambda typingctx, target, index, a: typed(target),
+        2: lambda typingctx, target, index, a, b: typed(target),
+        4: lambda typingctx, target, index, a, b, c, d: typed(target),
+    }
+    return instruction(no_meaning)(forms[count])
 
 
 def take(offsets, stride, cases):

@@ -7,7 +7,7 @@ Each is named after its PTX instruction. Beside each stands its meaning in Pytho
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import cuda, types  # noqa: F401  (numba-cuda must be imported before numba.cuda.extending)
+from numba import cuda, types
 from numba.core import config
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
@@ -65,8 +65,15 @@ def word(text, *kinds):
         2: lambda typingctx, a, b: typed(a, b),
         3: lambda typingctx, a, b, c: typed(a, b, c),
         5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
+        6: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
     }
     return instruction(no_meaning)(forms[len(kinds)])
+
+
+def device_function(function):
+    """Decorator: a device function that the compiler inlines. Numba's inlining (``inline="always"``) copies the code
+    for every call, before it has types, which takes twice as long to compile."""
+    return cuda.jit(device=True)(function) if SIMULATOR else cuda.jit(device=True, forceinline=True)(function)
 
 
 @instruction(lambda value: value)

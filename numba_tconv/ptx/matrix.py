@@ -64,24 +64,28 @@ def mma(kind):
 def wgmma(kind, n):
     """wgmma.mma_async m64 n``n`` in ``kind``, A from registers, B from shared memory.
 
-    (acc, at, a0, a1, a2, a3, descriptor) adds A B to acc[at:at+n/2]; the operation is asynchronous: between
-    ``wgmma_fence`` and ``wgmma_wait`` the accumulators and the operands belong to it.
+    (acc, at, a0, a1, a2, a3, descriptor, add) adds A B to acc[at:at+n/2], or, if ``add`` is 0, puts it there. The
+    operation is asynchronous: between ``wgmma_fence`` and ``wgmma_wait`` accumulators and operands belong to it.
     """
     count, k = n // 2, DEPTH[kind]
     d = ",".join(f"${z}" for z in range(count))
     a = ",".join(f"${2 * count + z}" for z in range(4))
-    flags = "1, 1, 1" if kind == "tf32" else "1, 1, 1, 0"  # add to acc; signs of A and B; B is K-major
-    text = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{d}}}, {{{a}}}, ${2 * count + 4}, {flags};"
-    constraints = ",".join(["=f"] * count + [str(z) for z in range(count)] + ["r"] * 4 + ["l"])
+    flags = "1, 1" if kind == "tf32" else "1, 1, 0"  # signs of A and B; B is K-major
+    text = f"{{\n.reg .pred add;\nsetp.ne.b32 add, ${2 * count + 5}, 0;\n"
+    text += (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{d}}}, {{{a}}}, ${2 * count + 4}, add, {flags};"
+    )
+    text += "\n}"
+    constraints = ",".join(["=f"] * count + [str(z) for z in range(count)] + ["r"] * 4 + ["l", "r"])
 
     @instruction(no_meaning)
-    def wgmma_async(typingctx, acc, at, a0, a1, a2, a3, descriptor):
+    def wgmma_async(typingctx, acc, at, a0, a1, a2, a3, descriptor, add):
         def codegen(context, builder, sig, args):
             return _accumulate(
                 *(context, builder, sig.args[0], args[0], args[1], count, text, constraints), list(args[2:])
             )
 
-        return types.void(acc, types.intp, *[types.int32] * 4, types.int64), codegen
+        return types.void(acc, types.intp, *[types.int32] * 4, types.int64, types.int32), codegen
 
     return wgmma_async
 

@@ -88,4 +88,5 @@ def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,))
     for config in configs:
         y = poisoned(problem, dtype, "cuda")
         rung.run(x, w, bias, y, problem, config, precision)
-        assert verdict(y, torchs, oracle, terms(problem), precision) is None, config
+        if wrong := verdict(y, torchs, oracle, terms(problem), precision):
+            pytest.fail(f"{rung.name}, {precision}, {layout}, {problem}, {config}: {wrong}")

@@ -1,0 +1,169 @@
+"""Boxes of x: how the copy engine fetches a window of k6, wherever the rows of x begin in memory.
+
+A tensor map wants its tensor and the tensor's strides at multiples of 16 bytes, and each box must begin at one. The
+rows of x are where they are; but every ``boxes``-th row (a power of two) lies alike. So x has ``boxes`` tensor maps,
+each of every ``boxes``-th channel, from the 16-byte boundary before its first row on. Then a window begins up to 15
+bytes within its box, ``early`` elements, which are not the same for all rows.
+
+Channel c of a stage stands in box c % boxes, whose row is c // boxes. Boxes stand at multiples of 128 bytes, so that
+rows of different boxes would lie in the same banks; therefore box b begins a few columns to the left, by ``shift``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from numba import cuda, int32
+
+from ..ptx import (
+    SIMULATOR,
+    device_function,
+    recomputed,
+    st_shared_b64,
+    tensormap_acquire,
+    tensormap_publish,
+    tensormap_replace_address,
+    tensormap_replace_size,
+)
+from .k6_config import Config
+
+if not SIMULATOR:
+    from cuda.bindings import driver
+
+MAP_BYTES = 128
+MAP_WORDS = MAP_BYTES // 8
+ALIGNMENT = 16  # bytes: of a tensor and its strides
+LONGEST_STRIDE = 1 << 40  # bytes, of a tensor map
+LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: places along a dimension are int32
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the channels of a stage stand in shared memory; in bytes, but for ``boxes``."""
+
+    boxes: int
+    pitch: int  # from a row of a box to the next
+    spacing: int  # from a box to the next
+    shift_step: int  # by which the columns of a box stand further to the right than those of the one (pair) before
+    slot: int  # from a stage to the next
+    stages: int
+
+
+@lru_cache(maxsize=1024)
+def geometry(config: Config, boxes: int) -> Geometry:
+    """That of stages with ``boxes`` boxes; 0 (all windows are copied piece by piece) is as 1."""
+    boxes = max(1, boxes)
+    itemsize, slot = config.tile.itemsize, config.slot(boxes)
+    pairs = max(1, boxes * itemsize // 4)  # boxes, or pairs of them, whose rows a quarter-warp reads together
+    return Geometry(
+        boxes,
+        config.pitch(boxes) * itemsize,
+        config.spacing(boxes),
+        config.bank_shift(boxes) // pairs * itemsize if boxes > 1 else 0,
+        slot,
+        min(config.stages, config.ring_bytes // slot),
+    )
+
+
+def boxes_of(x: torch.Tensor, config: Config, groups: int) -> int:
+    """How many tensor maps it takes to describe ``x`` (N, C_in, L); 0 if they cannot. With 1, all windows begin where
+    their boxes do."""
+    (batch, channels, length), (stride_n, stride_c, stride_l) = x.shape, x.stride()
+    itemsize, depth = x.element_size(), config.tile.depth
+    if (length > 1 and stride_l != 1) or (groups > 1 and channels // groups % depth):
+        return 0  # a stage must not take channels of the next group
+    n_bytes, c_bytes = (stride_n if batch > 1 else ALIGNMENT) * itemsize, (stride_c if channels > 1 else 16) * itemsize
+    boxes = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
+    if x.data_ptr() % ALIGNMENT or config.tile.chunk_shift * itemsize % ALIGNMENT:
+        boxes = max(2, boxes)
+    if n_bytes % ALIGNMENT or boxes > channels or config.pitch(boxes) > 256:
+        return 0
+    if not 0 < n_bytes < LONGEST_STRIDE or not 0 < c_bytes * boxes < LONGEST_STRIDE:
+        return 0
+    return boxes if max(length, channels, batch) < LARGEST_SIZE else 0
+
+
+@lru_cache(maxsize=4096)
+def tensor_map(address: int, shape: tuple, strides: tuple, config: Config, boxes: int) -> tuple[int, ...]:
+    """The map of the first box's channels, as 64-bit numbers: ``shape`` and ``strides`` of x in elements."""
+    (batch, channels, length), itemsize = shape, config.tile.itemsize
+    c_bytes = (strides[1] if channels > 1 else ALIGNMENT) * itemsize
+    n_bytes = (strides[0] if batch > 1 else ALIGNMENT) * itemsize
+    types = driver.CUtensorMapDataType
+    # The copy engine rounds to TF32 on the way.
+    kind = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
+    error, encoded = driver.cuTensorMapEncodeTiled(
+        kind.get(config.tile.precision, types.CU_TENSOR_MAP_DATA_TYPE_UINT16),
+        3,
+        address // ALIGNMENT * ALIGNMENT,
+        [driver.cuuint64_t(v) for v in (length + address % ALIGNMENT // itemsize, -(-channels // boxes), batch)],
+        [driver.cuuint64_t(v) for v in (c_bytes * boxes, n_bytes)],
+        [driver.cuuint32_t(v) for v in (config.pitch(boxes), config.tile.depth // boxes, 1)],
+        [driver.cuuint32_t(1)] * 3,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if int(error):
+        raise RuntimeError(f"the CUDA driver makes no tensor map of {shape}, strides {strides}: {error.name}")
+    return tuple(word - (1 << 64) if word >> 63 else word for word in map(int, encoded.opaque))
+
+
+def make_place(config: Config):
+    """A device function: the byte of a stage's box region at which channel ``c`` of the stage begins its column 0."""
+    paired = 4 // config.tile.itemsize  # channels that share a register, whose boxes are shifted alike
+
+    @device_function
+    def place(c, boxes_log, pitch, spacing, shift_step):
+        box = int32(c & ((1 << boxes_log) - 1))
+        return int32(box * spacing + (c >> boxes_log) * pitch + (box >> (paired - 1)) * shift_step)
+
+    return place
+
+
+def make_boxes(config: Config):
+    """Device functions: ``publish`` the maps of all boxes, by a warp; ``acquire`` them, by every warp that uses them;
+    and ``box_start``, the place in its rows at which to fetch a box.
+
+    ``maps``: address of this block's maps in global memory; ``at``: 128 bytes of shared memory. ``x_early``: elements
+    by which x begins after a multiple of 16 bytes.
+    """
+    itemsize = config.tile.itemsize
+    vector, paired = ALIGNMENT // itemsize, 4 // itemsize
+    replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
+
+    @device_function
+    def publish(template, maps, at, boxes, x_address, x_early, stride_c, length, channels, lane):
+        if lane == 0:
+            for z in range(MAP_WORDS):
+                st_shared_b64(at + 8 * z, template[z])
+        box = int32(0)
+        while box < boxes:
+            if lane == 0:
+                early = int32(x_early + box * stride_c) & (vector - 1)
+                tensormap_replace_address(at, x_address + (box * stride_c - early) * itemsize)
+                replace_length(at, int32(length) + early)
+                replace_channels(at, int32((channels - box + boxes - 1) // boxes))
+            cuda.syncwarp()
+            tensormap_publish(maps + box * MAP_BYTES, at)
+            cuda.syncwarp()
+            box = recomputed(int32(box + 1))  # mostly there is one: not worth unrolling
+
+    @device_function
+    def acquire(maps, boxes, lane):
+        box = int32(0)
+        while box < boxes and lane == 0:
+            tensormap_acquire(maps + box * MAP_BYTES)
+            box = recomputed(int32(box + 1))
+
+    @device_function
+    def box_start(i, box, x_early, stride_c, shift_step):
+        """Where in its rows the box begins that holds a window whose column 0 is element ``i`` of the rows."""
+        begin = int32(i + (int32(x_early + box * stride_c) & (vector - 1)))
+        return int32((begin & -vector) - (box >> (paired - 1)) * (shift_step // itemsize))
+
+    return publish, acquire, box_start

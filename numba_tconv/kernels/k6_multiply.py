@@ -1,0 +1,85 @@
+"""The multiplying half of k6: the products of one stage, by a warpgroup."""
+
+from __future__ import annotations
+
+from numba import int32
+
+from ..ptx import device_function, mbarrier_arrive, mbarrier_wait, wgmma, wgmma_commit, wgmma_fence, wgmma_wait
+from .k6_config import BLOCKS, Config
+from .k6_window import make_window
+
+
+def make_stage(config: Config):
+    """Multiply: a device function, what a warpgroup does with a stage.
+
+    With split operands (tf32x3) a tap's products are summed from zero, the small ones first, and added to ``total`` on
+    CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with its length.
+    """
+    tile, resident, unroll = config.tile, config.resident, config.unroll
+    rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
+    halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
+    sums, all_sums, exact = rows // 2, BLOCKS * rows // 2, parts == 2
+    multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
+    wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
+
+    @device_function
+    def multiply_tap(acc, v, at, b, block, part, descriptor, add):
+        """The products of one tap: its window is that of the stage at another offset."""
+        x_part = 1 if parts == 2 and part == 0 else 0
+        w_part = 1 if parts == 2 and part == 1 else 0
+        q = at + 2 * x_part * window + halo - b * step + 2 * block
+        multiply_all(acc, block * sums, v[q], v[q + 1], v[q + window], v[q + window + 1],
+                     descriptor + (w_part * chunk + b) * (tap_weights >> 4), add)  # fmt: skip
+
+    @device_function
+    def multiply(acc, total, v, at, descriptor, add):
+        """The products of one stage; the first of them take the place of the sums if ``add`` is 0."""
+        wgmma_fence()
+        for b in range(chunk):
+            for block in range(BLOCKS):
+                multiply_tap(acc, v, at, b, block, 0, descriptor, add if b == 0 else int32(1))
+        wgmma_commit()
+
+    @device_function
+    def multiply_exactly(acc, total, v, at, descriptor, add):
+        """The same for split operands: the small products first, and each tap's sums added up apart."""
+        for b in range(chunk):
+            wgmma_fence()
+            for block in range(BLOCKS):
+                for part in range(3):
+                    multiply_tap(acc, v, at, b, block, part, descriptor, int32(part > 0))
+                wgmma_commit()
+            wait_for_older_block()
+            for e in range(sums):
+                total[e] += acc[e]
+            wait_for_all()
+            for e in range(sums, all_sums):
+                total[e] += acc[e]
+
+    multiply_stage = multiply_exactly if exact else multiply
+
+    @device_function
+    def one_stage(acc, total, v, at, x_at, h_step, odd_step, aligned, rounded, in_stage, descriptor0, descriptor, add,
+                  s, parity, full, empty, lane):  # fmt: skip
+        """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
+        _, _, _, weights_at, slot, stages = in_stage
+        mbarrier_wait(full + 8 * s, parity)
+        if not resident:
+            descriptor = descriptor0 + ((weights_at + s * slot) >> 4)
+        load_window(v, at, x_at + s * slot, h_step, odd_step, aligned, rounded)
+        multiply_stage(acc, total, v, at, descriptor, add)
+        if resident and lane == 0:
+            mbarrier_arrive(empty + 8 * s)
+        if not exact:
+            wait_for_older()
+        if not resident and lane == 0:  # what they read from the ring they have read by then
+            if unroll == 1:
+                mbarrier_arrive(empty + 8 * s)
+            elif add:
+                mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
+        s = int32(s + 1)
+        if s == stages:
+            s, parity = int32(0), int32(parity ^ 1)
+        return s, parity
+
+    return one_stage

@@ -1,0 +1,40 @@
+"""Copies by tensor map: the copy engine takes a box of a tensor, with zeros where the box reaches beyond it.
+
+A tensor map is 128 opaque bytes that describe a tensor in global memory and the size of a box. It is made on the host
+(kernels/k6_boxes.py), may be changed in shared memory, and is used from global memory.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from .core import word
+
+i32, i64 = types.int32, types.int64
+
+cp_async_bulk_tensor = word(
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4}], [$5];",
+    *(i32, i64, i32, i32, i32, i32),
+)
+cp_async_bulk_tensor.__doc__ = """(address, map, i, j, k, barrier): the copy engine fetches the box that begins at
+element i of row j of plane k; it counts as landed at the mbarrier. ``address`` is a multiple of 128."""
+
+tensormap_replace_address = word("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [$0], $1;", i32, i64)
+tensormap_replace_address.__doc__ = """(map in shared memory, address of the tensor): a multiple of 16."""
+
+
+def tensormap_replace_size(dimension):
+    """tensormap.replace.tile.global_dim: (map in shared memory, the tensor's size in ``dimension``)."""
+    return word(f"tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [$0], {dimension}, $1;", i32, i32)
+
+
+tensormap_publish = word(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [$0], [$1], 128;", i64, i32
+)
+tensormap_publish.__doc__ = """(map in global memory, map in shared memory): copy it there, by a whole warp."""
+
+tensormap_acquire = word("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", i64)
+tensormap_acquire.__doc__ = """(map in global memory): what was published is what this thread's copies will use."""
+
+st_shared_b64 = word("st.shared.b64 [$0], $1;", i32, i64)
+st_shared_b64.__doc__ = """(address, value): eight bytes, to a multiple of eight."""
