@@ -3,7 +3,6 @@
 from .barriers import (
     barrier_sync,
     fence_mbarrier_init,
-    fence_proxy_async,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_await_copies,
@@ -56,7 +55,6 @@ __all__ = [
     "device_function",
     "f32_to_bf16",
     "fence_mbarrier_init",
-    "fence_proxy_async",
     "float_of",
     "ld_shared",
     "ld_shared_u16",

@@ -41,9 +41,6 @@ mbarrier_wait.__doc__ = (
 fence_mbarrier_init = word("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;")
 fence_mbarrier_init.__doc__ = """(): the mbarriers initialised by this thread exist for the copy engine too."""
 
-fence_proxy_async = word("fence.proxy.async.shared::cta;")
-fence_proxy_async.__doc__ = """(): the copy engine sees this thread's writes to shared memory, and comes after them."""
-
 barrier_sync = word("bar.sync $0, $1;", i32, i32)
 barrier_sync.__doc__ = (
     """(barrier, threads): a barrier of ``threads`` threads of the block; 0 is that of syncthreads."""
