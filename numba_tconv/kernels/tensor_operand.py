@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from numba import float32
 
-from ..ptx import bits_of, device_function, round_tf32, tf32_operand
+from ..ptx import device_function, float_of, tf32_operand
+
+LAST_BIT_OF_TF32 = -(1 << 13)  # and all above it: the mask of what a TF32 number keeps of a float32
 
 
 def make_put(parts: int, apart: int):
@@ -16,9 +18,10 @@ def make_put(parts: int, apart: int):
         if parts == 1:
             v[at] = tf32_operand(value)
         else:
-            high = round_tf32(value)
-            v[at] = bits_of(high)
+            bits = tf32_operand(value) & LAST_BIT_OF_TF32
+            high = float_of(bits)
+            v[at] = bits
             # An infinity leaves nothing over.
-            v[at + apart] = bits_of(round_tf32(value - high) if high != value else float32(0))
+            v[at + apart] = tf32_operand(value - high if high != value else float32(0))
 
     return put
