@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.k6_boxes import ALIGNMENT, geometry, make_boxes, make_place
+from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_boxes, make_place
 from numba_tconv.kernels.k6_config import MOST_PADDING, choose, column_tiles, sample_columns
 from numba_tconv.kernels.k6_load import make_window_start
 from numba_tconv.kernels.tensor_tile import DTYPES
@@ -22,7 +22,6 @@ CONFIGS = {
     for precision in DTYPES
 }
 configs = pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
-LARGEST_BOX = 256  # elements along a dimension
 
 
 def box_counts(config):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 
 from ..elements import ELEMENTS
 from ..offline import RESERVED_SHARED
 from ..problem import Problem
-from ..taps import Taps
 from .device import H200, Device
 from .grad_window import Window, columns, split_phases, split_taps
+from .thread_tile import WarpTile
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 UNROLL_LIMIT = 320  # multiply-adds of a pair that LLVM still unrolls; beyond, the window would lie in local memory
@@ -30,7 +30,7 @@ PARTIAL_TERMS = 512  # products that a float32 sum takes before it is put aside:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
@@ -47,35 +47,10 @@ class Config:
     partial: int = 0  # stages of one partial sum; 0: all
     stages: int = 2
 
-    @cached_property
-    def taps(self) -> Taps:
-        return Taps(1, self.stride, self.dilation)
-
-    @property
-    def itemsize(self) -> int:
-        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
-
-    @property
-    def vector(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.itemsize
-
     @property
     def vector_m(self) -> int:
         """Neighbouring rows of a thread, whose weights one load may fetch."""
         return min(self.vector, self.thread_m)
-
-    @property
-    def warps_m(self) -> int:
-        return self.block_m // (self.lanes_m * self.thread_m)
-
-    @property
-    def warps_n(self) -> int:
-        return self.block_n // (32 // self.lanes_m * self.thread_n)
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
 
     @property
     def pairs(self) -> int:

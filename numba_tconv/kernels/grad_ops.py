@@ -8,6 +8,8 @@ The forward pass T(x, w) is linear in each operand, so each gradient's own deriv
 
 Registered with torch.library like the forward operator (ops.py), whose derivative ``setup_context`` and ``backward``
 state. They take batched operands and plain integers, in the order of ops.conv_transpose1d.
+
+ops.py does not import this yet, and leaves its derivative to torch: the kernels have not run on a GPU.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ make a slice, and the slices share the positions of a stage.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 
 from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
-from ..taps import Taps
 from .device import H200, Device
 from .grad_window import Window, columns, split_phases, split_taps
+from .thread_tile import ThreadTile
 
 THREADS = 128
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
@@ -33,7 +33,7 @@ SPLIT_COST = 4  # what ends a split, in stages
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ThreadTile):
     dtype: torch.dtype
     stride: int
     dilation: int
@@ -49,19 +49,6 @@ class Config:
     min_blocks: int = 1  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
-
-    @cached_property
-    def taps(self) -> Taps:
-        return Taps(1, self.stride, self.dilation)
-
-    @property
-    def itemsize(self) -> int:
-        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
-
-    @property
-    def vector(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.itemsize
 
     @property
     def block_m(self) -> int:

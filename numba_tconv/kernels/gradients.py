@@ -1,4 +1,7 @@
-"""The gradients of transposed convolution on CUDA cores: their rungs by name, and one function for each gradient."""
+"""The gradients of transposed convolution on CUDA cores: their rungs by name, and one function for each gradient.
+
+Tested in the simulator and compiled offline; not yet run on a GPU, nor used by the operator (grad_ops.py).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from . import grad_bias as bias_split
 from .device import Device
 from .grad_rung import GradientRung
 
-# Of each gradient from the slowest to the fastest.
+# Of each gradient from the simplest to the one that is meant to be the fastest.
 GRADIENTS: dict[str, GradientRung] = {
     rung.name: rung
     for rung in (

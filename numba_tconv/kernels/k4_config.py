@@ -8,15 +8,15 @@ input channels. A block computes ``block_m x block_n`` sums from ``block_k`` cha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 
 from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
-from ..taps import Taps
 from .device import H200, Device
+from .thread_tile import WarpTile
 
 # Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
 WINDOW_LIMIT = 20
@@ -25,7 +25,7 @@ UNROLL_LIMIT = 320
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
@@ -44,31 +44,6 @@ class Config:
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
     y_vector: int = 1  # consecutive outputs that one store writes
-
-    @cached_property
-    def taps(self) -> Taps:
-        return Taps(1, self.stride, self.dilation)
-
-    @property
-    def itemsize(self) -> int:
-        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
-
-    @property
-    def vector(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.itemsize
-
-    @property
-    def warps_m(self) -> int:
-        return self.block_m // (self.lanes_m * self.thread_m)
-
-    @property
-    def warps_n(self) -> int:
-        return self.block_n // (32 // self.lanes_m * self.thread_n)
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
 
     @property
     def phases(self) -> int:

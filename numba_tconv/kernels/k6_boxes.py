@@ -37,6 +37,7 @@ MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8
 ALIGNMENT = 16  # bytes: of a tensor and its strides
 LONGEST_STRIDE = 1 << 40  # bytes, of a tensor map
+LARGEST_BOX = 256  # elements along a dimension
 LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: places along a dimension are int32
 
 
@@ -54,7 +55,7 @@ class Geometry:
 
 @lru_cache(maxsize=1024)
 def geometry(config: Config, boxes: int) -> Geometry:
-    """That of stages with ``boxes`` boxes; 0 (all windows are copied piece by piece) is as 1."""
+    """That of stages with ``boxes`` boxes; 0 (all windows are filled row by row) is as 1."""
     boxes = max(1, boxes)
     itemsize, slot = config.tile.itemsize, config.slot(boxes)
     pairs = max(1, boxes * itemsize // 4)  # boxes, or pairs of them, whose rows a quarter-warp reads together
@@ -71,27 +72,32 @@ def geometry(config: Config, boxes: int) -> Geometry:
 def boxes_of(x: torch.Tensor, config: Config, groups: int) -> int:
     """How many tensor maps it takes to describe ``x`` (N, C_in, L); 0 if they cannot. With 1, all windows begin where
     their boxes do."""
-    (batch, channels, length), (stride_n, stride_c, stride_l) = x.shape, x.stride()
-    itemsize, depth = x.element_size(), config.tile.depth
-    if (length > 1 and stride_l != 1) or (groups > 1 and channels // groups % depth):
+    (_, channels, length), depth = x.shape, config.tile.depth
+    if (length > 1 and x.stride(2) != 1) or (groups > 1 and channels // groups % depth):
         return 0  # a stage must not take channels of the next group
-    n_bytes, c_bytes = (stride_n if batch > 1 else ALIGNMENT) * itemsize, (stride_c if channels > 1 else 16) * itemsize
+    n_bytes, c_bytes = _strides(x.shape, x.stride(), x.element_size())
     boxes = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
-    if x.data_ptr() % ALIGNMENT or config.tile.chunk_shift * itemsize % ALIGNMENT:
+    if x.data_ptr() % ALIGNMENT or config.tile.chunk_shift * x.element_size() % ALIGNMENT:
         boxes = max(2, boxes)
-    if n_bytes % ALIGNMENT or boxes > channels or config.pitch(boxes) > 256:
+    if n_bytes % ALIGNMENT or boxes > channels or config.pitch(boxes) > LARGEST_BOX:
         return 0
     if not 0 < n_bytes < LONGEST_STRIDE or not 0 < c_bytes * boxes < LONGEST_STRIDE:
         return 0
-    return boxes if max(length, channels, batch) < LARGEST_SIZE else 0
+    return boxes if max(x.shape) < LARGEST_SIZE else 0
+
+
+def _strides(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
+    """Bytes from a sample to the next and from a channel to the next; any aligned number where there is no next."""
+    return tuple(
+        stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)
 def tensor_map(address: int, shape: tuple, strides: tuple, config: Config, boxes: int) -> tuple[int, ...]:
     """The map of the first box's channels, as 64-bit numbers: ``shape`` and ``strides`` of x in elements."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
-    c_bytes = (strides[1] if channels > 1 else ALIGNMENT) * itemsize
-    n_bytes = (strides[0] if batch > 1 else ALIGNMENT) * itemsize
+    n_bytes, c_bytes = _strides(shape, strides, itemsize)
     types = driver.CUtensorMapDataType
     # The copy engine rounds to TF32 on the way.
     kind = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}

@@ -118,10 +118,9 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def column_tiles(problem: Problem, config: Config) -> int:
-    """Tiles along the columns; the last run may end a sector early, so there is one more where that matters."""
-    tile, padding = config.tile, sample_columns(problem, config)[1] - config.tile.columns(problem)[1]
-    early = -(-(tile.sector - 1) // tile.span)
-    return -(-(problem.batch * sample_columns(problem, config)[1] - padding + early) // tile.advance)
+    """Tiles along the columns: none for what the last sample is padded with."""
+    padded, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
+    return config.tile.tiles_along((problem.batch - 1) * padded + needed)
 
 
 def channel_chunks(problem: Problem, config: Config) -> int:
@@ -132,7 +131,7 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
     """The configuration of a problem; None if it has none."""
-    # Split operands need a second set of sums (k6_wgmma.py), and 64 rows leave registers for it.
+    # Split operands need a second set of sums (k6_multiply.py), and 64 rows leave registers for it.
     tile = make_tile(problem, precision, ROWS // 2 if precision == "tf32x3" else ROWS)
     if tile is None:
         return None

@@ -6,7 +6,7 @@ from numba import float32
 
 from ..ptx import device_function, float_of, tf32_operand
 
-LAST_BIT_OF_TF32 = -(1 << 13)  # and all above it: the mask of what a TF32 number keeps of a float32
+TF32_BITS = -(1 << 13)  # those of a float32 that a TF32 number keeps
 
 
 def make_put(parts: int, apart: int):
@@ -18,7 +18,7 @@ def make_put(parts: int, apart: int):
         if parts == 1:
             v[at] = tf32_operand(value)
         else:
-            bits = tf32_operand(value) & LAST_BIT_OF_TF32
+            bits = tf32_operand(value) & TF32_BITS
             high = float_of(bits)
             v[at] = bits
             # An infinity leaves nothing over.

@@ -186,9 +186,12 @@ class Tile:
         return first, -(-(stop - first) // 8) * 8
 
     def column_tiles(self, problem: Problem) -> int:
-        """Tiles along the columns; the last run may end a sector early, so there is one more where that matters."""
-        early = -(-(self.sector - 1) // self.span)
-        return -(-(problem.batch * self.columns(problem)[1] + early) // self.advance)
+        return self.tiles_along(problem.batch * self.columns(problem)[1])
+
+    def tiles_along(self, columns: int) -> int:
+        """Tiles along the columns of all samples; the last run may end a sector early, so there is one more where that
+        matters."""
+        return -(-(columns + -(-(self.sector - 1) // self.span)) // self.advance)
 
     def row_tiles(self, problem: Problem) -> int:
         """Tiles along the rows of one group."""
