@@ -25,6 +25,7 @@ CONSTRAINTS := $(if $(filter cu13,$(CUDA)),constraints.txt,$(VENV)/constraints-$
 # but then it must be allowed to keep the result.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
+REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "$@: torch sees no CUDA GPU")'
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu bench figures notebooks lint clean
@@ -40,10 +41,13 @@ test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
 
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
-	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu: torch sees no CUDA GPU")'
+	$(REQUIRE_GPU)
 	$(PY) -m pytest -n $(WORKERS) -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
 
+# What cannot be compiled ahead, as with the cache turned off, is compiled by the measurement itself.
 bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
+	$(REQUIRE_GPU)
+	-$(PY) -m numba_tconv compile
 	$(PY) -m numba_tconv bench
 	$(PY) -m numba_tconv sweep
 	$(PY) -m numba_tconv sweep --fixed batch

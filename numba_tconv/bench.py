@@ -35,6 +35,7 @@ AUTO, CUDNN, CONV1D = "auto", "cudnn", "conv1d"
 
 WARMUP_CALLS = 2
 FEWEST_REPEATS = 5
+FLUSHES = 4
 COPY_BYTES = 2 << 30
 ORACLE_ELEMENTS = 1 << 27  # float64 outputs held at once, 1 GiB
 NO_TF32 = 1e-5  # relative norms: below, torch has not computed in TF32, which rounds operands to 11 bits
@@ -185,7 +186,8 @@ class Contestant:
 
 
 class Flush:
-    """Drives everything out of the L2 cache by reading a buffer of eight times its size."""
+    """Drives everything out of the L2 cache by reading a buffer of eight times its size; so often that Python queues
+    the timed call meanwhile (half a millisecond on an H200)."""
 
     def __init__(self):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -193,7 +195,8 @@ class Flush:
         self._sum = torch.zeros((), device="cuda")
 
     def __call__(self):
-        torch.sum(self._buffer, dim=0, out=self._sum)
+        for _ in range(FLUSHES):
+            torch.sum(self._buffer, dim=0, out=self._sum)
 
 
 def timed_call(contestant: Contestant, flush: Flush) -> None:
@@ -240,7 +243,8 @@ def rungs_for(
     """The contestants that ``names`` stand for, and a line on each that is left out.
 
     "all" is every rung that can do the problem on ``device`` (torch's current GPU; where there is none, an H200) and
-    ``auto``; where no rung computes in that precision, ``cudnn``.
+    ``auto``; where no rung computes in that precision, ``cudnn``. Nor is there then an ``auto``: the public function
+    may compute "tf32x3" as "ieee", and a row says what was computed.
     Raises ValueError for an unknown name, NotImplementedError for a rung named alone that cannot do the problem.
     """
     peak, device = peak_name(dtype, precision), device or current_device()

@@ -54,14 +54,24 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
     folder = directory()
     if folder is None:
         return compile()
-    identity = "\n".join([fingerprint(), name, key, repr(cc)])
-    path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:40]}.ptx"
+    path = _path(folder, name, key, cc)
     kept = _read(path)
     if kept is not None:
         return kept
     text = compile()
     _write(path, text)
     return text
+
+
+def holds(name: str, key: str, cc: tuple) -> bool:
+    """Whether ``ptx`` finds it kept, and not damaged."""
+    folder = directory()
+    return folder is not None and _read(_path(folder, name, key, cc)) is not None
+
+
+def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
+    identity = "\n".join([fingerprint(), name, key, repr(cc)])
+    return folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:40]}.ptx"
 
 
 def _read(path: Path) -> str | None:

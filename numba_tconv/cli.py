@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"numba_tconv: not enough GPU memory: {str(error).splitlines()[0]}", file=sys.stderr)
         return commands.MISTAKE
     except KeyboardInterrupt:
-        print("numba_tconv: interrupted; rows of finished measurements are kept", file=sys.stderr)
+        print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
 
 
@@ -121,6 +121,18 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
     arithmetic(one)
     one.add_argument("--cc", choices=commands.ARCHITECTURES, default="9.0", help="compute capability (9.0)")
+
+    one = command("compile", commands.run_compile, "compile what workloads need, into the cache; needs no GPU")
+    one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
+                     help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    one.add_argument("--rung", action="append", metavar="NAME",
+                     help=f"{', '.join(RUNGS)}, auto or all (all); may be repeated")  # fmt: skip
+    one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
+    one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products; may be repeated (ieee)")  # fmt: skip
+    one.add_argument("--cc", choices=commands.ARCHITECTURES,
+                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

@@ -7,14 +7,17 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from . import bench, check, info, kernelbench, offline, plotting, rows, table, workloads
+from . import bench, cache, check, compile_ahead, info, kernelbench, offline, plotting, rows, table, workloads
 from .kernels import RUNGS
-from .kernels.device import A100, H200
+from .kernels.device import A100, H200, current_device
+from .launch import target
 from .problem import Problem
 from .progress import progress
 from .ptx import SIMULATOR
@@ -22,8 +25,8 @@ from .workloads import Workload
 
 FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
-ARCHITECTURES = {"8.0": (8, 0), "9.0": (9, 0, "a")}
 DEVICES = {"8.0": A100, "9.0": H200}
+ARCHITECTURES = {name: target(device.cc) for name, device in DEVICES.items()}
 MOST_COMMON = 12  # instructions that `inspect` lists
 
 
@@ -38,6 +41,11 @@ def mistakes() -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise Mistake(str(error)) from error
+
+
+def require_compiler() -> None:
+    if SIMULATOR:
+        raise Mistake("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
 
 
 def require_gpu() -> None:
@@ -180,8 +188,7 @@ def run_inspect(arguments) -> int:
         names, left_out = bench.rungs_for(
             [arguments.rung], workload.problem, dtype, arguments.precision, DEVICES[arguments.cc]
         )
-    if SIMULATOR:
-        raise Mistake("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
+    require_compiler()
     for line in left_out:
         print(f"left out: {line}")
     for name in names:
@@ -209,10 +216,13 @@ def inspect_one(name: str, workload: Workload, dtype: torch.dtype, precision: st
 REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
 
 
+def architecture(cc: tuple) -> str:
+    return "sm_" + "".join(map(str, cc))
+
+
 def report_cells(report: offline.Report) -> list:
     memory = report.spill_bytes, report.local_bytes, report.shared_bytes
-    architecture = "sm_" + "".join(map(str, report.cc))
-    return [architecture, report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
+    return [architecture(report.cc), report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
 
 
 def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, cc: tuple = (9, 0, "a")) -> tuple:
@@ -220,6 +230,43 @@ def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, cc
     rung = RUNGS[name]
     config = rung.config(problem, dtype, bench.peak_name(dtype, precision))
     return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+# --- compile ----------------------------------------------------------------------------------------------------------
+
+
+def run_compile(arguments) -> int:
+    """Compile what the workloads need into the cache on disk, unless it is there."""
+    device = current_device()
+    if arguments.cc and DEVICES[arguments.cc].cc != device.cc:
+        device = DEVICES[arguments.cc]
+    arithmetic = [
+        (bench.DTYPES[dtype], precision)
+        for dtype in arguments.dtype or ["float32"]
+        for precision in arguments.precision or ["ieee"]
+    ]
+    with mistakes():
+        chosen = workloads.expand(arguments.workloads)
+        calls = compile_ahead.calls(arguments.rung or ["all"], [w.problem for w in chosen], arithmetic, device)
+    require_compiler()
+    folder, began, cc = writable_cache(), time.monotonic(), target(device.cc)
+    compiled, kept = compile_ahead.fill(calls, cc, arguments.jobs or os.cpu_count() or 1)
+    took = time.monotonic() - began
+    print(f"kernels for {architecture(cc)}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
+    return 0
+
+
+def writable_cache() -> Path:
+    """The directory of the cache, which exists then."""
+    folder = cache.directory()
+    if folder is None:
+        raise Mistake("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise Mistake(f"cannot write {folder}: {error.strerror}") from error
+    return folder
 
 
 # --- info, kernelbench ------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def conv_transpose1d(
         variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
         precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" (operands
             rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two, three products on tensor cores:
-            errors of float32's order, so far up to six times those of "ieee"). The other dtypes know only their own:
+            errors of float32's order; without a ``variant``, what no tensor-core rung takes is computed as "ieee", so
+            depthwise layers and those of fewer than 8 input channels a group). The other dtypes know only their own:
             "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for convolutions: "tf32" where
             ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
             allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing.
@@ -64,8 +65,8 @@ def conv_transpose1d(
         TypeError: an argument of the wrong type, as in torch.
         RuntimeError: shapes, dtypes, devices or values that torch refuses.
         ValueError: an unknown ``variant``, or a ``precision`` that the dtype does not have.
-        NotImplementedError: the named ``variant`` or ``precision`` cannot do this problem, or was named for tensors
-            that are handed to torch.
+        NotImplementedError: the named ``variant`` cannot do this problem, or no rung can in the named ``precision``
+            (but see "tf32x3"), or one was named for tensors that are handed to torch.
     """
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):

@@ -11,6 +11,7 @@ import gc
 import re
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,11 @@ def flat(storage: types.Type) -> types.Array:
     return types.Array(storage, 1, "C")
 
 
+def target(cc: tuple[int, int]) -> tuple:
+    """What kernels are compiled for on a GPU of compute capability ``cc``; "a" adds what only that one has: wgmma."""
+    return (*cc, "a") if cc == (9, 0) else cc
+
+
 @dataclass(eq=False)
 class Kernel:
     """A ``@cuda.jit`` function with everything fixed that its machine code depends on.
@@ -80,6 +86,10 @@ class Kernel:
             code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
         return code[0]
 
+    def kept_ptx(self, cc: tuple) -> str:
+        """PTX as it is kept on disk, or compiled now and kept."""
+        return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
+
     def handle(self, device: int, shared_bytes: int) -> int:
         """The driver's function for ``device``, compiled and loaded at the first call."""
         known = self._handles.get(device)
@@ -97,9 +107,7 @@ class Kernel:
         The driver turns the PTX into machine code, as the whole program that it is. Numba's own way is a linker, which
         must expect other code beside it: it ignores setmaxnreg and runs wgmma one by one.
         """
-        major, minor = torch.cuda.get_device_capability(device)
-        cc = (major, minor, "a") if (major, minor) == (9, 0) else (major, minor)
-        ptx = cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
+        ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
         function = _check(driver.cuModuleGetFunction(module, entry.encode()))
@@ -107,6 +115,27 @@ class Kernel:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return function
+
+    @cached_property
+    def _forms(self) -> list[str]:
+        return [_form(kind) for kind in self.signature]
+
+    def _slots(self, arguments) -> list[int]:
+        """The arguments in Numba's layout; every slot is eight bytes, of which an int32 uses the lower four."""
+        slots = []
+        for form, argument in zip(self._forms, arguments, strict=True):
+            if form == "number":
+                slots.append(argument)
+            elif form == "tuple":
+                slots += argument
+            else:
+                itemsize = argument.element_size()
+                slots += (0, 0, argument.numel(), itemsize, argument.data_ptr())
+                if form == "flat":
+                    slots += (_span(argument), itemsize)
+                else:
+                    slots += (*argument.shape, *(stride * itemsize for stride in argument.stride()))
+        return slots
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
         """Run on torch's current stream of the current device; arguments are tensors, integers and tuples of them."""
@@ -116,18 +145,16 @@ class Kernel:
             views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
             self.simulated[grid, self.threads, 0, shared_bytes](*views)
             return
-        slots: list[int] = []
-        for kind, argument in zip(self.signature, arguments, strict=True):
-            _pack(slots, kind, argument)
-        values = np.array(slots, dtype=np.int64)
-        pointers = values.ctypes.data + np.arange(0, 8 * len(slots), 8, dtype=np.int64)
+        slots = array("q", self._slots(arguments))
+        first, _ = slots.buffer_info()
+        pointers = array("q", range(first, first + 8 * len(slots), 8))
         device = torch.cuda.current_device()
         _enter_context(device)
         _check(
             driver.cuLaunchKernel(
                 *(self.handle(device, shared_bytes), *grid, self.threads, 1, 1, shared_bytes),
                 torch.cuda.current_stream().cuda_stream,
-                int(pointers.ctypes.data),
+                pointers.buffer_info()[0],
                 0,
             )
         )
@@ -182,25 +209,17 @@ def _enter_context(device: int):
 
 def _span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last one, both included."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.is_contiguous():
+        return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _pack(slots: list[int], kind: types.Type, argument):
-    """Append one argument in Numba's layout; every slot is eight bytes, of which an int32 uses the lower four."""
+def _form(kind: types.Type) -> str:
     if isinstance(kind, types.UniTuple):
-        slots += argument
-        return
-    if not isinstance(kind, types.Array):
-        slots.append(argument)
-        return
-    itemsize = argument.element_size()
-    if kind.ndim == 1 and kind.layout == "C":
-        shape, strides = (_span(argument),), (itemsize,)
-    else:
-        shape, strides = argument.shape, (s * itemsize for s in argument.stride())
-    slots += (0, 0, argument.numel(), itemsize, argument.data_ptr(), *shape, *strides)
+        return "tuple"
+    if isinstance(kind, types.Array):
+        return "flat" if kind.ndim == 1 and kind.layout == "C" else "strided"
+    return "number"
 
 
 def _simulated(kind: types.Type, argument):

@@ -31,8 +31,14 @@ def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
     """``precision``, or what the permission to use TF32 comes to: "tf32" where a rung gains by it, else "ieee".
 
-    ``variant``: the name of the one rung that may compute it, or "".
+    "tf32x3" promises errors like those of float32, not tensor cores: where no rung can do the problem in it, that
+    comes to "ieee", which is no further from the exact result.
+
+    ``variant``: the name of the one rung that may compute it, or "". A rung that is named is never replaced, so what
+    it cannot do stays.
     """
+    if precision == "tf32x3" and not variant:
+        return precision if select(problem, dtype, precision, device) else "ieee"
     if precision != TF32_ALLOWED:
         return precision
     if variant:

@@ -160,6 +160,14 @@ def test_where_no_rung_computes_torch_is_recorded():
             bench.rungs_for(["auto"], p, torch.float32, "tf32")
 
 
+def test_a_row_in_tf32x3_was_computed_in_it():
+    """The public function computes a depthwise problem in "ieee" instead: no contestant in "tf32x3"."""
+    p = workloads.get("depthwise").problem
+    assert bench.rungs_for(["all"], p, torch.float32, "tf32x3", H200)[0] == ["cudnn"]
+    with pytest.raises(NotImplementedError, match=r"no rung can do .* in tf32x3"):
+        bench.rungs_for(["auto"], p, torch.float32, "tf32x3", H200)
+
+
 def test_an_unknown_rung_is_answered_with_the_names():
     with pytest.raises(ValueError, match=r"'k9'.*k1_gather.*auto, cudnn, all"):
         bench.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")

@@ -36,7 +36,10 @@ def places(tmp_path):
     return "--data", data, "--plots", tmp_path / "plots"
 
 
-@pytest.mark.parametrize("verb", ["demo", "check", "bench", "sweep", "figures", "inspect", "info", "kernelbench"])
+VERBS = ["demo", "check", "bench", "sweep", "figures", "inspect", "compile", "info", "kernelbench"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_command_has_help(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0

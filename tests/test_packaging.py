@@ -35,7 +35,7 @@ LAYERS = (
     ("functional",),
     ("module",),
     ("",),
-    ("bench", "check", "info", "kernelbench", "plotting", "table"),
+    ("bench", "check", "compile_ahead", "info", "kernelbench", "plotting", "table"),
     ("commands",),
     ("demo",),
     ("cli",),

@@ -103,6 +103,51 @@ def test_a_precision_that_is_named_stays(precision):
         assert arithmetic(KB64, torch.float32, variant, precision, H200) == precision
 
 
+def few_inputs(channels, groups=1):
+    """A problem of so many input channels a group, with work for tensor cores."""
+    return Problem(16, groups * channels, groups * 64, 8, 65_536, 4, groups=groups)
+
+
+@devices
+def test_tf32x3_needs_eight_input_channels_a_group(device):
+    """Where a sum is short, tensor cores' errors are more than twice torch's; TF32's own are far larger than that."""
+
+    def refusal(channels, precision="tf32x3", groups=1):
+        return RUNGS[HIGHEST[device]].refusal(few_inputs(channels, groups), torch.float32, precision, device)
+
+    for channels in (1, 3, 7):
+        assert refusal(channels).startswith(f"in tf32x3 it needs 8 input channels a group, not {channels}: ")
+        assert refusal(channels, groups=2)
+        assert refusal(channels, "tf32") is None
+    assert refusal(8) is refusal(8, groups=2) is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "rung"),
+    [
+        (few_inputs(7), H200, "k4_register_tile"),
+        (few_inputs(7), A100, "k4_register_tile"),
+        (FOUR_A_GROUP, H200, "depthwise"),
+        (workloads.get("depthwise").problem, H200, "depthwise"),
+        (Problem(16, 64, 64, 3, 4096, 256, dilation=512), H200, "k4_register_tile"),  # no tile
+        (KB64, TURING, "k3_shared_tile"),
+    ],
+    ids=str,
+)
+def test_tf32x3_is_ieee_where_no_rung_takes_it(problem, device, rung):
+    assert ops._plan(problem, torch.float32, "", "tf32x3", device) == (RUNGS[rung], "ieee")
+    for name, one in RUNGS.items():
+        with pytest.raises(NotImplementedError) as error:
+            ops._plan(problem, torch.float32, name, "tf32x3", device)
+        why = one.refusal(problem, torch.float32, "tf32x3", device)
+        assert str(error.value) == f"{name} cannot do {problem}: {why}"
+
+
+@devices
+def test_small_problems_stay_in_tf32x3(device):
+    assert ops._plan(TINY, torch.float32, "", "tf32x3", device) == (RUNGS[HIGHEST[device]], "tf32x3")
+
+
 def test_a_variant_that_the_gpu_cannot_run_is_refused_with_what_it_needs():
     with pytest.raises(NotImplementedError) as refusal:
         ops._plan(KB64, torch.float32, "k6_wgmma", "tf32", A100)

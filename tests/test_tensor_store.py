@@ -10,16 +10,15 @@ from types import SimpleNamespace
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 
-from numba_tconv.kernels import k6_config, tensor_store
+from numba_tconv.kernels import k6_config, tensor_runs, tensor_store
 from numba_tconv.kernels.tensor_tile import DTYPES, SECTOR
 from numba_tconv.problem import Problem
 
 WARPS, LANES = 4, 32
 # Stride, kernel size, dilation, output channels: one phase, two, eight; phases without taps; a dilation; parts; single.
-# Of most the channels fill their tile, so that runs inside of a sample go by ``store_inside``.
+# Of most the channels fill their tile, so that runs inside of a sample go by ``store_runs``.
 SHAPES = [
     (1, 3, 1, 16),
     (2, 4, 1, 8),
@@ -42,7 +41,8 @@ def in_python(monkeypatch):
     def ld_shared(count, kind):
         def load(address):
             assert address % (4 * count) == 0
-            return tuple(state.shared[address // 4 + z] for z in range(count))
+            values = tuple(state.shared[address // 4 + z] for z in range(count))
+            return values if count > 1 else values[0]
 
         return load
 
@@ -50,11 +50,11 @@ def in_python(monkeypatch):
         assert address % 16 == 0
         state.shared[address // 4 : address // 4 + 4] = values
 
-    def st_global(count):
-        def store(y, index, *words):
-            outputs = [value for word in words for value in (word if isinstance(word, tuple) else (word,))]
-            assert (state.shift + index) * state.itemsize % (4 * count) == 0
-            for z, value in enumerate(outputs):
+    def st_global_if(count):
+        def store(wanted, y, index, words):
+            outputs = [value for word in words[:count] for value in (word if isinstance(word, tuple) else (word,))]
+            assert (state.shift + index) * state.itemsize % (4 * count) == 0 or not wanted
+            for z, value in enumerate(outputs if wanted else ()):
                 y[index + z] = value
 
         return store
@@ -64,16 +64,20 @@ def in_python(monkeypatch):
             state.written[int(index)] += 1
             super().__setitem__(int(index), float(value))
 
-    state = SimpleNamespace(shared=None, shift=0, itemsize=4, written=Counter(), Output=Output)
+    state = SimpleNamespace(shared=None, shift=0, itemsize=4, straight=0, written=Counter(), Output=Output)
     element = SimpleNamespace(load=same, store=same)
-    monkeypatch.setattr(tensor_store, "ELEMENTS", dict.fromkeys(DTYPES.values(), element))
-    for name in ("device_function", "bits_of"):
-        monkeypatch.setattr(tensor_store, name, same)
+    local = SimpleNamespace(array=lambda size, dtype: [None] * size)
+    for module in (tensor_store, tensor_runs):
+        monkeypatch.setattr(module, "ELEMENTS", dict.fromkeys(DTYPES.values(), element))
+        monkeypatch.setattr(module, "device_function", same)
+        monkeypatch.setattr(module, "cuda", SimpleNamespace(local=local, jit=lambda **options: same))
+    monkeypatch.setattr(tensor_store, "st_shared", st_shared)
     for name in ("pack_f16", "pack_bf16"):
-        monkeypatch.setattr(tensor_store, name, lambda low, high: (low, high))
-    for meaning in (ld_shared, st_shared, st_global):
-        monkeypatch.setattr(tensor_store, meaning.__name__, meaning)
-    monkeypatch.setattr(tensor_store.cuda, "jit", lambda **options: same)
+        monkeypatch.setattr(tensor_runs, name, lambda low, high: (low, high))
+    for meaning in (ld_shared, st_global_if):
+        monkeypatch.setattr(tensor_runs, meaning.__name__, meaning)
+    monkeypatch.setattr(tensor_runs, "bits_of", same)
+    monkeypatch.setattr(tensor_runs, "uint32", lambda value: int(value) % 2**32)
     return state
 
 
@@ -113,12 +117,11 @@ def check(state, problem, precision, shift):
     state.itemsize, state.shift = tile.itemsize, shift * 4 // tile.itemsize
     state.shared, state.written = np.zeros(tile.staging), Counter()
     y = state.Output()
-    output = SimpleNamespace(
-        data_ptr=lambda: shift * 4, element_size=lambda: tile.itemsize
-    )  # an output that begins ``shift`` words after a sector's boundary
-    alignment = tensor_store.alignment_of(output, p, tile)
+    alignment = tensor_store.alignment_of(shift * 4, p, tile)
     stage_rows = tensor_store.make_stage_rows(tile)
-    aim, aim_inside, store_inside, store_any = tensor_store.make_store(tile, WARPS, add_bias=True)
+    aim, head_of = tensor_store.make_aim(tile)
+    store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
+    prepare, store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], add_bias=True)
     staged_rows, out_channels = tile.rows // tile.rounds, p.out_channels
     for row_tile in range(tile.row_tiles(p)):
         row = row_tile % tile.row_parts * tile.phases
@@ -126,22 +129,30 @@ def check(state, problem, precision, shift):
         left = min(tile.channels, out_channels - co)
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
-            begin, n_next, begin_next, inside = aim(n, j, p.batch, columns, first, p.out_length, p.padding)
-            whole = inside and left >= tile.channels
-            heads = [aim_inside(n, begin, warp, co, out_channels, p.out_length) for warp in range(WARPS)]
+            there, alone, inside = aim(n, j, p.batch, columns, first, p.out_length, p.padding)
+            straight = alone and (inside or alignment[3])
+            state.straight += straight
+            heads = [head_of(n, there, warp, co, out_channels, p.out_length) for warp in range(WARPS)]
+            sizes = tensor_runs.runs_sizes(tile, WARPS)
+            # Of each lane; only those that are moved on from round to round are prepared once.
+            runs = {k: tuple([0] * sizes[i] for i in (1, 0, 1, 1)) for k in np.ndindex(WARPS, LANES)}
+            steady = left >= tile.channels and p.out_length * tile.round_channels % tile.sector == 0
             for round_ in range(tile.rounds):
                 m0, done = round_ * staged_rows, round_ * tile.round_channels
                 for warp in range(WARPS):
                     for lane in range(LANES):
                         values = sums_of(tile, problem, config, column_tile, row, co, m0, staged_rows, warp, lane)
                         stage_rows(values, 0, staged_rows, state.shared, 0, 0, 0, alignment[2], warp, lane)
-                store = store_inside if whole else store_any
                 for warp in range(WARPS):
                     for lane in range(LANES):
-                        next_head = store(
-                            *(heads[warp], y, state.shared, 0, 0, None, False, warp, lane, n, j, begin, n_next),
-                            *(begin_next, row, co + done, left - done, p.batch, columns, first, out_channels),
-                            *(p.out_length, p.padding, alignment),
+                        own = runs[warp, lane]
+                        if straight and tensor_runs.keeps_runs(tile, WARPS) and not (steady and round_ > 0):
+                            here = there, 0, 0, warp, lane, left - done, p.out_length, alignment
+                            prepare(own, 0, heads[warp], *here)
+                        next_head = (store_runs if straight else store_any)(
+                            *(heads[warp], own, y, state.shared, 0, 0, None, False, warp, lane, n, j, there, row),
+                            *(co + done, left - done, p.batch, columns, first, out_channels, p.out_length, p.padding),
+                            alignment,
                         )
                     heads[warp] = next_head
     every = p.batch * out_channels * p.out_length
@@ -180,7 +191,6 @@ def expected(problem, first, sample, channel, o):
 def test_alignment_of_an_output():
     problem = Problem(1, 8, 8, 4, 100, stride=2, padding=1)
     tile = k6_config.choose(problem, "tf32").tile
-    y = torch.empty(problem.out_channels * problem.out_length)
     assert problem.out_length % 4 == 0
-    assert tensor_store.alignment_of(y, problem, tile) == (0, 4, 3)
-    assert tensor_store.alignment_of(y, problem, tile, in_fours=True) == (0, 1, 0)
+    assert tensor_store.alignment_of(0, problem, tile) == (0, 4, 3, 1)
+    assert tensor_store.alignment_of(0, problem, tile, in_fours=True) == (0, 1, 0, 1)

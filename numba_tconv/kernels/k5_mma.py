@@ -28,6 +28,7 @@ from ..problem import Problem
 from ..ptx import (
     cp_async_commit,
     cp_async_wait,
+    device_function,
     ld_shared,
     mma,
     recomputed,
@@ -39,7 +40,9 @@ from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, run_of
 from .k5_load import BATCH, make_load, make_window
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors, default_precision
-from .tensor_store import alignment_of, make_store
+from .tensor_runs import keeps_runs, make_store_runs, runs_sizes
+from .tensor_store import alignment_of, make_aim, make_store_any
+from .tensor_tile import SECTOR
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -132,27 +135,56 @@ def make_stage_sums(config: Config):
 
 
 def make_write(config: Config):
-    """Store: tensor_store.py's functions, called for as many channels at a time as fit in registers."""
-    tile, at_once = config.tile, config.channels_at_once
-    aim, aim_inside, store_inside, store_any = make_store(replace(tile, round_channels=at_once), config.tile_warps)
+    """Store: those of tensor_runs.py and tensor_store.py, called for as many channels at a time as fit in registers."""
+    tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
+    some = replace(tile, round_channels=at_once)
+    by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum) for quantum in (4, 2, 1))
+    store_any = make_store_any(some, warps)
     round_channels, pitch = tile.round_channels, tile.pitch
+    run_loads, run_channels = runs_sizes(some, warps)
 
     @cuda.jit(device=True, inline="always")
-    def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, begin, n_next, begin_next, inside, row, co,
-              channels_left, batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+    def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
+              batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        runs = (
+            cuda.local.array(run_channels, dtype=int64),
+            cuda.local.array(run_loads, dtype=int32),
+            cuda.local.array(run_channels, dtype=int32),
+            cuda.local.array(run_channels, dtype=int32),
+        )
         done = int32(0)
         while done < round_channels:
-            if inside and done + at_once <= channels_left:
-                head = store_inside(head, y, shared, base, at + done * pitch, bias, has_bias, warp, lane, n, j, begin,
-                                    n_next, begin_next, row, co + done, channels_left - done, batch, columns, first,
-                                    out_channels, out_length, padding, alignment)  # fmt: skip
+            where, left = int32(at + done * pitch), channels_left - done
+            if not straight:
+                store_any(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                          left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            elif alignment[1] == 4:
+                by_fours(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                         left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            elif alignment[1] == 2:
+                by_twos(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
             else:
-                store_any(head, y, shared, base, at + done * pitch, bias, has_bias, warp, lane, n, j, begin, n_next,
-                          begin_next, row, co + done, channels_left - done, batch, columns, first, out_channels,
-                          out_length, padding, alignment)  # fmt: skip
+                by_ones(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            head += at_once * out_length
             done = int32(done + at_once)
 
-    return aim, aim_inside, write
+    return write
+
+
+def _make_write_runs(tile, warps: int, quantum: int):
+    kept, (prepare, store_runs) = keeps_runs(tile, warps), make_store_runs(tile, warps, quantum)
+
+    @device_function
+    def write_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        if kept:
+            prepare(runs, 0, head, there, base, at, warp, lane, channels_left, out_length, alignment)
+        store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                   batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+
+    return write_runs
 
 
 @cache
@@ -173,7 +205,8 @@ def make_kernel(config: Config) -> Kernel:
     aim, load = make_load(config)
     load_window, products = make_window(config), make_products(config)
     start, (stage_sums, zeros_first) = make_start(config), make_stage_sums(config)
-    aim_store, aim_inside, write = make_write(config)
+    aim_store, head_of = make_aim(tile)
+    write = make_write(config)
     wait_for_stage = cp_async_wait(stages - 2)
     storage, bits_type = ELEMENTS[tile.dtype].storage, float32 if itemsize == 4 else types.uint16
     run_of_column = cuda.jit(device=True, inline="always")(run_of)
@@ -289,10 +322,11 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             # Worked out here, where the sums have left their registers.
             n, j = divmod((column_tile + crew) * advance, columns)
-            begin, n_next, begin_next, inside = aim_store(n, j, batch, columns, first, out_length, padding)
-            head = aim_inside(n, begin, crew_warp, co, out_per_group * groups, out_length)
-            write(head, y, shared, base, at, bias, has_bias, crew_warp, lane, n, j, begin, n_next, begin_next, inside,
-                  row, co, channels_left, batch, columns, first, out_per_group * groups, out_length, padding,
+            there, alone, inside = aim_store(n, j, batch, columns, first, out_length, padding)
+            straight = alone and (inside or alignment[3] != 0)
+            head = head_of(n, there, crew_warp, co, out_per_group * groups, out_length)
+            write(head, y, shared, base, at, bias, has_bias, crew_warp, lane, n, j, there, straight, row, co,
+                  channels_left, batch, columns, first, out_per_group * groups, out_length, padding,
                   alignment)  # fmt: skip
             row0 = int32(row0 - round_rows)
             co = int32(co + round_channels)
@@ -303,7 +337,7 @@ def make_kernel(config: Config) -> Kernel:
 
     bits_array, stored, integers = flat(bits_type), flat(storage), (types.int64,)
     signature = (bits_array, *integers * 3, bits_array, stored, *integers, stored, *integers * 12)
-    signature += (types.UniTuple(types.int64, 3),)
+    signature += (types.UniTuple(types.int64, 4),)
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
@@ -318,20 +352,19 @@ class WarpMatrix(TensorRung):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))
         here = device.of(x.device.index)
         given, config = config, config or choose(problem, precision, here)
-        if not by_vectors(x, config.tile):
+        if not by_vectors(x.shape, x.stride(), x.data_ptr() % 16, config.tile):
             config = replace(given, x_vector=1) if given else choose(problem, precision, here, aligned=False)
-        kernel, chunks, blocks, sizes = _plan(problem, config)
+        kernel, chunks, blocks, sizes = _plan(problem, config, y.data_ptr() % SECTOR)
         packed = packed_weights(w, problem, config.tile, "mma", chunks)
         kernel.launch(
             blocks,
-            *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y),
-            *(*sizes, alignment_of(y, problem, config.tile, gaps_between(config.tile))),
+            *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y, *sizes),
         )
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, config: Config) -> tuple:
-    """What a launch needs that depends on sizes alone."""
+def _plan(problem: Problem, config: Config, y_offset: int) -> tuple:
+    """What a launch needs that depends on sizes alone. ``y_offset``: bytes by which y begins after a sector's start."""
     p, tile, chunks = problem, config.tile, config.channel_chunks(problem)
     first, columns = tile.columns(p)
     group_tiles, column_tiles = tile.row_tiles(p), -(-tile.column_tiles(p) // config.tiles)
@@ -339,4 +372,5 @@ def _plan(problem: Problem, config: Config) -> tuple:
     blocks = group_tiles * p.groups, -(-column_tiles // planes), planes
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     steps = tile.tap_chunks(p), chunks // config.chunks
-    return make_kernel(config), chunks, blocks, (*sizes, columns, first, *steps, group_tiles)
+    alignment = alignment_of(y_offset, p, tile, gaps_between(tile))
+    return make_kernel(config), chunks, blocks, (*sizes, columns, first, *steps, group_tiles, alignment)

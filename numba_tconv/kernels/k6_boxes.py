@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
 from numba import cuda, int32
 
 from ..ptx import (
@@ -69,21 +68,21 @@ def geometry(config: Config, boxes: int) -> Geometry:
     )
 
 
-def boxes_of(x: torch.Tensor, config: Config, groups: int) -> int:
-    """How many tensor maps it takes to describe ``x`` (N, C_in, L); 0 if they cannot. With 1, all windows begin where
-    their boxes do."""
-    (_, channels, length), depth = x.shape, config.tile.depth
-    if (length > 1 and x.stride(2) != 1) or (groups > 1 and channels // groups % depth):
+def boxes_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> int:
+    """How many tensor maps it takes to describe an input (N, C_in, L), ``strides`` in elements, that begins ``offset``
+    bytes after a multiple of 16; 0 if they cannot. With 1, all windows begin where their boxes do."""
+    (_, channels, length), tile = shape, config.tile
+    if (length > 1 and strides[2] != 1) or (groups > 1 and channels // groups % tile.depth):
         return 0  # a stage must not take channels of the next group
-    n_bytes, c_bytes = _strides(x.shape, x.stride(), x.element_size())
+    n_bytes, c_bytes = _strides(shape, strides, tile.itemsize)
     boxes = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
-    if x.data_ptr() % ALIGNMENT or config.tile.chunk_shift * x.element_size() % ALIGNMENT:
+    if offset or tile.chunk_shift * tile.itemsize % ALIGNMENT:
         boxes = max(2, boxes)
     if n_bytes % ALIGNMENT or boxes > channels or config.pitch(boxes) > LARGEST_BOX:
         return 0
     if not 0 < n_bytes < LONGEST_STRIDE or not 0 < c_bytes * boxes < LONGEST_STRIDE:
         return 0
-    return boxes if max(x.shape) < LARGEST_SIZE else 0
+    return boxes if max(shape) < LARGEST_SIZE else 0
 
 
 def _strides(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
@@ -93,9 +92,9 @@ def _strides(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
     )
 
 
-@lru_cache(maxsize=4096)
-def tensor_map(address: int, shape: tuple, strides: tuple, config: Config, boxes: int) -> tuple[int, ...]:
-    """The map of the first box's channels, as 64-bit numbers: ``shape`` and ``strides`` of x in elements."""
+def template_map(shape: tuple, strides: tuple, offset: int, config: Config, boxes: int) -> tuple[int, ...]:
+    """The map of the first box's channels, as 64-bit numbers, of an input as in ``boxes_of``, wherever it is: the
+    kernel puts in the addresses (``publish``)."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = _strides(shape, strides, itemsize)
     types = driver.CUtensorMapDataType
@@ -104,8 +103,8 @@ def tensor_map(address: int, shape: tuple, strides: tuple, config: Config, boxes
     error, encoded = driver.cuTensorMapEncodeTiled(
         kind.get(config.tile.precision, types.CU_TENSOR_MAP_DATA_TYPE_UINT16),
         3,
-        address // ALIGNMENT * ALIGNMENT,
-        [driver.cuuint64_t(v) for v in (length + address % ALIGNMENT // itemsize, -(-channels // boxes), batch)],
+        0,
+        [driver.cuuint64_t(v) for v in (length + offset // itemsize, -(-channels // boxes), batch)],
         [driver.cuuint64_t(v) for v in (c_bytes * boxes, n_bytes)],
         [driver.cuuint32_t(v) for v in (config.pitch(boxes), config.tile.depth // boxes, 1)],
         [driver.cuuint32_t(1)] * 3,

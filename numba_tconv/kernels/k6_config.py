@@ -7,9 +7,11 @@ from functools import lru_cache
 
 from ..problem import Problem
 from .device import H200
+from .tensor_runs import keeps_runs
 from .tensor_tile import COLUMNS, ROWS, Tile, make_tile, round_sizes
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
+STORE_WARPS = 4  # of a warpgroup, which store together
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
@@ -144,7 +146,8 @@ def choose(problem: Problem, precision: str) -> Config | None:
             for buffers in (2, 1):
                 for round_channels in round_sizes(tile):
                     staged = replace(tile, round_channels=round_channels)
-                    if staged.staging * 4 > LARGEST_STAGING and round_channels > tile.round_channels:
+                    too_large = staged.staging * 4 > LARGEST_STAGING or not keeps_runs(staged, STORE_WARPS)
+                    if too_large and round_channels > tile.round_channels:
                         continue
                     config = Config(staged, resident, weights if resident else 0, fewest, unroll, buffers)
                     for stages in range(MOST_STAGES, fewest - 1, -1):

@@ -1,4 +1,4 @@
-"""The multiplying half of k6: the products of one stage, by a warpgroup."""
+"""The multiplying half of k6: the products of the stages of a tile, by a warpgroup."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .k6_config import BLOCKS, Config
 from .k6_window import make_window
 
 
-def make_stage(config: Config):
-    """Multiply: a device function, what a warpgroup does with a stage.
+def make_stages(config: Config):
+    """Multiply: a device function, what a warpgroup does with the stages of a tile and a chunk of taps.
 
     With split operands (tf32x3) a tap's products are summed from zero, the small ones first, and added to ``total`` on
     CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with its length.
@@ -21,6 +21,7 @@ def make_stage(config: Config):
     sums, all_sums, exact = rows // 2, BLOCKS * rows // 2, parts == 2
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
+    stage_weights, operands = tile.stage_weights, parts * 2 * window
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
@@ -59,14 +60,14 @@ def make_stage(config: Config):
     multiply_stage = multiply_exactly if exact else multiply
 
     @device_function
-    def one_stage(acc, total, v, at, x_at, h_step, odd_step, aligned, rounded, in_stage, descriptor0, descriptor, add,
+    def one_stage(acc, total, v, at, x_at, h_step, odd_step, straight, rounded, in_stage, descriptor0, descriptor, add,
                   s, parity, full, empty, lane):  # fmt: skip
         """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
         _, _, _, weights_at, slot, stages = in_stage
         mbarrier_wait(full + 8 * s, parity)
         if not resident:
             descriptor = descriptor0 + ((weights_at + s * slot) >> 4)
-        load_window(v, at, x_at + s * slot, h_step, odd_step, aligned, rounded)
+        load_window(v, at, x_at + s * slot, h_step, odd_step, straight, rounded)
         multiply_stage(acc, total, v, at, descriptor, add)
         if resident and lane == 0:
             mbarrier_arrive(empty + 8 * s)
@@ -82,4 +83,22 @@ def make_stage(config: Config):
             s, parity = int32(0), int32(parity ^ 1)
         return s, parity
 
-    return one_stage
+    @device_function
+    def stages(acc, total, v, x_at, h_step, odd_step, straight, rounded, in_stage, descriptor0, descriptor, add, s,
+               parity, full, empty, lane, count):  # fmt: skip
+        """The windows and the products of the next ``count`` stages. Returns the next slot, its parity, and where the
+        next weights are."""
+        stage = int32(0)
+        while stage < count:
+            s, parity = one_stage(acc, total, v, 0, x_at, h_step, odd_step, straight, rounded, in_stage, descriptor0,
+                                  descriptor, add, s, parity, full, empty, lane)  # fmt: skip
+            add = int32(1)
+            descriptor += stage_weights >> 4
+            if unroll > 1:
+                s, parity = one_stage(acc, total, v, operands, x_at, h_step, odd_step, straight, rounded, in_stage,
+                                      descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
+                descriptor += stage_weights >> 4
+            stage = int32(stage + unroll)
+        return s, parity, descriptor
+
+    return stages

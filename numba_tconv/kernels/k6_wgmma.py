@@ -51,11 +51,12 @@ from ..ptx import (
 )
 from . import device
 from .fragments import column_of
-from .k6_boxes import ALIGNMENT, MAP_BYTES, MAP_WORDS, boxes_of, geometry, make_boxes, make_place, tensor_map
+from .k6_boxes import ALIGNMENT, MAP_BYTES, MAP_WORDS, boxes_of, geometry, make_boxes, make_place, template_map
 from .k6_config import (
     BLOCKS,
     CONSUMERS,
     PRODUCERS,
+    STORE_WARPS,
     THREADS,
     Config,
     channel_chunks,
@@ -65,10 +66,12 @@ from .k6_config import (
 )
 from .k6_epilogue import make_epilogue, slab_of
 from .k6_load import make_locate, make_produce, make_window_start
-from .k6_multiply import make_stage
+from .k6_multiply import make_stages
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
-from .tensor_store import alignment_of
+from .tensor_runs import runs_sizes
+from .tensor_store import alignment_of, make_aim
+from .tensor_tile import SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 NO_MAP = (0,) * MAP_WORDS
@@ -81,7 +84,7 @@ def make_kernel(config: Config) -> Kernel:
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
     advance, itemsize, lead, row_parts = tile.advance, tile.itemsize, tile.lead, tile.row_parts
-    stage_weights, regions, map_at = tile.stage_weights, config.regions, config.map
+    regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     shared_staging, staging_size, empty_slots = config.buffers == 1, tile.staging, tile.empty_slots
@@ -93,13 +96,15 @@ def make_kernel(config: Config) -> Kernel:
     storage = ELEMENTS[tile.dtype].storage
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(config.registers[0], True), setmaxnreg(config.registers[1], False)
-    produce, one_stage = make_produce(config), make_stage(config)
+    produce, stages_of = make_produce(config), make_stages(config)
     turns, locate = make_locate(config)
     window_start, place = make_window_start(config), make_place(config)
     publish, acquire, _ = make_boxes(config)
     # Only windows that the copy engine has not rounded are rounded when they are read.
     some_rounded = tile.precision == "tf32"
-    aim, aim_inside, slab_inside, slab_anywhere = make_epilogue(config)
+    aim, head_of = make_aim(tile)
+    store_by_fours, store_by_twos, store_by_ones, store_anywhere = make_epilogue(config)
+    run_loads, run_channels = runs_sizes(tile, STORE_WARPS)
     slab = slab_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
@@ -165,6 +170,12 @@ def make_kernel(config: Config) -> Kernel:
             total = cuda.local.array(all_totals, dtype=float32)
             values = cuda.local.array(slab, dtype=float32)
             v = cuda.local.array(all_operands, dtype=int32)
+            runs = (
+                cuda.local.array(run_channels, dtype=int64),
+                cuda.local.array(run_loads, dtype=int32),
+                cuda.local.array(run_channels, dtype=int32),
+                cuda.local.array(run_channels, dtype=int32),
+            )
             # The lane's window in a stage: its first channel, its first column.
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
@@ -205,29 +216,22 @@ def make_kernel(config: Config) -> Kernel:
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
                 own_tile = column_tile + crew if paired else column_tile
                 descriptor, add = descriptor0, int32(0)
-                rounded, x_row, odd_step = int32(0), x_at, next_row
+                rounded, x_row, odd_step = False, x_at, next_row
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
                         _, i, in_boxes = window_start(own_tile, tap_chunk, boxes, every_early, length, columns, first)
-                        rounded = int32(in_boxes)
+                        rounded = in_boxes
                         if not aligned:
                             at = int32(x_early + lane_channel * stride_c + i)
                             early = int32(at & (vector - 1))
                             x_row = int32(x_at + early * itemsize)
                             odd_step = int32(next_row + ((int32(at + stride_c) & (vector - 1)) - early) * itemsize)
-                    stage = int32(0)
-                    while stage < channel_chunks:
-                        s, parity = one_stage(acc, total, v, 0, x_row, h_step, odd_step, aligned, rounded, ring,
-                                              descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
-                        add = int32(1)
-                        descriptor += stage_weights >> 4
-                        if unroll > 1:
-                            s, parity = one_stage(acc, total, v, operands, x_row, h_step, odd_step, aligned, rounded,
-                                                  ring, descriptor0, descriptor, add, s, parity, full, empty,
-                                                  lane)  # fmt: skip
-                            descriptor += stage_weights >> 4
-                        stage = int32(stage + unroll)
+                    straight_in = aligned and (rounded or not some_rounded)
+                    s, parity, descriptor = stages_of(acc, total, v, x_row, h_step, odd_step, straight_in, rounded,
+                                                      ring, descriptor0, descriptor, add, s, parity, full, empty, lane,
+                                                      channel_chunks)  # fmt: skip
+                    add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:
                     mbarrier_arrive(product_turn + 8 * other)
@@ -236,22 +240,27 @@ def make_kernel(config: Config) -> Kernel:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
                 n, j = divmod(int64(own_tile) * advance, columns)
-                begin, n_next, begin_next, inside = aim(n, j, batch, columns, first, out_length, padding)
-                whole_tile = inside and left >= channels
-                head = aim_inside(n, begin, group_warp, co, out_channels, out_length)
+                there, alone, inside = aim(n, j, batch, columns, first, out_length, padding)
+                straight = alone and (inside or alignment[3] != 0)
+                head = head_of(n, there, group_warp, co, out_channels, out_length)
                 if shared_staging:
                     mbarrier_wait(staging_turn + 8 * crew, my_turn)
-                # Two loops, so that the one that runs nearly always is short: code is fetched, too.
-                m = int32(0) if whole_tile else int32(rows)  # row of the tile
-                while m < rows:
-                    m, head = slab_inside(m, acc, total, values, head, y, shared, base, staging, bias, has_bias, crew,
-                                 group_warp, lane, n, j, begin, n_next, begin_next, row, co, left, batch, columns,
-                                 first, out_channels, out_length, padding, alignment)  # fmt: skip
-                m = int32(rows) if whole_tile else int32(0)
-                while m < rows:
-                    m, head = slab_anywhere(m, acc, total, values, head, y, shared, base, staging, bias, has_bias, crew,
-                                 group_warp, lane, n, j, begin, n_next, begin_next, row, co, left, batch, columns,
-                                 first, out_channels, out_length, padding, alignment)  # fmt: skip
+                if not straight:
+                    store_anywhere(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
+                                   group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
+                                   out_length, padding, alignment)  # fmt: skip
+                elif alignment[1] == 4:
+                    store_by_fours(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
+                                   group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
+                                   out_length, padding, alignment)  # fmt: skip
+                elif alignment[1] == 2:
+                    store_by_twos(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
+                                  group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
+                                  out_length, padding, alignment)  # fmt: skip
+                else:
+                    store_by_ones(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
+                                  group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
+                                  out_length, padding, alignment)  # fmt: skip
                 if shared_staging and lane == 0:
                     mbarrier_arrive(staging_turn + 8 * other)
                 my_turn = int32(my_turn ^ 1)
@@ -263,7 +272,7 @@ def make_kernel(config: Config) -> Kernel:
     template = types.UniTuple(types.int64, MAP_WORDS)
     where = types.UniTuple(types.int64, 6)
     signature = (template, *integers, stored, *integers * 4, where, *integers * 3, stored, stored, *integers, stored)
-    signature += (*integers * 15, types.UniTuple(types.int64, 3))
+    signature += (*integers * 15, types.UniTuple(types.int64, 4))
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -276,51 +285,59 @@ class WarpgroupMatrix(TensorRung):
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)
-        boxes = boxes_of(x, config, problem.groups)
-        if not boxes and not x.is_contiguous():
-            x = x.contiguous()
-            boxes = boxes_of(x, config, problem.groups)
-        tile, itemsize, address = config.tile, x.element_size(), x.data_ptr()
-        early = address % ALIGNMENT // itemsize
-        in_bulk = by_vectors(x, tile) and problem.length * itemsize % ALIGNMENT == 0
-        plan = _plan(problem, config, boxes, device.of(x.device.index).multiprocessors)
-        template, maps = NO_MAP, 0
-        if boxes:
-            template = tensor_map(address, x.shape, x.stride(), config, boxes)
-            workspace = torch.empty(plan.blocks * boxes * MAP_BYTES, dtype=torch.uint8, device=x.device)
+        plan = _plan(problem, config, x.stride(), x.data_ptr() % ALIGNMENT, y.data_ptr() % SECTOR, x.device.index)
+        if not plan.boxes and not x.is_contiguous():
+            self.run(x.contiguous(), w, bias, y, problem, config)
+            return
+        maps = 0
+        if plan.boxes:
+            workspace = torch.empty(plan.blocks * plan.boxes * MAP_BYTES, dtype=torch.uint8, device=x.device)
             maps = workspace.data_ptr()
-        packed = packed_weights(w, problem, tile, "wgmma", plan.channel_chunks)
+        packed = packed_weights(w, problem, config.tile, "wgmma", plan.channel_chunks)
         plan.kernel.launch(
             plan.blocks,
-            *(template, maps, x, address, *x.stride()[:2], boxes, plan.geometry),
-            *(early, boxes > 1 or early, in_bulk, packed),
-            *(packed if bias is None else bias.contiguous(), bias is not None, y),
-            *(*plan.sizes, alignment_of(y, problem, tile)),
+            *(plan.template, maps, x, x.data_ptr(), *x.stride()[:2], *plan.input, packed),
+            *(packed if bias is None else bias.contiguous(), bias is not None, y, *plan.sizes),
         )
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a launch needs that depends on sizes alone."""
+    """What a launch needs that is the same for every call with tensors laid out alike."""
 
     kernel: Kernel
     channel_chunks: int
     blocks: int
-    geometry: tuple
-    sizes: tuple
+    boxes: int
+    template: tuple
+    input: tuple  # arguments on the layout of x
+    sizes: tuple  # all arguments after y
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, config: Config, boxes: int, multiprocessors: int) -> _Plan:
+def _plan(
+    problem: Problem, config: Config, strides: tuple, offset: int, y_offset: int, device_index: int | None
+) -> _Plan:
+    """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
+    after a sector's start."""
     p, tile, chunks = problem, config.tile, channel_chunks(problem, config)
+    shape = p.batch, p.in_channels, p.length
+    boxes = boxes_of(shape, strides, offset, config, p.groups)
+    template = template_map(shape, strides, offset, config, boxes) if boxes else NO_MAP
     (first, columns), tiles_along = sample_columns(p, config), column_tiles(p, config)
     group_tiles = tile.row_tiles(p)
+    multiprocessors = device.of(device_index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
+    g, early = geometry(config, boxes), offset // tile.itemsize
+    where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
+    in_bulk = by_vectors(shape, strides, offset, tile) and p.length * tile.itemsize % ALIGNMENT == 0
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
-    g = geometry(config, boxes)
-    where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
-    return _Plan(make_kernel(config), chunks, blocks, where, (*sizes, *tiles))
+    return _Plan(
+        *(make_kernel(config), chunks, blocks, boxes, template),
+        (boxes, where, early, int(boxes > 1 or early > 0), int(in_bulk)),
+        (*sizes, *tiles, alignment_of(y_offset, p, tile)),
+    )
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:

@@ -35,6 +35,13 @@ class TensorRung(Rung):
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
         if problem.groups > 1 and fewest < FEWEST_CHANNELS:
             return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
+        # Tensor cores cut off what an addition cannot hold, at least once for every sum: of few products that is most
+        # of the error.
+        if precision == "tf32x3" and problem.in_channels_per_group < FEWEST_CHANNELS:
+            return (
+                f"in tf32x3 it needs {FEWEST_CHANNELS} input channels a group, not {problem.in_channels_per_group}: "
+                "most of a product would be zeros, and a short sum is more exact on CUDA cores"
+            )
         if self.choose(problem, precision) is None:
             return (
                 f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns "
@@ -49,10 +56,11 @@ class TensorRung(Rung):
         return self.make_kernel(config)
 
 
-def by_vectors(x: torch.Tensor, tile: Tile) -> bool:
-    """Whether the windows of ``x`` can be copied in pieces of 16 bytes, each at a multiple of 16 bytes."""
-    vector = 16 // x.element_size()
-    if x.stride(2) != 1 and x.shape[2] > 1:
+def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
+    """Whether the windows of an input (N, C_in, L), ``strides`` in elements, can be copied in pieces of 16 bytes, each
+    at a multiple of 16 bytes. ``offset``: bytes from such a multiple to the first element."""
+    vector = 16 // tile.itemsize
+    if strides[2] != 1 and shape[2] > 1:
         return False
-    starts = (stride for stride, size in zip(x.stride()[:2], x.shape[:2], strict=True) if size > 1)
-    return not any(s % vector for s in (*starts, tile.chunk_shift)) and x.data_ptr() % 16 == 0
+    starts = (stride for stride, size in zip(strides[:2], shape[:2], strict=True) if size > 1)
+    return not any(s % vector for s in (*starts, tile.chunk_shift)) and offset == 0

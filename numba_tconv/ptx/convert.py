@@ -95,7 +95,14 @@ def float_of(typingctx, bits):
     return types.float32(types.int32), codegen
 
 
-@instruction(lambda value: _round_tf32(value).view(np.int32))
+def _tf32_operand(value):
+    """With the last 13 bits as the sum leaves them, so that the simulator sees who takes them for a part of it."""
+    value = np.float32(value)
+    power = (value.view(np.int32) & np.int32(-0x800000)).view(np.float32)
+    return np.float32(np.float64(power) * 2.0**-11 + np.float64(value)).view(np.int32)
+
+
+@instruction(_tf32_operand)
 def tf32_operand(typingctx, value):
     """``round_tf32`` for an operand of a product, whose last 13 bits the tensor core ignores; two instructions.
 

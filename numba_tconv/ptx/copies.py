@@ -262,30 +262,27 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
     return types.void(types.int32, source, types.intp, types.int32, types.int32), codegen
 
 
-def st_global(count):
-    """st.global of ``count`` (1, 2 or 4) 4-byte words: (target, index, word, ...) writes them over the elements of
-    ``target`` from ``index`` on, which stands at a multiple of their size."""
+def st_global_if(count):
+    """st.global of ``count`` (1, 2 or 4) 4-byte words under a predicate, without a branch: (wanted, target, index,
+    words) writes the first ``count`` of the local int32 array ``words`` over the elements of ``target`` from ``index``
+    on, which stands at a multiple of their size."""
+    words_text = "$1" if count == 1 else "{" + ", ".join(f"${1 + z}" for z in range(count)) + "}"
+    kind = "b32" if count == 1 else f"v{count}.b32"
+    text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
 
-    def typed(target, *words):
+    @instruction(no_meaning)
+    def st_global_wanted(typingctx, wanted, target, index, words):
         def codegen(context, builder, sig, args):
-            slot = item(context, builder, sig.args[0], args[0], args[1])
-            value = args[2]
-            if count > 1:
-                value = ir.Constant(ir.VectorType(i32, count), ir.Undefined)
-                for z in range(count):
-                    value = builder.insert_element(value, args[2 + z], ir.Constant(i32, z))
-            builder.store(value, builder.bitcast(slot, ir.PointerType(value.type)), align=4 * count)
+            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+            source = context.make_array(sig.args[3])(context, builder, args[3]).data
+            values = [builder.load(builder.gep(source, [ir.Constant(i64, z)])) for z in range(count)]
+            constraints = ",".join(["l"] + ["r"] * (count + 1) + ["~{memory}"])
+            asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, constraints)
             return context.get_dummy_value()
 
-        return types.void(target, types.intp, *[types.int32] * count), codegen
+        return types.void(types.boolean, target, types.intp, words), codegen
 
-    # Numba counts an intrinsic's parameters, so each number of words needs a function of its own.
-    forms = {
-        1: lambda typingctx, target, index, a: typed(target),
-        2: lambda typingctx, target, index, a, b: typed(target),
-        4: lambda typingctx, target, index, a, b, c, d: typed(target),
-    }
-    return instruction(no_meaning)(forms[count])
+    return st_global_wanted
 
 
 def take(offsets, stride, cases):

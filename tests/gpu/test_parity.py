@@ -156,7 +156,7 @@ def test_more_than_2_to_the_31_outputs(rung, precision):
     assert not y.isnan().any()
 
 
-# The precision that is not named
+# The precision that is not named, and the one that stands in for another
 
 
 @pytest.mark.parametrize("reason", [*FEW, "depthwise, 512 groups"])
@@ -178,3 +178,19 @@ def test_torchs_switch_decides_the_precision_that_is_not_named(reason):
             ours(precision="tf32")
     else:
         assert torch.equal(allowed, ours(precision="tf32"))
+
+
+@pytest.mark.parametrize(
+    "reason", ["depthwise, 512 groups", "one channel, a million samples", "PQMF: four input channels, long kernel"]
+)
+def test_tf32x3_is_ieee_where_no_rung_takes_it(reason):
+    problem = LARGE[reason]
+    x, w, bias = operands(problem, torch.float32, "cuda")
+
+    def ours(**choice):
+        return numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), **choice)
+
+    assert torch.equal(ours(precision="tf32x3"), ours(precision="ieee"))
+    for rung in RUNGS:
+        with pytest.raises(NotImplementedError, match=f"{rung} cannot do"):
+            ours(precision="tf32x3", variant=rung)

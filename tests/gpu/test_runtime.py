@@ -127,7 +127,7 @@ def test_an_empty_batch(shape, dtype):
 
 @parametrized
 def test_an_output_without_samples(variant, precision):
-    x, w = torch.randn(2, 4, 10, device="cuda"), torch.randn(4, 6, 3, device="cuda")
+    x, w = torch.randn(2, 8, 10, device="cuda"), torch.randn(8, 6, 3, device="cuda")
     choice = {"variant": variant, "precision": precision}
     assert numba_tconv.conv_transpose1d(x, w, padding=6, **choice).shape == (2, 6, 0)
 

@@ -1,29 +1,60 @@
-"""A float32 as two TF32 operands: together they are the number, but for its last bit."""
+"""A float32 as operands of TF32 products: what the tensor core reads of them, which is all but their last 13 bits."""
 
 import numpy as np
 import pytest
 
 from numba_tconv.kernels.tensor_operand import make_put
+from numba_tconv.ptx import SIMULATOR, round_tf32
 
-VALUES = np.random.default_rng(0).standard_normal(200).astype(np.float32)
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+IGNORED = (1 << 13) - 1
+RANDOM = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+# The last 23 bits of a number: none left over; rounded up into the next power of two; the least one alone; half way
+# between two TF32 numbers, above an even and above an odd one; a little to either side of that.
+LAST_BITS = np.array([1 << 22, (1 << 23) - 1, 1, 1 << 12, 3 << 12, (1 << 12) - 1, (1 << 12) + 1])
+EDGES = (1 + LAST_BITS * 2.0**-23).astype(np.float32)
+VALUES = np.concatenate([RANDOM, EDGES, -EDGES, np.zeros(1, np.float32)])
+scales = pytest.mark.parametrize("scale", [1, 1e-30, 1e30])
 
 
-def split(value):
-    v = np.zeros(2, dtype=np.int32)
-    make_put(2, 1)(v, 0, value)
-    return v.view(np.float32)
+def operands(value, parts):
+    """The bits that ``put`` writes for ``value``, which are to be nowhere else."""
+    at, apart, untouched = 1, 3, 12345
+    v = np.full(6, untouched, dtype=np.int32)
+    make_put(parts, apart)(v, at, value)
+    places = [at + part * apart for part in range(parts)]
+    assert (np.delete(v, places) == untouched).all()
+    return v[places]
 
 
-@pytest.mark.parametrize("scale", [1, 1e-30, 1e30])
+def read(bits):
+    """The number that a tensor core takes an operand for."""
+    return (bits & np.int32(~IGNORED)).view(np.float32)
+
+
+@scales
+def test_one_part_is_the_nearest_tf32_number(scale):
+    for value in VALUES * np.float32(scale):
+        assert read(operands(value, 1)) == [round_tf32(value)]
+
+
+@scales
 def test_two_parts_hold_a_number(scale):
     for value in VALUES * np.float32(scale):
-        high, low = split(value)
-        assert abs(np.float64(high) + np.float64(low) - np.float64(value)) <= 2.0**-23 * abs(value)
-        assert not high.view(np.int32) & 0x1FFF  # the small part is the rest of what the tensor core reads
-        assert abs(low) <= 2.0**-11 * abs(value)
+        high, low = operands(value, 2)
+        # The second part is the rest of what is read of the first, so there must be no bits that are not.
+        assert not high & IGNORED
+        assert read(high) == round_tf32(value)
+        assert read(low) == round_tf32(value - read(high))
+        assert abs(np.float64(read(high)) + np.float64(read(low)) - np.float64(value)) <= 2.0**-23 * abs(value)
 
 
-def test_a_tf32_number_an_infinity_and_nan():
-    assert list(split(np.float32(1.5))) == [1.5, 0]
-    assert list(split(np.float32(np.inf))) == [np.inf, 0]
-    assert np.isnan(split(np.float32(np.nan))[0])
+@pytest.mark.parametrize("value", [1.5, 0.0, np.inf, -np.inf])
+def test_a_tf32_number_leaves_nothing_over(value):
+    assert list(read(operands(np.float32(value), 2))) == [value, 0]
+
+
+def test_nan_stays():
+    assert np.isnan(read(operands(np.float32(np.nan), 2))[0])
+    assert np.isnan(read(operands(np.float32(np.nan), 1))[0])

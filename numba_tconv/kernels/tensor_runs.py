@@ -1,0 +1,146 @@
+"""The store of the tensor-core rungs for tiles whose outputs all lie in one sample: nearly all tiles.
+
+Few warps store, so nothing hides what a branch or a load costs them: the code is straight, with predicates, and several
+loads are under way at a time. Where a warp has few runs in a round, what is known of them is kept from round to round.
+"""
+
+from __future__ import annotations
+
+import torch
+from numba import cuda, float32, int32, uint32, uint64
+
+from ..elements import ELEMENTS
+from ..ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, st_global_if
+from .tensor_tile import Tile
+
+HELD = 16  # staged outputs that a lane has loaded and not yet written
+MOST_CHANNELS = 2  # of a warp, whose runs are in registers at a time
+
+
+def outputs_at_once(quantum: int, itemsize: int) -> int:
+    """Outputs that a lane writes at once, by how many staged ones it can load together: 16 bytes, 8 or 4."""
+    return {4: 16 // itemsize, 2: 2, 1: 4 // itemsize}[quantum]
+
+
+def channels_of_a_warp(tile: Tile, warps: int) -> int:
+    """Channels of a round that a warp writes, at most."""
+    return -(-tile.round_channels // warps)
+
+
+def keeps_runs(tile: Tile, warps: int) -> bool:
+    """Whether ``runs`` are moved on from round to round (if each begins as far from a sector as the one before)."""
+    return channels_of_a_warp(tile, warps) <= MOST_CHANNELS
+
+
+def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
+    """Elements of the arrays of ``runs``: of the second, and of the others."""
+    channels = min(channels_of_a_warp(tile, warps), MOST_CHANNELS)
+    return channels * max(outputs_at_once(q, tile.itemsize) // q for q in (4, 2, 1)), channels
+
+
+def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False):
+    """Two device functions for tiles in one sample, ``quantum`` staged outputs loaded together: ``prepare`` works out
+    where the warp's runs of a round are, and ``store_runs`` writes them; the arguments are those of ``store_any``.
+
+    ``runs`` are four local arrays (``runs_sizes``) with, of each channel: where the lane's next outputs go (index in y)
+    and are (bytes of shared memory); how far they are from the run's begin; and the run's length.
+    """
+    span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
+    round_channels, pitch, skip = tile.round_channels, tile.pitch, tile.skip
+    halves = tile.itemsize == 2
+    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
+    load_type = ELEMENTS[tile.dtype].load
+    add_bias = add_bias or tile.empty_slots
+    width = outputs_at_once(quantum, tile.itemsize)
+    loads, words = width // quantum, width * tile.itemsize // 4  # of a lane's step
+    load, write = ld_shared(quantum, float32), st_global_if(words)
+    step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
+    # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
+    all_channels = channels_of_a_warp(tile, warps)
+    all_steps = -(-(advance * span + sector - 1) // step)
+    turns = -(-all_steps // max(1, HELD // width))
+    steps = -(-all_steps // turns)
+    kept = keeps_runs(tile, warps)
+    channels = all_channels if kept else max(1, min(MOST_CHANNELS, HELD // (width * steps)))
+    all_channels = -(-all_channels // channels) * channels
+    all_held = channels * steps * width
+    some_channels = round_channels % (warps * channels) != 0  # a warp's last channel may be beyond the round
+
+    @device_function
+    def place(u):
+        return int32(u + (u >> 5) * skip)
+
+    @device_function
+    def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
+        """``runs`` of the warp's channels from its ``z0``-th on."""
+        _, _, _, lowest, highest, goes_on = there
+        target, source, done, size = runs
+        shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
+        for z in range(channels):
+            channel = int32(warp + (z0 + z) * warps)
+            exists = channel < channels_left and (not some_channels or channel < round_channels)
+            # The run goes from its first sector to that of the next tile.
+            run = head + (z0 + z) * (warps * out_length)
+            early = int32(int32(run + shift) & (sector - 1))
+            end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
+            low = int32(max(int32(-early), lowest))
+            high = int32(min(end if goes_on else int32(advance * span), highest))
+            size[z] = int32(max(int32(high - low), int32(0))) if exists else int32(0)
+            e = int32(lane * width - early)
+            done[z], target[z] = int32(e - low), run + e
+            for q in range(loads):
+                u = int32(e + to_staged + q * quantum)
+                source[z * loads + q] = int32(base + (at + channel * pitch + place(u)) * 4)
+
+    @device_function
+    def store_some(runs, z0, y, base, at, extra):
+        """The warp's runs from its ``z0``-th channel on, ``channels`` of them."""
+        target, source, done, size = runs
+        held = cuda.local.array(all_held, dtype=float32)
+        output = cuda.local.array(4, dtype=int32)
+        turn = int32(0)
+        while turn < turns:
+            for z in range(channels):
+                for h in range(steps):
+                    wanted = uint32(done[z] + (turn * steps + h) * step) < uint32(size[z])
+                    for q in range(loads):
+                        # A load under a predicate would keep the register's last value alive, and so the register.
+                        from_run = int32(source[z * loads + q] + (turn * steps + h) * step_bytes)
+                        outputs = load(from_run if wanted else int32(base + at * 4))
+                        first_held = ((z * steps + h) * loads + q) * quantum
+                        if quantum == 1:
+                            held[first_held] = outputs
+                        else:
+                            for k in range(quantum):
+                                held[first_held + k] = outputs[k]
+            for z in range(channels):
+                for h in range(steps):
+                    for k in range(words):
+                        w = (z * steps + h) * width + k * (width // words)
+                        if halves:
+                            output[k] = narrow(held[w] + extra[z0 + z], held[w + 1] + extra[z0 + z])
+                        else:
+                            output[k] = bits_of(held[w] + extra[z0 + z])
+                    before = int32((turn * steps + h) * step)
+                    write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
+            turn = int32(turn + 1)
+
+    @device_function
+    def store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                  batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        """Write a round. Returns ``head`` of the next."""
+        extra = cuda.local.array(all_channels, dtype=float32)
+        for z in range(all_channels):
+            channel = int32(warp + z * warps)
+            exists = channel < channels_left and (not some_channels or channel < round_channels)
+            extra[z] = load_type(bias[uint64(co + channel)]) if add_bias and has_bias and exists else float32(0)
+        for z0 in range(0, all_channels, channels):
+            if not kept:
+                prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment)
+            store_some(runs, z0, y, base, at, extra)
+        if kept:
+            for z in range(channels):
+                runs[0][z] += round_channels * out_length
+        return head + round_channels * out_length
+
+    return prepare, store_runs

@@ -1,0 +1,159 @@
+"""Compiling ahead: the kernels are those that the rungs launch, the files those that a first launch looks for."""
+
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from numba_tconv import cli, commands, compile_ahead, launch, workloads
+from numba_tconv.functional import PRECISIONS
+from numba_tconv.kernels import RUNGS, device, k6_wgmma
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.launch import Kernel
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
+# Lengths that are no multiple of a vector, and of half of one.
+ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
+PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
+    # As where there is no GPU, so that no other one decides what is compiled.
+    monkeypatch.setattr(commands, "current_device", lambda: H200)
+    return tmp_path / "kernels"
+
+
+def run(capsys, *argv):
+    """Exit code, stdout and stderr of the command."""
+    return cli.main(["compile", *map(str, argv)]), *capsys.readouterr()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
+    kernels = []
+    monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
+    monkeypatch.setattr(k6_wgmma, "template_map", lambda *_: ())
+
+    def of(call):
+        p = call.problem
+        monkeypatch.setattr(device, "of", lambda _: call.device)
+        sizes = (
+            (p.batch, p.in_channels, p.length),
+            (p.in_channels, p.out_channels_per_group, p.kernel_size),
+            (p.batch, p.out_channels, p.out_length),
+        )
+        kernels.clear()
+        with torch.inference_mode():  # whose weights are packed at every call
+            x, w, y = (torch.empty(size, dtype=call.dtype, device="meta") for size in sizes)
+            RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
+        return set(kernels)
+
+    return of
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, gpu):
+    calls = compile_ahead.calls(["all"], PROBLEMS, [arithmetic], gpu)
+    assert calls
+    for call in calls:
+        assert set(call.kernels()) == launched(call), call
+
+
+def test_every_kernel_can_be_kept():
+    calls = compile_ahead.calls(["all"], PROBLEMS, ARITHMETICS, H200)
+    assert {call.rung for call in calls} == set(RUNGS)
+    kernels = {kernel for call in calls for kernel in call.kernels()}
+    keys = {(kernel.name, kernel.key) for kernel in kernels}
+    assert len(keys) == len(kernels)
+    assert all(key for _, key in keys)
+
+
+def test_auto_is_what_the_selection_picks():
+    def picked(name, precision):
+        calls = compile_ahead.calls(["auto"], [workloads.get(name).problem], [(torch.float32, precision)], H200)
+        return [(call.rung, call.precision) for call in calls]
+
+    assert picked("kb64", "ieee") == [("k4_register_tile", "ieee")]
+    assert picked("kb64", "tf32x3") == [("k6_wgmma", "tf32x3")]
+    assert picked("depthwise", "tf32x3") == [("depthwise", "ieee")]
+    assert picked("depthwise", "tf32") == []
+
+
+def test_files_are_those_that_a_first_launch_looks_for(capsys, folder, monkeypatch):
+    argv = ("small", "kb79", "--rung", "k1_gather", "--rung", "k2_polyphase", "--jobs", 2)
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert out.startswith("kernels for sm_90a: 2 compiled in ")
+    assert out.endswith(f" s, 0 there already, in {folder}\n")
+    assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == ["k1_gather", "k2_polyphase"]
+
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert out == f"kernels for sm_90a: 0 compiled in 0 s, 2 there already, in {folder}\n"
+
+    def compiled(*_):
+        pytest.fail("compiled again")
+
+    monkeypatch.setattr(Kernel, "ptx", compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(launch, "driver", MagicMock())
+    monkeypatch.setattr(launch, "_check", lambda result: result)
+    for name in ("k1_gather", "k2_polyphase"):
+        rung = RUNGS[name]
+        rung.kernel(rung.config(ODD[0], torch.float32))._load(0, 0)
+    assert launch.driver.cuModuleLoadData.call_count == 2
+
+
+def test_the_gpu_is_named_or_the_one_that_is_there(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, cc, jobs: (seen.append((calls, cc, jobs)), (0, 0))[1])
+    seen = []
+    assert run(capsys, "small", "--rung", "k4_register_tile", "--cc", "8.0", "--jobs", 3)[0] == 0
+    assert run(capsys, "small", "--rung", "k4_register_tile")[0] == 0
+    assert [(call.device, cc) for (call,), cc, _ in seen] == [(A100, (8, 0)), (H200, (9, 0, "a"))]
+    assert seen[0][2] == 3
+
+
+def test_arithmetics_are_combined(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
+    seen = []
+    arithmetics = ("--dtype", "float32", "--dtype", "bfloat16", "--precision", "ieee", "--precision", "tf32")
+    assert run(capsys, "kb64", "--rung", "auto", *arithmetics)[0] == 0
+    assert [(call.rung, call.precision) for call in seen] == [
+        ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("k6_wgmma", "bf16")
+    ]  # fmt: skip
+
+
+def test_what_a_rung_cannot_do_is_passed_over(capsys):
+    code, out, err = run(capsys, "kb64", "--rung", "k6_wgmma", "--rung", "cudnn", "--precision", "ieee")
+    assert (code, err) == (0, "")
+    assert out.startswith("kernels for sm_90a: 0 compiled in 0 s, 0 there already, ")
+
+
+def mistake(capsys, *argv):
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert err.count("\n") == 1
+    return err
+
+
+def test_mistakes_get_one_line(capsys, folder, monkeypatch):
+    assert "did you mean kb64" in mistake(capsys, "kb65")
+    assert "no rung is called 'k9'" in mistake(capsys, "kb64", "--rung", "k9")
+    folder.write_text("a file where the directory should be")
+    assert f"cannot write {folder}" in mistake(capsys, "kb64")
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
+    assert "cache of compiled kernels is off" in mistake(capsys, "kb64")
+
+
+def test_what_the_compiler_raises_in_its_process_is_raised():
+    call = compile_ahead.Call("k1_gather", ODD[0], torch.float32, "ieee", H200)
+    with pytest.raises(TypeError):
+        compile_ahead.fill([call], ("no architecture",), jobs=1)
