@@ -9,7 +9,7 @@ from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_boxes, make_place
 from numba_tconv.kernels.k6_config import MOST_PADDING, choose, column_tiles, sample_columns
-from numba_tconv.kernels.k6_load import make_window_start
+from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_CORES
@@ -118,11 +118,12 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
         dilation=workload.dilation,
     )
     first, columns = sample_columns(problem, config)
-    window_start = make_window_start(config).py_func
+    window_start, sample_of = make_window_start(config).py_func, make_walk(config)[0].py_func
     tile = config.tile
     for column_tile in range(column_tiles(problem, config)):
         for chunk in range(tile.tap_chunks(problem)):
-            n, i, boxed = window_start(column_tile, chunk, 1, every_early, length, columns, first)
+            n, j = sample_of(column_tile, columns)
+            n, i, boxed = window_start(n, j, chunk, 1, every_early, length, columns, first)
             # Columns of all samples laid end to end: where the window is, however it is named.
             at = n * columns + i - first
             assert at == column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
@@ -141,3 +142,12 @@ def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():
                 needed, columns = config.tile.columns(workload.problem)[1], sample_columns(workload.problem, config)[1]
                 assert needed <= columns <= MOST_PADDING * needed
                 assert columns == needed or columns % config.tile.advance == 0
+
+
+@hypothesis.given(columns=st.integers(1, 500), tiles=st.integers(0, 50), apart=st.integers(0, 300))
+def test_walking_from_tile_to_tile_comes_where_a_division_does(columns, tiles, apart):
+    sample_of, walk = (function.py_func for function in make_walk(CONFIGS["kb64", "tf32"]))
+    place, step = sample_of(tiles, columns), sample_of(apart, columns)
+    for turn in range(5):
+        assert place == sample_of(tiles + turn * apart, columns)
+        place = walk(*place, *step, columns)

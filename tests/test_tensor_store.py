@@ -76,7 +76,8 @@ def in_python(monkeypatch):
         monkeypatch.setattr(tensor_runs, name, lambda low, high: (low, high))
     for meaning in (ld_shared, st_global_if):
         monkeypatch.setattr(tensor_runs, meaning.__name__, meaning)
-    monkeypatch.setattr(tensor_runs, "bits_of", same)
+    for name in ("bits_of", "recomputed"):
+        monkeypatch.setattr(tensor_runs, name, same)
     monkeypatch.setattr(tensor_runs, "uint32", lambda value: int(value) % 2**32)
     return state
 
@@ -121,7 +122,8 @@ def check(state, problem, precision, shift):
     stage_rows = tensor_store.make_stage_rows(tile)
     aim, head_of = tensor_store.make_aim(tile)
     store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
-    prepare, store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], add_bias=True)
+    prepare = tensor_runs.make_prepare(tile, WARPS)
+    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], prepare, add_bias=True)
     staged_rows, out_channels = tile.rows // tile.rounds, p.out_channels
     for row_tile in range(tile.row_tiles(p)):
         row = row_tile % tile.row_parts * tile.phases

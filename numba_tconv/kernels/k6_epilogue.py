@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from numba import int32
+from numba import int32, int64
 
 from ..ptx import barrier_sync, device_function, recomputed, take
 from .k6_config import STORE_WARPS, Config
-from .tensor_runs import keeps_runs, make_store_runs
+from .tensor_runs import keeps_runs, make_prepare, make_store_runs
 from .tensor_store import make_stage_rows, make_store_any
 
 
@@ -25,10 +25,13 @@ def make_epilogue(config: Config):
     rounds_a_slab, slabs_a_round = max(1, slab // staged_rows), max(1, staged_rows // slab)
     rows_at_once = min(slab, staged_rows)
     in_slab = [4 * (r // 2) + r % 2 + b * sums + 2 * h for r in range(slab // 4) for b in (0, 1) for h in (0, 1)]
-    take_slab = take(in_slab, slab // 2, rows // slab)
+    take_slab, prepare = take(in_slab, slab // 2, rows // slab), make_prepare(tile, STORE_WARPS)
 
-    def make_rows(store, prepare=None):
-        may_keep = kept and prepare is not None
+    @device_function
+    def take_values(values, sums_of_all, case):
+        take_slab(values, sums_of_all, case)
+
+    def make_rows(store, may_keep):
 
         @device_function
         def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
@@ -38,23 +41,21 @@ def make_epilogue(config: Config):
             steady = False
             if may_keep:
                 steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
-                prepare(runs, 0, head, there, base, staging, warp, lane, left, out_length, alignment)
+                prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
             m = int32(0)  # row of the tile
             while m < rows:
                 for z in range(slabs_a_round):
-                    if exact:
-                        take_slab(values, total, m // slab)
-                    else:
-                        take_slab(values, acc, m // slab)
+                    take_values(values, total if exact else acc, m // slab)
                     if z < slabs_a_round - 1:
-                        stage_rows(values, 0, slab, shared, base, staging, z * slab, alignment[2], warp, lane)
+                        stage_rows(values, int32(0), slab, shared, base, staging, z * slab, alignment[2], warp, lane)
                         m = int32(m + slab)
                 for z in range(rounds_a_slab):
-                    stage_rows(values, z * staged_rows, rows_at_once, shared, base, staging, (slabs_a_round - 1) * slab,
-                               alignment[2], warp, lane)  # fmt: skip
+                    stage_rows(values, int32(z * staged_rows), rows_at_once, shared, base, staging,
+                               (slabs_a_round - 1) * slab, alignment[2], warp, lane)  # fmt: skip
                     done = int32(m // staged_rows * staged_channels)
                     if may_keep and not steady:
-                        prepare(runs, 0, head, there, base, staging, warp, lane, left - done, out_length, alignment)
+                        prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
+                                alignment)  # fmt: skip
                     barrier_sync(crew + 1, 128)
                     head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
                                  co + done, left - done, batch, columns, first, out_channels, out_length, padding,
@@ -64,9 +65,9 @@ def make_epilogue(config: Config):
 
         return store_rows
 
-    by_quantum = (make_store_runs(tile, STORE_WARPS, quantum, add_bias=True) for quantum in (4, 2, 1))
+    by_quantum = (make_store_runs(tile, STORE_WARPS, quantum, prepare, add_bias=True) for quantum in (4, 2, 1))
     anywhere = make_store_any(tile, STORE_WARPS, add_bias=True)
-    return *(make_rows(store, prepare) for prepare, store in by_quantum), make_rows(anywhere)
+    return *(make_rows(store, kept) for store in by_quantum), make_rows(anywhere, False)
 
 
 def slab_of(config: Config) -> int:

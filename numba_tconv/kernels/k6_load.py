@@ -62,19 +62,40 @@ def make_locate(config: Config):
     return turns, locate
 
 
+def make_walk(config: Config):
+    """Two device functions on the sample and the column in it where a tile's own outputs begin: that of a column tile,
+    and that of so many columns further on, without a division. ``columns``: of a sample."""
+    advance = config.tile.advance
+
+    @device_function
+    def sample_of(column_tile, columns):
+        n, j = divmod(int64(column_tile) * advance, columns)
+        return int32(n), j
+
+    @device_function
+    def walk(n, j, n_step, j_step, columns):
+        n, j = int32(n + n_step), j + j_step
+        return (int32(n + 1), j - columns) if j >= columns else (n, j)
+
+    return sample_of, walk
+
+
 def make_window_start(config: Config):
     """A device function on the input window of a tile: where it starts, and whether it is fetched in boxes."""
     tile, width = config.tile, config.width
-    shift, before, advance = tile.chunk_shift, tile.overlap + tile.lead, tile.advance
+    shift, before = tile.chunk_shift, tile.overlap + tile.lead
 
     @device_function
-    def window_start(column_tile, chunk, boxes, every_early, length, columns, first):
-        """Sample, and its element, at the window's start; whether the window is fetched in boxes: no other sample has
-        inputs in it, and, unless every row begins at a multiple of 16 bytes, no box begins before its rows do."""
-        n, j = divmod(int64(column_tile) * advance - before - chunk * shift, columns)
+    def window_start(n, j, chunk, boxes, every_early, length, columns, first):
+        """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
+        in boxes: no other sample has inputs in it, and, unless every row begins at a multiple of 16 bytes, no box
+        begins before its rows do."""
+        j -= before + chunk * shift
+        while j < 0:
+            n, j = int32(n - 1), j + columns
         i = first + j
         if boxes > 0 and every_early == 0 and i >= length and i + width <= 2 * columns:
-            return n + 1, i - columns, True  # from the zeros before a sample on
+            return int32(n + 1), i - columns, True  # from the zeros before a sample on
         return n, i, boxes > 0 and i + width <= columns and (every_early == 0 or i >= 0)
 
     return window_start
@@ -152,11 +173,12 @@ def make_fill(config: Config):
 
 def make_produce(config: Config):
     """Load: a device function, the life of a warp that copies. Each warp fetches every fourth box of a window."""
-    tile, regions, streamed = config.tile, config.regions, not config.resident
+    tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, tile.depth, tile.stage_weights, config.ring
     own_boxes = max(1, 16 // itemsize // PRODUCERS)  # of a warp, at most
     starts, last = own_boxes * regions, regions - 1
     turns, locate = make_locate(config)
+    sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
     fill_in_bulk, fill = make_fill(config)
     box_start = make_boxes(config)[2]
@@ -178,17 +200,29 @@ def make_produce(config: Config):
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
         at, barrier, ahead, parity = int32(ring_at), int32(full), int32(stages), int32(1)
         to_empty = int32(empty - full)
+        # Of each window's tile: sample and column; with resident weights, a turn is so much further on than the last.
+        tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
         turn, count = int32(0), turns(row_tiles, column_tiles)
+        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+        if resident:
+            _, next_tile = locate(int32(turn + 1), row_tiles, column_tiles, band)
+            n_step, j_step = sample_of(next_tile - column_tile, columns)
+            for z in range(regions):
+                tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
         while turn < count:
-            row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+            if not resident:
+                row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+                for z in range(regions):
+                    tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
             channel0 = int32(int32(uint32(row_tile) // uint32(group_tiles)) * in_per_group)
             weights = int64(row_tile) * (tap_chunks * channel_chunks) * (stage_weights // itemsize)
             chunk = int32(0)
             while chunk < tap_chunks:
                 all_boxed = True
                 for z in range(regions):
-                    n, i, in_boxes = window_start(column_tile + z, chunk, boxes, every_early, length, columns, first)
-                    sample[z], start[z], boxed[z] = int32(n), int64(i), int32(in_boxes)
+                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, every_early, length, columns,
+                                                   first)  # fmt: skip
+                    sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
                     all_boxed = all_boxed and in_boxes
                     for b in range(own_boxes):
                         begin[z * own_boxes + b] = box_start(int32(i), warp + b * PRODUCERS, x_early, stride_c,
@@ -239,5 +273,8 @@ def make_produce(config: Config):
                         at, barrier, ahead, parity = int32(ring_at), int32(full), int32(stages), int32(parity ^ 1)
                 chunk = int32(chunk + 1)
             turn = int32(turn + 1)
+            if resident:
+                for z in range(regions):
+                    tile_n[z], tile_j[z] = walk(tile_n[z], tile_j[z], n_step, j_step, columns)
 
     return produce

@@ -90,13 +90,14 @@ def make_stages(config: Config):
         next weights are."""
         stage = int32(0)
         while stage < count:
-            s, parity = one_stage(acc, total, v, 0, x_at, h_step, odd_step, straight, rounded, in_stage, descriptor0,
-                                  descriptor, add, s, parity, full, empty, lane)  # fmt: skip
+            s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, straight, rounded, in_stage,
+                                  descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
             add = int32(1)
             descriptor += stage_weights >> 4
             if unroll > 1:
-                s, parity = one_stage(acc, total, v, operands, x_at, h_step, odd_step, straight, rounded, in_stage,
-                                      descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
+                s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, straight, rounded,
+                                      in_stage, descriptor0, descriptor, add, s, parity, full, empty,
+                                      lane)  # fmt: skip
                 descriptor += stage_weights >> 4
             stage = int32(stage + unroll)
         return s, parity, descriptor

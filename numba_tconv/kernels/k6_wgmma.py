@@ -65,7 +65,7 @@ from .k6_config import (
     sample_columns,
 )
 from .k6_epilogue import make_epilogue, slab_of
-from .k6_load import make_locate, make_produce, make_window_start
+from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
@@ -83,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
     unroll = config.unroll
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
-    advance, itemsize, lead, row_parts = tile.advance, tile.itemsize, tile.lead, tile.row_parts
+    itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
@@ -98,6 +98,8 @@ def make_kernel(config: Config) -> Kernel:
     grow, shrink = setmaxnreg(config.registers[0], True), setmaxnreg(config.registers[1], False)
     produce, stages_of = make_produce(config), make_stages(config)
     turns, locate = make_locate(config)
+    sample_of, walk = make_walk(config)
+    turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
     window_start, place = make_window_start(config), make_place(config)
     publish, acquire, _ = make_boxes(config)
     # Only windows that the copy engine has not rounded are rounded when they are read.
@@ -125,6 +127,7 @@ def make_kernel(config: Config) -> Kernel:
             int32(column_tiles),
             int32(band),
         )
+        boxes = int32(boxes)
         boxes_log, pitch, spacing = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
         shift_step, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
         in_stage = boxes_log, pitch, spacing, shift_step, slot, stages
@@ -155,11 +158,11 @@ def make_kernel(config: Config) -> Kernel:
                     cp_async_bulk(base + b, w, at + b // itemsize, min(BULK, all_weights - b), loaded)
             maps += int64(cuda.blockIdx.x) * boxes * MAP_BYTES
             if warp == CONSUMERS * 4 and boxes > 0:
-                publish(template, maps, base + map_at, int32(boxes), x_address, x_early, stride_c, length,
+                publish(template, maps, base + map_at, boxes, x_address, x_early, stride_c, length,
                         in_per_group * groups, lane)  # fmt: skip
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
-            acquire(maps, int32(boxes), lane)
-            produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, int32(boxes), in_stage, x_early,
+            acquire(maps, boxes, lane)
+            produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
                     every_early, in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
                     group_tiles, row_tiles, column_tiles, band, batch, length, columns, first)  # fmt: skip
         else:
@@ -199,10 +202,18 @@ def make_kernel(config: Config) -> Kernel:
             if not paired:
                 turn = int32(crew)
                 s = int32(crew * per_tile)
+            own = crew if paired else int32(0)  # tile of those that are computed together
+            row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+            if resident:
+                n, j = sample_of(column_tile + own, columns)
+                _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
+                n_step, j_step = sample_of(next_tile - column_tile, columns)
             while turn < count:
                 while s >= stages:
                     s, parity = int32(s - stages), int32(parity ^ 1)
-                row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+                if not resident:
+                    row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+                    n, j = sample_of(column_tile + own, columns)
                 group = int32(uint32(row_tile) // uint32(group_tiles))
                 group_tile = int32(row_tile - group * group_tiles)
                 row = int32(group_tile % row_parts * phases)
@@ -214,13 +225,12 @@ def make_kernel(config: Config) -> Kernel:
                         total[z] = float32(0)
                 if not paired:
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
-                own_tile = column_tile + crew if paired else column_tile
                 descriptor, add = descriptor0, int32(0)
                 rounded, x_row, odd_step = False, x_at, next_row
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
-                        _, i, in_boxes = window_start(own_tile, tap_chunk, boxes, every_early, length, columns, first)
+                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, every_early, length, columns, first)
                         rounded = in_boxes
                         if not aligned:
                             at = int32(x_early + lane_channel * stride_c + i)
@@ -239,10 +249,9 @@ def make_kernel(config: Config) -> Kernel:
                 if not resident and unroll > 1 and lane == 0:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
-                n, j = divmod(int64(own_tile) * advance, columns)
-                there, alone, inside = aim(n, j, batch, columns, first, out_length, padding)
+                there, alone, inside = aim(int64(n), j, batch, columns, first, out_length, padding)
                 straight = alone and (inside or alignment[3] != 0)
-                head = head_of(n, there, group_warp, co, out_channels, out_length)
+                head = head_of(int64(n), there, group_warp, co, out_channels, out_length)
                 if shared_staging:
                     mbarrier_wait(staging_turn + 8 * crew, my_turn)
                 if not straight:
@@ -264,7 +273,9 @@ def make_kernel(config: Config) -> Kernel:
                 if shared_staging and lane == 0:
                     mbarrier_arrive(staging_turn + 8 * other)
                 my_turn = int32(my_turn ^ 1)
-                turn = int32(turn + (1 if paired else CONSUMERS))
+                turn = int32(turn + turns_on)
+                if resident:
+                    n, j = walk(n, j, n_step, j_step, columns)
                 if not paired:
                     s = int32(s + (CONSUMERS - 1) * per_tile)
 

@@ -32,6 +32,8 @@ class TensorRung(Rung):
             return f"it multiplies on tensor cores, in {', '.join(DTYPES)}, not in {precision}"
         if dtype != DTYPES[precision]:
             return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+        if problem.batch >= 1 << 31:
+            return "it counts samples in 32 bits"
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
         if problem.groups > 1 and fewest < FEWEST_CHANNELS:
             return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"

@@ -7,14 +7,13 @@ loads are under way at a time. Where a warp has few runs in a round, what is kno
 from __future__ import annotations
 
 import torch
-from numba import cuda, float32, int32, uint32, uint64
+from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, st_global_if
+from ..ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, recomputed, st_global_if
 from .tensor_tile import Tile
 
 HELD = 16  # staged outputs that a lane has loaded and not yet written
-MOST_CHANNELS = 2  # of a warp, whose runs are in registers at a time
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
@@ -27,61 +26,62 @@ def channels_of_a_warp(tile: Tile, warps: int) -> int:
     return -(-tile.round_channels // warps)
 
 
+def most_channels(tile: Tile) -> int:
+    """Channels of a warp whose runs are in registers at a time; more where runs are shortest, to store them in fewer
+    rounds."""
+    return 4 if tile.span * tile.itemsize == 2 else 2
+
+
 def keeps_runs(tile: Tile, warps: int) -> bool:
     """Whether ``runs`` are moved on from round to round (if each begins as far from a sector as the one before)."""
-    return channels_of_a_warp(tile, warps) <= MOST_CHANNELS
+    return channels_of_a_warp(tile, warps) <= most_channels(tile)
+
+
+def runs_channels(tile: Tile, warps: int) -> int:
+    """Channels of a warp whose runs are under way at a time."""
+    return min(channels_of_a_warp(tile, warps), most_channels(tile))
+
+
+def runs_loads(tile: Tile) -> int:
+    """Loads of shared memory for one store, at most: two of 16 bytes make 16 bytes of 16-bit outputs."""
+    return max(outputs_at_once(quantum, tile.itemsize) // quantum for quantum in (4, 2, 1))
 
 
 def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
     """Elements of the arrays of ``runs``: of the second, and of the others."""
-    channels = min(channels_of_a_warp(tile, warps), MOST_CHANNELS)
-    return channels * max(outputs_at_once(q, tile.itemsize) // q for q in (4, 2, 1)), channels
+    channels = runs_channels(tile, warps)
+    return channels * runs_loads(tile), channels
 
 
-def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False):
-    """Two device functions for tiles in one sample, ``quantum`` staged outputs loaded together: ``prepare`` works out
-    where the warp's runs of a round are, and ``store_runs`` writes them; the arguments are those of ``store_any``.
+def _some_channels(tile: Tile, warps: int) -> bool:
+    """A warp's last channel may be beyond the round."""
+    return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
+
+
+def make_prepare(tile: Tile, warps: int):
+    """A device function: where the outputs of a warp's channels go and are, in a tile that lies in one sample.
 
     ``runs`` are four local arrays (``runs_sizes``) with, of each channel: where the lane's next outputs go (index in y)
-    and are (bytes of shared memory); how far they are from the run's begin; and the run's length.
+    and are (bytes of shared memory, for each load); how far they are from the run's begin; and the run's length.
     """
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    round_channels, pitch, skip = tile.round_channels, tile.pitch, tile.skip
-    halves = tile.itemsize == 2
-    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    load_type = ELEMENTS[tile.dtype].load
-    add_bias = add_bias or tile.empty_slots
-    width = outputs_at_once(quantum, tile.itemsize)
-    loads, words = width // quantum, width * tile.itemsize // 4  # of a lane's step
-    load, write = ld_shared(quantum, float32), st_global_if(words)
-    step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
-    # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
-    all_channels = channels_of_a_warp(tile, warps)
-    all_steps = -(-(advance * span + sector - 1) // step)
-    turns = -(-all_steps // max(1, HELD // width))
-    steps = -(-all_steps // turns)
-    kept = keeps_runs(tile, warps)
-    channels = all_channels if kept else max(1, min(MOST_CHANNELS, HELD // (width * steps)))
-    all_channels = -(-all_channels // channels) * channels
-    all_held = channels * steps * width
-    some_channels = round_channels % (warps * channels) != 0  # a warp's last channel may be beyond the round
-
-    @device_function
-    def place(u):
-        return int32(u + (u >> 5) * skip)
+    round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.itemsize
+    channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
+    wide = 16 // itemsize
 
     @device_function
     def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
-        """``runs`` of the warp's channels from its ``z0``-th on."""
+        """``runs`` of the warp's channels from its ``z0``-th on; the other arguments are those of ``store_any``."""
         _, _, _, lowest, highest, goes_on = there
         target, source, done, size = runs
-        shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
+        quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
+        width = int32(wide if quantum == 4 else (2 if quantum == 2 else 4 // itemsize))  # outputs_at_once
         for z in range(channels):
             channel = int32(warp + (z0 + z) * warps)
             exists = channel < channels_left and (not some_channels or channel < round_channels)
             # The run goes from its first sector to that of the next tile.
             run = head + (z0 + z) * (warps * out_length)
-            early = int32(int32(run + shift) & (sector - 1))
+            early = int32(int32(run + alignment[0]) & (sector - 1))
             end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
             low = int32(max(int32(-early), lowest))
             high = int32(min(end if goes_on else int32(advance * span), highest))
@@ -90,7 +90,31 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False
             done[z], target[z] = int32(e - low), run + e
             for q in range(loads):
                 u = int32(e + to_staged + q * quantum)
-                source[z * loads + q] = int32(base + (at + channel * pitch + place(u)) * 4)
+                source[z * loads + q] = int32(base + (at + channel * pitch + u + (u >> 5) * skip) * 4)
+
+    return prepare
+
+
+def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, add_bias: bool = False):
+    """A device function that writes a round of a tile in one sample, ``quantum`` staged outputs loaded together; the
+    arguments are those of ``store_any``, and ``runs``: if they are kept, as ``prepare`` has left them."""
+    span, advance, sector = tile.span, tile.advance, tile.sector
+    round_channels, skip = tile.round_channels, tile.skip
+    halves = tile.itemsize == 2
+    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
+    load_type = ELEMENTS[tile.dtype].load
+    add_bias = add_bias or tile.empty_slots
+    width, all_loads = outputs_at_once(quantum, tile.itemsize), runs_loads(tile)
+    loads, words = width // quantum, width * tile.itemsize // 4  # of a lane's step
+    load, write = ld_shared(quantum, float32), st_global_if(words)
+    step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
+    # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
+    channels, kept, some_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _some_channels(tile, warps)
+    all_channels = -(-channels_of_a_warp(tile, warps) // channels) * channels
+    all_steps = -(-(advance * span + sector - 1) // step)
+    turns = -(-all_steps // max(1, HELD // (width * channels)))
+    steps = -(-all_steps // turns)
+    all_held = channels * steps * width
 
     @device_function
     def store_some(runs, z0, y, base, at, extra):
@@ -105,7 +129,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False
                     wanted = uint32(done[z] + (turn * steps + h) * step) < uint32(size[z])
                     for q in range(loads):
                         # A load under a predicate would keep the register's last value alive, and so the register.
-                        from_run = int32(source[z * loads + q] + (turn * steps + h) * step_bytes)
+                        from_run = int32(source[z * all_loads + q] + (turn * steps + h) * step_bytes)
                         outputs = load(from_run if wanted else int32(base + at * 4))
                         first_held = ((z * steps + h) * loads + q) * quantum
                         if quantum == 1:
@@ -124,6 +148,8 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
+            if turns > 1:  # one turn after the other: two at a time would be too many registers
+                turn = recomputed(turn)
 
     @device_function
     def store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
@@ -131,16 +157,21 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, add_bias: bool = False
         """Write a round. Returns ``head`` of the next."""
         extra = cuda.local.array(all_channels, dtype=float32)
         for z in range(all_channels):
-            channel = int32(warp + z * warps)
-            exists = channel < channels_left and (not some_channels or channel < round_channels)
-            extra[z] = load_type(bias[uint64(co + channel)]) if add_bias and has_bias and exists else float32(0)
-        for z0 in range(0, all_channels, channels):
-            if not kept:
-                prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment)
-            store_some(runs, z0, y, base, at, extra)
+            extra[z] = float32(0)
+        if add_bias and has_bias:
+            for z in range(all_channels):
+                channel = int32(warp + z * warps)
+                exists = channel < channels_left and (not some_channels or channel < round_channels)
+                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch, as all here
         if kept:
+            store_some(runs, 0, y, base, at, extra)
             for z in range(channels):
                 runs[0][z] += round_channels * out_length
+        else:
+            for z0 in range(0, all_channels, channels):
+                prepare(runs, int32(z0), head, there, base, at, warp, lane, int64(channels_left), out_length,
+                        alignment)  # fmt: skip
+                store_some(runs, z0, y, base, at, extra)
         return head + round_channels * out_length
 
-    return prepare, store_runs
+    return store_runs
