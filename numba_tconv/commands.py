@@ -79,13 +79,15 @@ def record(chosen: list[Workload], arguments) -> int:
     """Measure the workloads and add the rows to the file, after each workload."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
     with mistakes():
-        plans = [bench.rungs_for(names, workload.problem, dtype, arguments.precision) for workload in chosen]
+        plans = [plan(names, workload.problem, dtype, arguments.precision, len(chosen)) for workload in chosen]
     require_gpu()
     rows.check_writable(arguments.out)
     wrong = []
     for workload, (rungs, left_out) in zip(chosen, plans, strict=True):
         for line in left_out:
             print(f"left out: {line}")
+        if not rungs:
+            continue
         try:
             measured = bench.measure(
                 *(workload, rungs, dtype, arguments.precision),
@@ -102,6 +104,20 @@ def record(chosen: list[Workload], arguments) -> int:
         torch.cuda.empty_cache()
     print(f"rows added to {arguments.out}")
     return FAILED if wrong else 0
+
+
+def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, workloads: int):
+    """As ``bench.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
+    if workloads == 1:
+        return bench.rungs_for(names, problem, dtype, precision)
+    chosen, left_out = [], []
+    for name in names:
+        try:
+            able, unable = bench.rungs_for([name], problem, dtype, precision)
+        except NotImplementedError as error:
+            able, unable = [], [str(error)]
+        chosen, left_out = chosen + able, left_out + unable
+    return list(dict.fromkeys(chosen)), left_out
 
 
 def describe(row: rows.Row) -> str:

@@ -128,6 +128,14 @@ def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
     assert "kb64 L 65536 float32 ieee k1_gather" in printed
 
 
+def test_a_named_rung_is_left_out_where_it_cannot_do_one_of_several_workloads(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, "bench", "kb64", "depthwise", "--rung", "depthwise", "--out", out)
+    assert code == 0
+    assert [one.workload for one in rows.read(out)] == ["depthwise"]
+    assert "left out: depthwise cannot do" in printed
+
+
 def test_sweep_names_what_was_held(capsys, measuring, tmp_path):
     out = tmp_path / "rows.csv"
     limits = ("--min", "2**10", "--max", "2**11", "--rung", "k1_gather", "--out", out)
