@@ -110,7 +110,6 @@ def test_a_quarter_warp_reads_aligned_rows_from_different_banks(which):
 def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(which, data):
     config = CONFIGS[which]
     length, batch = data.draw(st.integers(1, 900)), data.draw(st.integers(1, 4))
-    every_early = data.draw(st.booleans())
     workload = workloads.get(which[0]).problem
     problem = Problem(
         *(batch, workload.in_channels, workload.out_channels, workload.kernel_size, length),
@@ -123,7 +122,7 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
     for column_tile in range(column_tiles(problem, config)):
         for chunk in range(tile.tap_chunks(problem)):
             n, j = sample_of(column_tile, columns)
-            n, i, boxed = window_start(n, j, chunk, 1, every_early, length, columns, first)
+            n, i, boxed = window_start(n, j, chunk, 1, length, columns, first)
             # Columns of all samples laid end to end: where the window is, however it is named.
             at = n * columns + i - first
             assert at == column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
@@ -132,7 +131,6 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
             }
             if boxed:
                 assert met <= {n}
-                assert not every_early or i >= 0
 
 
 def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():

@@ -16,7 +16,7 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
-MOST_PADDING = 1.2  # columns of a sample, over those that it needs
+MOST_PADDING = 2  # columns of a sample, over those that it needs
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
 

@@ -86,17 +86,16 @@ def make_window_start(config: Config):
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
 
     @device_function
-    def window_start(n, j, chunk, boxes, every_early, length, columns, first):
+    def window_start(n, j, chunk, boxes, length, columns, first):
         """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
-        in boxes: no other sample has inputs in it, and, unless every row begins at a multiple of 16 bytes, no box
-        begins before its rows do."""
+        in boxes: no other sample has inputs in it."""
         j -= before + chunk * shift
         while j < 0:
             n, j = int32(n - 1), j + columns
         i = first + j
-        if boxes > 0 and every_early == 0 and i >= length and i + width <= 2 * columns:
+        if boxes > 0 and i >= length and i + width <= 2 * columns:
             return int32(n + 1), i - columns, True  # from the zeros before a sample on
-        return n, i, boxes > 0 and i + width <= columns and (every_early == 0 or i >= 0)
+        return n, i, boxes > 0 and i + width <= columns
 
     return window_start
 
@@ -184,8 +183,8 @@ def make_produce(config: Config):
     box_start = make_boxes(config)[2]
 
     @device_function
-    def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, every_early, in_bulk, w, base, full,
-                empty, shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles, column_tiles, band,
+    def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_bulk, w, base, full, empty,
+                shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles, column_tiles, band,
                 batch, length, columns, first):  # fmt: skip
         boxes_log, pitch, spacing, shift_step, slot, stages = in_stage
         sample, boxed = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
@@ -220,8 +219,7 @@ def make_produce(config: Config):
             while chunk < tap_chunks:
                 all_boxed = True
                 for z in range(regions):
-                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, every_early, length, columns,
-                                                   first)  # fmt: skip
+                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, length, columns, first)
                     sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
                     all_boxed = all_boxed and in_boxes
                     for b in range(own_boxes):

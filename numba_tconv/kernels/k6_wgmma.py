@@ -83,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
     unroll = config.unroll
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
-    itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
+    itemsize, lead, row_parts, width = tile.itemsize, tile.lead, tile.row_parts, config.width
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
@@ -111,8 +111,8 @@ def make_kernel(config: Config) -> Kernel:
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
     def k6_wgmma(
-        template, maps, x, x_address, stride_n, stride_c, boxes, geometry, x_early, every_early, in_bulk, w, bias,
-        has_bias, y, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns, first,
+        template, maps, x, x_address, stride_n, stride_c, boxes, geometry, x_early, in_bulk, w, bias, has_bias,
+        y, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns, first,
         tap_chunks, channel_chunks, group_tiles, row_tiles, column_tiles, band, alignment,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
@@ -163,7 +163,7 @@ def make_kernel(config: Config) -> Kernel:
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
             acquire(maps, boxes, lane)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
-                    every_early, in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
+                    in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
                     group_tiles, row_tiles, column_tiles, band, batch, length, columns, first)  # fmt: skip
         else:
             grow()
@@ -226,21 +226,23 @@ def make_kernel(config: Config) -> Kernel:
                 if not paired:
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
                 descriptor, add = descriptor0, int32(0)
-                rounded, x_row, odd_step = False, x_at, next_row
+                rounded, x_row, odd_step, element = False, x_at, next_row, int32(0)
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
-                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, every_early, length, columns, first)
+                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, length, columns, first)
                         rounded = in_boxes
                         if not aligned:
+                            # The lane's first element, exact where the window begins before its row.
+                            element = int32(int32(min(max(i, int64(-width)), int64(0))) + column + lead - halo)
                             at = int32(x_early + lane_channel * stride_c + i)
                             early = int32(at & (vector - 1))
                             x_row = int32(x_at + early * itemsize)
                             odd_step = int32(next_row + ((int32(at + stride_c) & (vector - 1)) - early) * itemsize)
                     straight_in = aligned and (rounded or not some_rounded)
-                    s, parity, descriptor = stages_of(acc, total, v, x_row, h_step, odd_step, straight_in, rounded,
-                                                      ring, descriptor0, descriptor, add, s, parity, full, empty, lane,
-                                                      channel_chunks)  # fmt: skip
+                    s, parity, descriptor = stages_of(acc, total, v, x_row, h_step, odd_step, element, straight_in,
+                                                      rounded, ring, descriptor0, descriptor, add, s, parity, full,
+                                                      empty, lane, channel_chunks)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:
@@ -282,7 +284,7 @@ def make_kernel(config: Config) -> Kernel:
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
     where = types.UniTuple(types.int64, 6)
-    signature = (template, *integers, stored, *integers * 4, where, *integers * 3, stored, stored, *integers, stored)
+    signature = (template, *integers, stored, *integers * 4, where, *integers * 2, stored, stored, *integers, stored)
     signature += (*integers * 15, types.UniTuple(types.int64, 4))
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
@@ -346,7 +348,7 @@ def _plan(
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
     return _Plan(
         *(make_kernel(config), chunks, blocks, boxes, template),
-        (boxes, where, early, int(boxes > 1 or early > 0), int(in_bulk)),
+        (boxes, where, early, int(in_bulk)),
         (*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
 

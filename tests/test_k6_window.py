@@ -1,0 +1,75 @@
+"""What a lane reads as its window, on the CPU: the device functions of k6_window.py run as they are, in Python."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numba_tconv import workloads
+from numba_tconv.kernels import k6_window
+from numba_tconv.kernels.k6_config import choose
+
+BEFORE = 9999  # stands where a row ends before the next one begins
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """k6_window with Python's meanings; the numbers in shared memory, by element."""
+    state = SimpleNamespace(elements=None, itemsize=4)
+
+    def ld_shared(count, kind):
+        def load(address):
+            assert address % (4 * count) == 0
+            first = address // state.itemsize
+            if state.itemsize == 2:
+                pairs = state.elements[first : first + 2 * count].reshape(count, 2)
+                values = tuple(int(low) | int(high) << 16 for low, high in pairs)
+            else:
+                values = tuple(int(value) for value in state.elements[first : first + count])
+            return values if count > 1 else values[0]
+
+        return load
+
+    def prmt(a, b, selector):
+        halves = (a & 0xFFFF, b & 0xFFFF) if selector == 0x5410 else (a >> 16, b >> 16)
+        return halves[0] | halves[1] << 16
+
+    def make_put(parts, apart):
+        return lambda v, at, value: v.__setitem__(at, value)
+
+    replaced = dict(
+        device_function=lambda function: function,
+        cuda=SimpleNamespace(syncwarp=lambda: None),
+        ld_shared=ld_shared,
+        ld_shared_u16=lambda address: int(state.elements[address // 2]),
+        prmt=prmt,
+        make_put=make_put,
+        bits_of=lambda value: value,
+        float_of=lambda bits: bits,
+    )
+    for name, meaning in replaced.items():
+        monkeypatch.setattr(k6_window, name, meaning)
+    return state
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
+@pytest.mark.parametrize("element", [-7, -1, 0, 40])
+@pytest.mark.parametrize("straight", [True, False])
+def test_a_window_is_its_row_and_zeros_before_it(memory, workload, precision, element, straight):
+    config = choose(workloads.get(workload).problem, precision)
+    tile, window = config.tile, 4 + config.tile.halo
+    if straight and element < 0:
+        element = 0  # the copy engine makes the zeros before a row at a multiple of 16 bytes
+    memory.itemsize, pitch = tile.itemsize, window + 16
+    halves = 2 if tile.itemsize == 2 else 1
+    # Row c, from register 0 on; elements that are none of the row's hold what is before it in memory.
+    rows = [[1000 * c + 100 + element + q if element + q >= 0 else BEFORE for q in range(pitch)] for c in range(16)]
+    memory.elements = np.array(rows).reshape(-1)
+    v = [0] * (2 * window)
+    h_step, odd_step = 4 * halves * pitch * tile.itemsize, pitch * tile.itemsize
+    k6_window.make_window(config)(v, 0, 0, h_step, odd_step, element, straight, True)
+    for h in range(2):
+        for q in range(tile.halo - tile.reach, window):
+            values = [rows[4 * halves * h + c][q] if element + q >= 0 else 0 for c in range(halves)]
+            assert v[h * window + q] == sum(value << 16 * c for c, value in enumerate(values))
