@@ -13,19 +13,21 @@ from .problem import Problem
 # For the tensor cores and for k4; below, packing the weights costs more than it saves (a probe; no recorded row).
 SMALL_FLOPS = 10_000_000
 FEW_CHANNELS = 16  # of a group; with fewer, most threads of k3's tile compute nothing
+STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
 # In the place of a precision: the caller has named none, and torch's switch lets convolutions use TF32.
 TF32_ALLOWED = "tf32 allowed"
 
 
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
-    """The highest rung that can compute ``problem`` and has enough to do, or None if there is none."""
+    """The highest rung that can compute ``problem`` and is meant for such, or None if there is none."""
     able = _able(problem, dtype, precision, device)
     if special := _special(problem, dtype, able):
         return special
     able.pop("depthwise", None)
     if problem.out_channels_per_group < FEW_CHANNELS and "k4_register_tile" not in able:
         able.pop("k3_shared_tile", None)
-    return list(able.values())[-1] if able else None
+    suited = [rung for rung in able.values() if rung.suits(problem, dtype, precision, device)]
+    return [None, *able.values(), *suited][-1]
 
 
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
@@ -54,7 +56,8 @@ def _able(problem, dtype, precision, device) -> dict[str, Rung]:
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> Rung | None:
     """The rung among ``able`` for a problem that is no work for the ladder's upper end, or None if it is."""
-    # depthwise packs nothing, so it is for small problems too; with more weights than registers it stands in for k4.
-    if "depthwise" in able and ("k4_register_tile" not in able or choose(problem, dtype).keeps_weights):
+    # depthwise packs nothing, so it is for small problems too; with more weights than registers it stands in for those
+    # that cannot do groups of few channels, or not the dtype.
+    if "depthwise" in able and (not able.keys() & STRONGER or choose(problem, dtype).keeps_weights):
         return able["depthwise"]
     return able.get("k2_polyphase") if problem.flops < SMALL_FLOPS else None

@@ -75,6 +75,7 @@ from .tensor_tile import SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 NO_MAP = (0,) * MAP_WORDS
+FEWEST_ROWS = 64  # of a tile that is worth a warpgroup's products
 
 
 @cache
@@ -295,6 +296,14 @@ class WarpgroupMatrix(TensorRung):
     idea = "Hopper's wgmma, fed through a ring of stages by warps that only copy; aligned runs of outputs"
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
+
+    def suits(self, problem, dtype, precision, device):
+        """Large tiles whose outputs leave in long runs, and enough of them to fill half of the GPU: below, k5 is faster
+        on all of the recorded workloads but one."""
+        config = self.config(problem, dtype, precision)
+        tiles = column_tiles(problem, config) * config.tile.row_tiles(problem) * problem.groups
+        large = config.tile.whole and config.tile.rows >= FEWEST_ROWS // config.tile.parts
+        return large and tiles >= config.regions * device.multiprocessors // 2
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)

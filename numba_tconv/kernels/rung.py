@@ -38,6 +38,10 @@ class Rung:
         """None if this rung computes ``problem`` on ``device``, otherwise the reason why it cannot."""
         return self.supports(problem, dtype, precision) or self.runs_on(device)
 
+    def suits(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> bool:
+        """Whether a problem that it computes is one that it is meant for; if not, the selection takes a lower rung."""
+        return True
+
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
         """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code.
 
