@@ -46,7 +46,11 @@ def _output_of(*command: str) -> str:
 
 
 def _commit() -> str:
-    return _output_of("git", "rev-parse", "--short", "HEAD") or os.environ.get("NUMBA_TCONV_COMMIT", "unknown")
+    """What NUMBA_TCONV_COMMIT says, for copies without their history; else git's, with "+" if files differ from it."""
+    if given := os.environ.get("NUMBA_TCONV_COMMIT"):
+        return given
+    commit = _output_of("git", "rev-parse", "--short", "HEAD")
+    return f"{commit}{'+' if _output_of('git', 'status', '--porcelain') else ''}" if commit else "unknown"
 
 
 def _driver() -> str:

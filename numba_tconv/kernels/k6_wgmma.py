@@ -9,7 +9,7 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
-* Store (k6_epilogue.py, tensor_store.py): from registers through a staging buffer, in aligned runs.
+* Store (k6_epilogue.py, tensor_runs.py, tensor_store.py): from registers through a staging buffer, in aligned runs.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
@@ -18,8 +18,11 @@ which halves the traffic of weights.
 What a stage costs beside its products decides the speed: nothing in the loops over stages divides, and a copying warp
 counts down what it needs.
 
-Expected over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all
-overlap. There is no recorded row of it yet.
+Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
+With streamed weights shared memory is what a multiprocessor runs out of: of the 128 bytes a clock that it moves, wgmma
+at full speed reads 64 of weights, and stages and windows of 16-bit elements take as many again.
+
+Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -298,12 +301,9 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def suits(self, problem, dtype, precision, device):
-        """Large tiles whose outputs leave in long runs, and enough of them to fill half of the GPU: below, k5 is faster
-        on all of the recorded workloads but one."""
-        config = self.config(problem, dtype, precision)
-        tiles = column_tiles(problem, config) * config.tile.row_tiles(problem) * problem.groups
-        large = config.tile.whole and config.tile.rows >= FEWEST_ROWS // config.tile.parts
-        return large and tiles >= config.regions * device.multiprocessors // 2
+        """Large tiles whose outputs leave in long runs: of others k5 is faster on nearly all recorded workloads."""
+        tile = self.config(problem, dtype, precision).tile
+        return tile.whole and tile.rows >= FEWEST_ROWS // tile.parts
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)
