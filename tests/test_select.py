@@ -74,6 +74,12 @@ def test_special_problems_have_their_own_rungs(dtype, precision):
         assert name(problem, dtype, precision, H200) == "depthwise"
 
 
+def test_few_channels_go_to_tensor_cores_where_depthwise_cannot_keep_their_weights():
+    problem = workloads.get("pqmf").problem
+    assert name(problem, torch.bfloat16, "bf16", H200) == "k5_mma"
+    assert name(problem, torch.bfloat16, "bf16", TURING) == "depthwise"
+
+
 @tensor_arithmetic
 def test_warpgroups_are_for_large_tiles(dtype, precision):
     for problem in (KB64, workloads.get("head").problem):

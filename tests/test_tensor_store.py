@@ -112,6 +112,14 @@ def test_every_output_is_its_own_sum(in_python, shape, precision):
     run()
 
 
+def test_the_last_outputs_of_samples_that_fill_their_tiles(in_python):
+    problem = Problem(2, 8, 16, 3, 117)
+    tile = k6_config.choose(problem, "tf32").tile
+    assert problem.out_length == tile.advance - 1, "the run of a channel ends within the tile's last sector"
+    check(in_python, problem, "tf32", 0)
+    assert in_python.straight == 2
+
+
 def check(state, problem, precision, shift):
     p, config = problem, k6_config.choose(problem, precision)
     tile, (first, columns) = config.tile, k6_config.sample_columns(problem, config)
