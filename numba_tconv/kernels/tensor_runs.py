@@ -72,7 +72,7 @@ def make_prepare(tile: Tile, warps: int):
     @device_function
     def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
         """``runs`` of the warp's channels from its ``z0``-th on; the other arguments are those of ``store_any``."""
-        _, _, _, lowest, highest, goes_on = there
+        _, _, _, lowest, highest, goes_on, _ = there
         target, source, done, size = runs
         quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
         width = int32(wide if quantum == 4 else (2 if quantum == 2 else 4 // itemsize))  # outputs_at_once

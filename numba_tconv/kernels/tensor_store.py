@@ -77,18 +77,18 @@ def make_aim(tile: Tile):
     def aim(n, j, batch, columns, first, out_length, padding):
         """First what the stores need: output where the tile's own begin; sample, and output, where the next tile's do;
         from where, and up to where, the sample has outputs, counted from the tile's own; whether the next tile is of
-        the same sample. Then whether no other sample has outputs here; and whether this one has all of them."""
+        the same sample, and whether it is the first of another one. Then whether no other sample has outputs here; and whether this one has all of them."""
         begin = (first + j) * stride - padding
         n_next, j_next = n, j + advance
         while j_next >= columns:
             n_next, j_next = n_next + 1, j_next - columns
         lowest = int32(max(-begin, int64(-sector)))
         highest = int32(max(min(out_length - begin, int64(advance * span)), int64(-sector)))
-        goes_on = n_next == n
-        alone = whole and n < batch and (goes_on or j + advance == columns)
+        goes_on, ends = n_next == n, j_next == 0
+        alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
         begin_next = (first + j_next) * stride - padding
-        return (begin, n_next, begin_next, lowest, highest, goes_on), alone, inside
+        return (begin, n_next, begin_next, lowest, highest, goes_on, ends), alone, inside
 
     @device_function
     def head_of(n, there, warp, co, out_channels, out_length):
@@ -120,7 +120,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     @device_function
     def store_any(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
-        begin, n_next, begin_next, _, _, _ = there
+        begin, n_next, begin_next, _, _, _, ends = there
         shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
         channel = int32(warp)
         while channel < min(round_channels, channels_left):
@@ -130,9 +130,12 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             if sector > 1:
                 early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
                 head_next = (n_next * out_channels + co + channel) * out_length + begin_next
-                early_next = int32(int32(head_next + shift) & (sector - 1))
+                # The first tile of a sample takes none of the last outputs of the sample before.
+                early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
-            m = n - 2 if j * span < sector else n  # a run that begins early may begin in a sample before, however short
+            m = (
+                n - 2 if 0 < j and j * span < sector else n
+            )  # a run that begins early may begin in a sample before, however short
             while m <= n_next:
                 if m >= 0 and m < batch:
                     line = (m * out_channels + co + channel) * out_length
