@@ -77,7 +77,8 @@ def make_aim(tile: Tile):
     def aim(n, j, batch, columns, first, out_length, padding):
         """First what the stores need: output where the tile's own begin; sample, and output, where the next tile's do;
         from where, and up to where, the sample has outputs, counted from the tile's own; whether the next tile is of
-        the same sample, and whether it is the first of another one. Then whether no other sample has outputs here; and whether this one has all of them."""
+        the same sample, and whether it begins with another one. Then whether no other sample has outputs here; and
+        whether this one has all of them."""
         begin = (first + j) * stride - padding
         n_next, j_next = n, j + advance
         while j_next >= columns:
@@ -133,9 +134,8 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                 # The first tile of a sample takes none of the last outputs of the sample before.
                 early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
-            m = (
-                n - 2 if 0 < j and j * span < sector else n
-            )  # a run that begins early may begin in a sample before, however short
+            # A run that begins early may begin in a sample before, however short.
+            m = n - 2 if j > 0 and j * span < sector else n
             while m <= n_next:
                 if m >= 0 and m < batch:
                     line = (m * out_channels + co + channel) * out_length
