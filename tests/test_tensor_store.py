@@ -131,7 +131,8 @@ def check(state, problem, precision, shift):
     aim, head_of = tensor_store.make_aim(tile)
     store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
     prepare = tensor_runs.make_prepare(tile, WARPS)
-    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], prepare, add_bias=True)
+    load_extra = tensor_runs.make_load_extra(tile, WARPS, add_bias=True)
+    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], prepare, load_extra)
     staged_rows, out_channels = tile.rows // tile.rounds, p.out_channels
     for row_tile in range(tile.row_tiles(p)):
         row = row_tile % tile.row_parts * tile.phases

@@ -42,7 +42,7 @@ from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, run_of
 from .k5_load import BATCH, make_load, make_window
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors, default_precision
-from .tensor_runs import keeps_runs, make_prepare, make_store_runs, runs_sizes
+from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import alignment_of, make_aim, make_store_any
 from .tensor_tile import SECTOR
 
@@ -140,8 +140,8 @@ def make_write(config: Config):
     """Store: those of tensor_runs.py and tensor_store.py, called for as many channels at a time as fit in registers."""
     tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
     some = replace(tile, round_channels=at_once)
-    prepare = make_prepare(some, warps)
-    by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, prepare) for quantum in (4, 2, 1))
+    shared = make_prepare(some, warps), make_load_extra(some, warps)
+    by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, *shared) for quantum in (4, 2, 1))
     store_any = make_store_any(some, warps)
     round_channels, pitch = tile.round_channels, tile.pitch
     run_loads, run_channels = runs_sizes(some, warps)
@@ -176,9 +176,9 @@ def make_write(config: Config):
     return write
 
 
-def _make_write_runs(tile, warps: int, quantum: int, prepare):
+def _make_write_runs(tile, warps: int, quantum: int, prepare, load_extra):
     kept = keeps_runs(tile, warps)
-    store_runs = make_store_runs(tile, warps, quantum, prepare)
+    store_runs = make_store_runs(tile, warps, quantum, prepare, load_extra)
 
     @device_function
     def write_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,

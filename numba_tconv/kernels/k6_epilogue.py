@@ -6,7 +6,7 @@ from numba import int32, int64
 
 from ..ptx import barrier_sync, device_function, recomputed, take
 from .k6_config import STORE_WARPS, Config
-from .tensor_runs import keeps_runs, make_prepare, make_store_runs
+from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs
 from .tensor_store import make_stage_rows, make_store_any
 
 
@@ -65,7 +65,8 @@ def make_epilogue(config: Config):
 
         return store_rows
 
-    by_quantum = (make_store_runs(tile, STORE_WARPS, quantum, prepare, add_bias=True) for quantum in (4, 2, 1))
+    load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
+    by_quantum = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
     anywhere = make_store_any(tile, STORE_WARPS, add_bias=True)
     return *(make_rows(store, kept) for store in by_quantum), make_rows(anywhere, False)
 

@@ -53,6 +53,12 @@ def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
     return channels * runs_loads(tile), channels
 
 
+def _all_channels(tile: Tile, warps: int) -> int:
+    """Channels of a warp's round, those included that only fill up the last of those that are under way together."""
+    channels = runs_channels(tile, warps)
+    return -(-channels_of_a_warp(tile, warps) // channels) * channels
+
+
 def _some_channels(tile: Tile, warps: int) -> bool:
     """A warp's last channel may be beyond the round."""
     return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
@@ -95,22 +101,41 @@ def make_prepare(tile: Tile, warps: int):
     return prepare
 
 
-def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, add_bias: bool = False):
+def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
+    """A device function: what is added to the outputs of each of a warp's channels, the bias or nothing."""
+    load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
+    round_channels, all_channels, some_channels = (
+        tile.round_channels,
+        _all_channels(tile, warps),
+        _some_channels(tile, warps),
+    )
+
+    @device_function
+    def load_extra(extra, bias, has_bias, warp, co, channels_left):
+        for z in range(all_channels):
+            extra[z] = float32(0)
+        if add_bias and has_bias:
+            for z in range(all_channels):
+                channel = int32(warp + z * warps)
+                exists = channel < channels_left and (not some_channels or channel < round_channels)
+                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch, as all here
+
+    return load_extra
+
+
+def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     """A device function that writes a round of a tile in one sample, ``quantum`` staged outputs loaded together; the
     arguments are those of ``store_any``, and ``runs``: if they are kept, as ``prepare`` has left them."""
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
     halves = tile.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    load_type = ELEMENTS[tile.dtype].load
-    add_bias = add_bias or tile.empty_slots
     width, all_loads = outputs_at_once(quantum, tile.itemsize), runs_loads(tile)
     loads, words = width // quantum, width * tile.itemsize // 4  # of a lane's step
     load, write = ld_shared(quantum, float32), st_global_if(words)
     step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
     # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
-    channels, kept, some_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _some_channels(tile, warps)
-    all_channels = -(-channels_of_a_warp(tile, warps) // channels) * channels
+    channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
     all_steps = -(-(advance * span + sector - 1) // step)
     turns = -(-all_steps // max(1, HELD // (width * channels)))
     steps = -(-all_steps // turns)
@@ -156,13 +181,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, add_bias: boo
                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
         """Write a round. Returns ``head`` of the next."""
         extra = cuda.local.array(all_channels, dtype=float32)
-        for z in range(all_channels):
-            extra[z] = float32(0)
-        if add_bias and has_bias:
-            for z in range(all_channels):
-                channel = int32(warp + z * warps)
-                exists = channel < channels_left and (not some_channels or channel < round_channels)
-                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch, as all here
+        load_extra(extra, bias, has_bias, warp, co, int64(channels_left))
         if kept:
             store_some(runs, 0, y, base, at, extra)
             for z in range(channels):
