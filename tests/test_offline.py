@@ -276,6 +276,8 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
 
 
-@matrix_products
+@pytest.mark.alone
+@pytest.mark.parametrize("name", MULTIPLIERS)
+@pytest.mark.parametrize(("workload", "precision"), [("kb64", "tf32"), ("oobleck_u4", "bf16")])
 def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
     assert matrix_report(name, workload, precision)[1].seconds < LONGEST_COMPILATION
