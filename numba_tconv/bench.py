@@ -187,7 +187,7 @@ class Contestant:
 
 class Flush:
     """Drives everything out of the L2 cache by reading a buffer of eight times its size; so often that Python queues
-    the timed call meanwhile (half a millisecond on an H200)."""
+    the timed call meanwhile (half a millisecond by an H200's bandwidth)."""
 
     def __init__(self):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size

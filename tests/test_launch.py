@@ -4,7 +4,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from numba_tconv.launch import Kernel
+import torch
+from numba import types
+
+from numba_tconv import machine
+from numba_tconv.launch import Kernel, flat, strided
 
 
 def test_threads_wait_for_one_compilation(monkeypatch):
@@ -35,3 +39,27 @@ def test_more_shared_memory_is_asked_for_and_less_is_not(monkeypatch):
     for shared_bytes in (100, 50, 200, 100):
         kernel.handle(0, shared_bytes)
     assert loads == [100, 200]
+
+
+def test_arguments_are_laid_out_as_numba_reads_them():
+    """An array is (no owner, no owner, elements, bytes of one, address, then its shape and its strides in bytes)."""
+    x = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
+    every_other, pair = x[:, ::2, 1:], types.UniTuple(types.int64, 2)
+    kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3)), 32)
+    address = every_other.data_ptr()
+    assert kernel._slots((x, -7, (8, 9), every_other)) == [
+        *(0, 0, 24, 4, x.data_ptr(), 24, 4),
+        *(-7, 8, 9),
+        *(0, 0, 12, 4, address, 2, 2, 3, 48, 32, 4),
+    ]
+    # A flat argument is the span of memory from its first element to its last.
+    (*_, span, itemsize) = Kernel("kernel", lambda: None, (flat(types.float32),), 32)._slots((every_other,))
+    assert (span, itemsize) == (23, 4)
+
+
+def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_COMMIT", "abc1234")
+    assert machine._commit() == "abc1234"
+    monkeypatch.delenv("NUMBA_TCONV_COMMIT")
+    monkeypatch.setattr(machine, "_output_of", lambda *command: {"rev-parse": "def5678", "status": " M a"}[command[1]])
+    assert machine._commit() == "def5678+"

@@ -240,16 +240,8 @@ matrix_products = pytest.mark.parametrize(
 
 
 @cache
-def compilers_started():
-    """A small kernel is compiled, so that what the first one of a process costs is not counted as another's."""
-    rung, problem = RUNGS["k1_gather"], workloads.get("small").problem
-    offline.report(rung.kernel(rung.config(problem, torch.float32)), HOPPER)
-
-
-@cache
 def matrix_report(name, workload, precision):
     """The configuration, and what became of it."""
-    compilers_started()
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
     report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
@@ -277,7 +269,6 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", MULTIPLIERS)
-@pytest.mark.parametrize(("workload", "precision"), [("kb64", "tf32"), ("oobleck_u4", "bf16")])
+@matrix_products
 def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
     assert matrix_report(name, workload, precision)[1].seconds < LONGEST_COMPILATION

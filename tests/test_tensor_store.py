@@ -70,7 +70,7 @@ def in_python(monkeypatch):
     for module in (tensor_store, tensor_runs):
         monkeypatch.setattr(module, "ELEMENTS", dict.fromkeys(DTYPES.values(), element))
         monkeypatch.setattr(module, "device_function", same)
-        monkeypatch.setattr(module, "cuda", SimpleNamespace(local=local, jit=lambda **options: same))
+    monkeypatch.setattr(tensor_runs, "cuda", SimpleNamespace(local=local))
     monkeypatch.setattr(tensor_store, "st_shared", st_shared)
     for name in ("pack_f16", "pack_bf16"):
         monkeypatch.setattr(tensor_runs, name, lambda low, high: (low, high))
@@ -140,8 +140,7 @@ def check(state, problem, precision, shift):
         left = min(tile.channels, out_channels - co)
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
-            there, alone, inside = aim(n, j, p.batch, columns, first, p.out_length, p.padding)
-            straight = alone and (inside or alignment[3])
+            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
             state.straight += straight
             heads = [head_of(n, there, warp, co, out_channels, p.out_length) for warp in range(WARPS)]
             sizes = tensor_runs.runs_sizes(tile, WARPS)

@@ -44,7 +44,7 @@ from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import alignment_of, make_aim, make_store_any
-from .tensor_tile import SECTOR
+from .tensor_tile import SECTOR, staged_at
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -104,7 +104,7 @@ def make_stage_sums(config: Config):
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
-    skip = tile.skip
+    skip, place = tile.skip, device_function(staged_at)
     reciprocal = tile.reciprocal
     gaps = gaps_between(tile)
 
@@ -125,13 +125,13 @@ def make_stage_sums(config: Config):
                         elif gaps:
                             for j in range(0, RUN, 2):
                                 u = int32((column + j) * 2)
-                                st_shared(base + (run + int32(u + (u >> 5) * skip)) * 4, acc[k + 4 * j],
+                                st_shared(base + (run + int32(place(u, skip))) * 4, acc[k + 4 * j],
                                           float32(0), acc[k + 4 * j + 4], float32(0))  # fmt: skip
                         else:
                             first = int32(column * span + phase * spread + int32(offset))
                             for j in range(RUN):
                                 u = int32(first + j * span)
-                                shared[uint64(run + int32(u + (u >> 5) * skip))] = acc[k + 4 * j]
+                                shared[uint64(run + int32(place(u, skip)))] = acc[k + 4 * j]
 
     return stage_sums, tile.empty_slots and not gaps
 
@@ -326,8 +326,7 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             # Worked out here, where the sums have left their registers.
             n, j = divmod((column_tile + crew) * advance, columns)
-            there, alone, inside = aim_store(n, j, batch, columns, first, out_length, padding)
-            straight = alone and (inside or alignment[3] != 0)
+            there, straight = aim_store(n, j, batch, columns, first, out_length, padding, alignment)
             head = head_of(n, there, crew_warp, co, out_per_group * groups, out_length)
             write(head, y, shared, base, at, bias, has_bias, crew_warp, lane, n, j, there, straight, row, co,
                   channels_left, batch, columns, first, out_per_group * groups, out_length, padding,

@@ -32,7 +32,6 @@ def make_epilogue(config: Config):
         take_slab(values, sums_of_all, case)
 
     def make_rows(store, may_keep):
-
         @device_function
         def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
                        there, row, co, left, batch, columns, first, out_channels, out_length, padding,

@@ -19,8 +19,9 @@ What a stage costs beside its products decides the speed: nothing in the loops o
 counts down what it needs.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
-With streamed weights shared memory is what a multiprocessor runs out of: of the 128 bytes a clock that it moves, wgmma
-at full speed reads 64 of weights, and stages and windows of 16-bit elements take as many again.
+With streamed weights shared memory seems to be what a multiprocessor runs out of, by counting, not by a profile: of the
+128 bytes a clock that it moves, wgmma at full speed reads 64 of weights, and stages and windows of 16-bit elements take
+as many again.
 
 Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
 """
@@ -255,8 +256,7 @@ def make_kernel(config: Config) -> Kernel:
                 if not resident and unroll > 1 and lane == 0:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
-                there, alone, inside = aim(int64(n), j, batch, columns, first, out_length, padding)
-                straight = alone and (inside or alignment[3] != 0)
+                there, straight = aim(int64(n), j, batch, columns, first, out_length, padding, alignment)
                 head = head_of(int64(n), there, group_warp, co, out_channels, out_length)
                 if shared_staging:
                     mbarrier_wait(staging_turn + 8 * crew, my_turn)

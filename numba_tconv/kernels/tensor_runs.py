@@ -11,14 +11,15 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, recomputed, st_global_if
-from .tensor_tile import Tile
+from .tensor_tile import Tile, staged_at
 
 HELD = 16  # staged outputs that a lane has loaded and not yet written
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
-    """Outputs that a lane writes at once, by how many staged ones it can load together: 16 bytes, 8 or 4."""
-    return {4: 16 // itemsize, 2: 2, 1: 4 // itemsize}[quantum]
+    """Outputs that a lane writes at once, by how many staged ones it can load together: 16 bytes, 8 or 4; kernels
+    call it too."""
+    return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
 
 
 def channels_of_a_warp(tile: Tile, warps: int) -> int:
@@ -73,7 +74,7 @@ def make_prepare(tile: Tile, warps: int):
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
-    wide = 16 // itemsize
+    at_once, place = device_function(outputs_at_once), device_function(staged_at)
 
     @device_function
     def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
@@ -81,7 +82,7 @@ def make_prepare(tile: Tile, warps: int):
         _, _, _, lowest, highest, goes_on, _ = there
         target, source, done, size = runs
         quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
-        width = int32(wide if quantum == 4 else (2 if quantum == 2 else 4 // itemsize))  # outputs_at_once
+        width = int32(at_once(quantum, itemsize))
         for z in range(channels):
             channel = int32(warp + (z0 + z) * warps)
             exists = channel < channels_left and (not some_channels or channel < round_channels)
@@ -96,7 +97,7 @@ def make_prepare(tile: Tile, warps: int):
             done[z], target[z] = int32(e - low), run + e
             for q in range(loads):
                 u = int32(e + to_staged + q * quantum)
-                source[z * loads + q] = int32(base + (at + channel * pitch + u + (u >> 5) * skip) * 4)
+                source[z * loads + q] = int32(base + (at + channel * pitch + place(u, skip)) * 4)
 
     return prepare
 
@@ -104,11 +105,8 @@ def make_prepare(tile: Tile, warps: int):
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
     """A device function: what is added to the outputs of each of a warp's channels, the bias or nothing."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
-    round_channels, all_channels, some_channels = (
-        tile.round_channels,
-        _all_channels(tile, warps),
-        _some_channels(tile, warps),
-    )
+    all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
+    round_channels = tile.round_channels
 
     @device_function
     def load_extra(extra, bias, has_bias, warp, co, channels_left):

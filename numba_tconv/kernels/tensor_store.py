@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 
-from numba import cuda, float32, int32, int64, uint64
+from numba import float32, int32, int64, uint64
 
 from ..elements import ELEMENTS
 from ..problem import Problem
 from ..ptx import device_function, st_shared
 from .fragments import column_of
 from .tensor_runs import outputs_at_once
-from .tensor_tile import Tile
+from .tensor_tile import Tile, staged_at
 
 
 def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> tuple[int, int, int, int]:
@@ -46,7 +46,7 @@ def make_stage_rows(tile: Tile):
     used_rows = tile.round_channels * tile.phases
     skip = tile.skip
     reciprocal = tile.reciprocal
-    column_of_lane = cuda.jit(device=True, inline="always")(column_of)
+    column_of_lane, place = device_function(column_of), device_function(staged_at)
 
     @device_function
     def stage_rows(values, first_value, count, shared, base, at, m0, offset, warp, lane):
@@ -63,7 +63,7 @@ def make_stage_rows(tile: Tile):
                 run = int32(at + channel * run_pitch)
                 for q in range(4):
                     at_u = int32(u + q * span)
-                    shared[uint64(run + int32(at_u + (at_u >> 5) * skip))] = values[a + q]
+                    shared[uint64(run + int32(place(at_u, skip)))] = values[a + q]
 
     return stage_rows
 
@@ -74,11 +74,11 @@ def make_aim(tile: Tile):
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
-    def aim(n, j, batch, columns, first, out_length, padding):
+    def aim(n, j, batch, columns, first, out_length, padding, alignment):
         """First what the stores need: output where the tile's own begin; sample, and output, where the next tile's do;
         from where, and up to where, the sample has outputs, counted from the tile's own; whether the next tile is of
-        the same sample, and whether it begins with another one. Then whether no other sample has outputs here; and
-        whether this one has all of them."""
+        the same sample, and whether it begins with another one. Then whether the tile goes by tensor_runs.py: no other
+        sample has outputs here, and this one has all of them, or ends where a lane's outputs do."""
         begin = (first + j) * stride - padding
         n_next, j_next = n, j + advance
         while j_next >= columns:
@@ -89,7 +89,8 @@ def make_aim(tile: Tile):
         alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
         begin_next = (first + j_next) * stride - padding
-        return (begin, n_next, begin_next, lowest, highest, goes_on, ends), alone, inside
+        straight = alone and (inside or alignment[3] != 0)
+        return (begin, n_next, begin_next, lowest, highest, goes_on, ends), straight
 
     @device_function
     def head_of(n, there, warp, co, out_channels, out_length):
@@ -116,7 +117,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.dtype].store
     add_bias = add_bias or tile.empty_slots
-    skip = tile.skip
+    skip, place = tile.skip, device_function(staged_at)
 
     @device_function
     def store_any(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
@@ -148,7 +149,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                         e_end = int32(min(int64(e_end), (columns - from_first) * span))
                         while e < e_end:
                             u = int32(e + to_staged)
-                            value = shared[uint64(source + int32(u + (u >> 5) * skip))]
+                            value = shared[uint64(source + int32(place(u, skip)))]
                             if add_bias:
                                 value += extra
                             y[uint64(line + offset + e)] = store_type(value)
@@ -163,7 +164,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                             valid = i >= 0 and i < columns and o >= 0 and o < out_length
                             if valid and (not partly or row + rest < all_rows):
                                 u = int32(e + to_staged)
-                                value = shared[uint64(source + int32(u + (u >> 5) * skip))]
+                                value = shared[uint64(source + int32(place(u, skip)))]
                                 if add_bias:
                                     value += extra
                                 y[uint64(line + o)] = store_type(value)

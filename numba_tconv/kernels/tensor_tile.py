@@ -148,10 +148,8 @@ class Tile:
 
     @property
     def skip(self) -> int:
-        """Unused elements after every 32 of a run: they spread the phases of neighbouring columns over the banks.
-
-        Output ``u`` of a run stands at ``u + (u >> 5) * skip``.
-        """
+        """Unused elements after every 32 of a run (``staged_at``): they spread the phases of neighbouring columns over
+        the banks."""
         return 0 if self.span == 1 else 8 if self.span % 4 == 0 else 4
 
     @property
@@ -163,7 +161,7 @@ class Tile:
     def pitch(self) -> int:
         """Elements from one channel's run to the next."""
         run = COLUMNS * self.span + (self.spread * (self.phases - 1) if self.whole else 0)
-        return -(-(run + run // 32 * self.skip + 4 + self.skip) // 4) * 4
+        return -(-(staged_at(run, self.skip) + 4 + self.skip) // 4) * 4
 
     @property
     def staging(self) -> int:
@@ -202,6 +200,11 @@ class Tile:
 
     def channel_chunks(self, problem: Problem) -> int:
         return -(-problem.in_channels_per_group // self.depth)
+
+
+def staged_at(u, skip):
+    """Where output ``u`` of a run stands in the run's part of the staging buffer; kernels call it too."""
+    return u + (u >> 5) * skip
 
 
 def _lag(taps: Taps) -> int:
