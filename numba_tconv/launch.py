@@ -32,7 +32,7 @@ else:
 
 _thread = threading.local()
 _compiling = threading.RLock()
-STATIC_SHARED_LIMIT = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
+STATIC_SHARED_LIMIT = 48 * 1024  # bytes of shared memory, static and dynamic, that a kernel gets without asking
 
 
 def strided(storage: types.Type, ndim: int) -> types.Array:
@@ -111,7 +111,7 @@ class Kernel:
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
         function = _check(driver.cuModuleGetFunction(module, entry.encode()))
-        if shared_bytes > STATIC_SHARED_LIMIT:
+        if shared_bytes:  # however few: what the kernel declares itself counts against the limit too
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return function

@@ -1,7 +1,8 @@
 """The operator ``numba_tconv::conv_transpose1d``: checks, CUDA and CPU implementations, shapes for tracing, gradients.
 
 Registered with torch.library, so that autograd, torch.compile, torch.export and FakeTensor see one opaque operator.
-It takes batched input and plain integers; ``functional.conv_transpose1d`` is its public face.
+It takes batched input and plain integers; ``functional.conv_transpose1d`` is its public face. Its gradients are
+operators too (kernels/grad_ops.py); which kernels compute them on a GPU is decided here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from .kernels import RUNGS, device
+from .kernels import RUNGS, device, grad_ops, gradients
 from .problem import Problem
 from .select import arithmetic, select
 
@@ -92,23 +93,51 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
     return input.new_empty((problem.batch, problem.out_channels, problem.out_length))
 
 
-def _keep(ctx, inputs, output):
-    input, weight, bias, *ctx.parameters, _, _ = inputs
-    ctx.bias_sizes = None if bias is None else bias.shape
-    ctx.save_for_backward(input, weight)
+# The gradients
+
+torch.library.register_autograd(NAME, grad_ops.backward, setup_context=grad_ops.setup_context)
 
 
-def _backward(ctx, grad_output):
-    """Gradients by torch's own convolution_backward, for those inputs that require one."""
-    input, weight = ctx.saved_tensors
-    stride, padding, output_padding, groups, dilation = ctx.parameters
-    wanted = ctx.needs_input_grad[:3]
-    gradients = torch.ops.aten.convolution_backward(
-        *(grad_output, input, weight, ctx.bias_sizes),
-        *([stride], [padding], [dilation], True, [output_padding], groups, wanted),
-    )
-    # Where no gradient was asked for, convolution_backward may still return something.
-    return *(g if w else None for g, w in zip(gradients, wanted, strict=True)), *[None] * 7
+@lru_cache(maxsize=1024)
+def left_to_torch(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> bool:
+    """Whether a GPU computes the gradient ``of`` ("grad_input", "grad_weight" or "grad_bias") by torch's own operators.
+
+    This package's kernels for them multiply on CUDA cores. Where the forward pass is meant for tensor cores, torch's
+    gradients are too, and faster, until there are such kernels. Not so "tf32x3": it promises errors like those of
+    float32, and torch's gradients may be rounded to TF32. torch also computes what no kernel can on that GPU.
+    """
+    if arithmetic(problem, dtype, "", precision, gpu) in ("tf32", "fp16", "bf16"):
+        return True
+    return all(rung.refusal(problem, dtype, "", gpu) for rung in gradients.GRADIENTS.values() if rung.of == of)
 
 
-torch.library.register_autograd(NAME, _backward, setup_context=_keep)
+def _is_torchs(of, problem, grad_output, precision):
+    return left_to_torch(of, problem, grad_output.dtype, precision, device.of(grad_output.device.index))
+
+
+@torch.library.impl("numba_tconv::grad_input", "cuda")
+def _grad_input(grad_output, weight, length, *parameters):
+    problem = grad_ops.problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
+    if _is_torchs("grad_input", problem, grad_output, parameters[-1]):
+        return grad_ops.torchs_input(grad_output, weight, length, parameters)
+    return gradients.grad_input(grad_output, weight, problem)
+
+
+@torch.library.impl("numba_tconv::grad_weight", "cuda")
+def _grad_weight(grad_output, input, kernel_size, *parameters):
+    problem = grad_ops.problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
+    if _is_torchs("grad_weight", problem, grad_output, parameters[-1]):
+        return grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
+    return gradients.grad_weight(grad_output, input, problem)
+
+
+@torch.library.impl("numba_tconv::grad_bias", "cuda")
+def _grad_bias(grad_output, precision):
+    batch, channels, length = grad_output.shape
+    if not grad_output.numel():
+        return grad_output.new_zeros((channels,))
+    # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
+    problem = Problem(batch, channels, channels, 1, length, groups=channels)
+    if _is_torchs("grad_bias", problem, grad_output, precision):
+        return grad_output.sum((0, 2))
+    return gradients.grad_bias(grad_output, problem)

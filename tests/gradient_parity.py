@@ -1,6 +1,7 @@
 """What parity means for the gradients: operands, the reference's and torch's gradients, and the sums' lengths.
 
-The verdict, the grid of small problems and the memory layouts are those of parity.py.
+The verdict, the grid of small problems and the memory layouts are those of parity.py. Also the operators of the
+backward pass, by the gradient that they compute.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import math
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 
 import reference
+from numba_tconv.kernels import grad_ops
 from tests.parity import LAYOUTS, operands, parameters
 
 OF = ("grad_input", "grad_weight", "grad_bias")
+OPERATORS = {of: getattr(grad_ops, of) for of in OF}
 
 
 def gradient_operands(problem, dtype, device="cpu", layout="contiguous"):
@@ -25,6 +29,22 @@ def gradient_operands(problem, dtype, device="cpu", layout="contiguous"):
 def inputs_of(of, g, x, w):
     """The operands that one gradient is made of, in the order in which its kernels take them."""
     return {"grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
+
+
+def operator_arguments(of, problem, g, x, w, precision="ieee"):
+    """The arguments of OPERATORS[of]."""
+    p = problem
+    rest = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
+    return {
+        "grad_input": (g, w, p.length, *rest),
+        "grad_weight": (g, x, p.kernel_size, *rest),
+        "grad_bias": (g, precision),
+    }[of]
+
+
+def as_on_a_gpu(of, *arguments):
+    """The result of the operator's implementation for CUDA tensors, called with CPU tensors."""
+    return OPERATORS[of].redispatch(DispatchKeySet(DispatchKey.CUDA), *arguments)
 
 
 def poisoned_gradient(of, problem, dtype, device="cpu"):

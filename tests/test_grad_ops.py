@@ -1,107 +1,214 @@
-"""The operators of the backward pass on CPU tensors: their derivatives, and what torch.library's own check says."""
+"""The operators of the backward pass: their derivatives on CPU tensors, what torch.library's own check says, what is
+computed for whom, and which gradients a GPU leaves to torch."""
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from numba_tconv import ops
-from numba_tconv.kernels import grad_ops
+import numba_tconv
+from numba_tconv import functional, ops, workloads
+from numba_tconv.kernels import gradients
+from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.problem import Problem
-from tests.gradient_parity import gradient_operands, references_gradient
-from tests.parity import SMALL, verdict
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.select import TF32_ALLOWED
+from tests.gradient_parity import (
+    OF,
+    OPERATORS,
+    as_on_a_gpu,
+    gradient_operands,
+    inputs_of,
+    operator_arguments,
+    references_gradient,
+    torchs_gradient,
+)
+from tests.parity import SMALL, parameters, verdict
 
 FEW = [
     "stride 1, dilation",
     "K = 2s, the usual decoder layer",
     "output_padding and padding",
+    "output_padding at its limit, set by dilation",
     "groups, unequal channels",
     "gcd(stride, dilation) = 2, three rows",
     "depthwise, two outputs a channel",
 ]
+GROUPS = FEW[4]
+TURING = Device((7, 5), 68, 64 * 1024)
 reasons = pytest.mark.parametrize("reason", FEW)
-
-
-def arguments(problem):
-    p = problem
-    return p.stride, p.padding, p.output_padding, p.groups, p.dilation
-
-
-def calls(problem, g, x, w):
-    """Every operator and its arguments, for a problem."""
-    parameters = *arguments(problem), "ieee"
-    return {
-        "grad_input": (grad_ops.grad_input, (g, w, problem.length, *parameters)),
-        "grad_weight": (grad_ops.grad_weight, (g, x, problem.kernel_size, *parameters)),
-        "grad_bias": (grad_ops.grad_bias, (g,)),
-    }
+of_each = pytest.mark.parametrize("of", OF)
 
 
 def differentiable(problem):
-    return [tensor.requires_grad_() for tensor in gradient_operands(problem, torch.float64)]
+    """grad_output, input, weight and bias in float64."""
+    tensors = *gradient_operands(problem, torch.float64), torch.randn(problem.out_channels, dtype=torch.float64)
+    return [tensor.requires_grad_() for tensor in tensors]
+
+
+@pytest.fixture
+def through_the_operator(monkeypatch):
+    """The public function takes CPU tensors as if they were on a GPU, and does not hand them to torch."""
+    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+
+
+# The operators
 
 
 @reasons
-def test_gradients(reason):
+@of_each
+def test_gradients(of, reason):
     problem = SMALL[reason]
     g, x, w = gradient_operands(problem, torch.float32)
-    for of, (operator, operands) in calls(problem, g, x, w).items():
-        oracle = references_gradient(of, g, x, w, problem)
-        assert verdict(operator(*operands), oracle.float(), oracle, 100) is None, of
+    oracle = references_gradient(of, g, x, w, problem)
+    assert verdict(OPERATORS[of](*operator_arguments(of, problem, g, x, w)), oracle.float(), oracle, 100) is None
 
 
 @reasons
-@pytest.mark.parametrize("of", ["grad_input", "grad_weight", "grad_bias"])
+@of_each
 def test_derivatives(of, reason):
-    operator, operands = calls(SMALL[reason], *differentiable(SMALL[reason]))[of]
-    assert torch.autograd.gradcheck(operator, operands, nondet_tol=0.0)
-    assert torch.autograd.gradgradcheck(operator, operands, nondet_tol=0.0)
-
-
-@pytest.mark.parametrize("of", ["grad_input", "grad_weight", "grad_bias"])
-def test_torchs_check_of_operators(of):
-    operator, operands = calls(SMALL[FEW[3]], *differentiable(SMALL[FEW[3]]))[of]
-    torch.library.opcheck(operator, operands)
-
-
-class Layer(torch.autograd.Function):
-    """The forward operator with the derivative that grad_ops states for it."""
-
-    @staticmethod
-    def forward(*arguments):
-        return ops.conv_transpose1d(*arguments)
-
-    setup_context = staticmethod(grad_ops.setup_context)
-    backward = staticmethod(grad_ops.backward)
+    operands = operator_arguments(of, SMALL[reason], *differentiable(SMALL[reason])[:3])
+    assert torch.autograd.gradcheck(OPERATORS[of], operands, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(OPERATORS[of], operands, nondet_tol=0.0)
 
 
 @reasons
-def test_the_forward_operators_derivative(reason):
-    problem = SMALL[reason]
-    _, x, w = differentiable(problem)
-    bias = torch.randn(problem.out_channels, dtype=torch.float64, requires_grad=True)
-
-    def layer(x, w, bias):
-        return Layer.apply(x, w, bias, *arguments(problem), "", "ieee")
-
-    assert torch.autograd.gradcheck(layer, (x, w, bias), nondet_tol=0.0)
-    assert torch.autograd.gradgradcheck(layer, (x, w, bias), nondet_tol=0.0)
-
-
-@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
-def test_only_what_is_wanted_is_kept_and_computed(wanted):
-    problem = SMALL[FEW[1]]
-    _, x, w = gradient_operands(problem, torch.float64)
-    operands = [x, w, torch.randn(problem.out_channels, dtype=torch.float64)]
-    for operand, requires in zip(operands, wanted, strict=True):
-        operand.requires_grad_(requires)
-    y = Layer.apply(*operands, *arguments(problem), "", "ieee")
-    assert [saved is not None for saved in y.grad_fn.saved_tensors] == [wanted[1], wanted[0]]
-    y.sum().backward()
-    assert [operand.grad is not None for operand in operands] == list(wanted)
+@of_each
+def test_torchs_check_of_operators(of, reason):
+    torch.library.opcheck(OPERATORS[of], operator_arguments(of, SMALL[reason], *differentiable(SMALL[reason])[:3]))
 
 
 def test_a_grad_output_of_another_length_is_refused():
     problem = Problem(1, 2, 3, 4, 5, stride=2)
     g, x, w = gradient_operands(problem, torch.float32)
-    for operator, operands in list(calls(problem, g[..., 1:], x, w).values())[:2]:
+    for of in ("grad_input", "grad_weight"):
         with pytest.raises(RuntimeError, match="grad_output must have the 12 samples"):
-            operator(*operands)
+            OPERATORS[of](*operator_arguments(of, problem, g[..., 1:], x, w))
+
+
+@pytest.mark.parametrize("empty", [Problem(2, 2, 3, 3, 12, padding=7), Problem(0, 2, 3, 3, 12)], ids=str)
+def test_what_no_output_reached_is_zero(empty):
+    g, x, w = gradient_operands(empty, torch.float32)
+    assert not g.numel()
+    for of in OF:
+        result = OPERATORS[of](*operator_arguments(of, empty, g, x, w))
+        assert result.shape == torchs_gradient(of, g, x, w, empty).shape
+        assert result.eq(0).all()
+
+
+# The derivative of the public function
+
+
+@reasons
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+def test_first_and_second_derivatives(through_the_operator, reason, batched, biased):
+    _, x, w, bias = differentiable(SMALL[reason])
+    tensors = [x if batched else x[0].detach().requires_grad_(), w, *[bias] * biased]
+
+    def function(x, w, bias=None):
+        return numba_tconv.conv_transpose1d(x, w, bias, **parameters(SMALL[reason]))
+
+    assert torch.autograd.gradcheck(function, tensors, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(function, tensors, nondet_tol=0.0)
+
+
+class Recorded(TorchDispatchMode):
+    """The names of this package's operators that were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "numba_tconv":
+            self.names.append(function.name().removeprefix("numba_tconv::"))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("wanted", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1)], ids=str)
+def test_only_what_is_wanted_is_kept_and_computed(through_the_operator, wanted):
+    _, *tensors = differentiable(SMALL[GROUPS])
+    for tensor, want in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(bool(want))
+    y = numba_tconv.conv_transpose1d(*tensors, **parameters(SMALL[GROUPS]))
+    assert [saved is not None for saved in y.grad_fn.saved_tensors] == [bool(wanted[1]), bool(wanted[0])]
+    with Recorded() as recorded:
+        y.sum().backward()
+    assert recorded.names == [of for of, want in zip(OF, wanted, strict=True) if want]
+    assert [tensor.grad is not None for tensor in tensors] == [bool(want) for want in wanted]
+
+
+def test_a_training_step_is_compiled_whole(through_the_operator):
+    """One graph forward and one backward, for any batch and length, whose operators stay opaque."""
+    graphs = {"forward": [], "backward": []}
+
+    def keep(name):
+        def compiler(graph, _):
+            graphs[name].append([node.target for node in graph.graph.nodes])
+            return make_boxed_func(graph)
+
+        return compiler
+
+    backend = aot_autograd(fw_compiler=keep("forward"), bw_compiler=keep("backward"))
+    torch.compiler.reset()
+    compiled = torch.compile(numba_tconv.conv_transpose1d, fullgraph=True, dynamic=True, backend=backend)
+    w, bias = (torch.randn(shape, requires_grad=True) for shape in ((4, 3, 5), (6,)))
+    for shape in ((2, 4, 9), (3, 4, 14)):
+        x = torch.randn(shape, requires_grad=True)
+        ours, theirs = (
+            torch.autograd.grad(f(x, w, bias, stride=2, padding=1, groups=2).square().sum(), (x, w, bias))
+            for f in (compiled, torch.conv_transpose1d)
+        )
+        torch.testing.assert_close(ours, theirs)
+    (forward,), (backward,) = graphs["forward"], graphs["backward"]
+    assert forward.count(ops.conv_transpose1d) == 1
+    assert [backward.count(operator) for operator in OPERATORS.values()] == [1, 1, 1]
+
+
+# What a GPU leaves to torch
+
+KB64, SMALL_LAYER, DEPTHWISE = (workloads.get(name).problem for name in ("kb64", "small", "depthwise"))
+DECISIONS = {
+    "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, False),
+    "float64": (KB64, torch.float64, "fp64", H200, False),
+    "float32's errors, promised": (KB64, torch.float32, "tf32x3", H200, False),
+    "tensor cores in TF32": (KB64, torch.float32, "tf32", H200, True),
+    "tensor cores in float16": (KB64, torch.float16, "fp16", A100, True),
+    "tensor cores in bfloat16": (KB64, torch.bfloat16, "bf16", A100, True),
+    "TF32 allowed and used": (KB64, torch.float32, TF32_ALLOWED, H200, True),
+    "TF32 allowed, too small for it": (SMALL_LAYER, torch.float32, TF32_ALLOWED, H200, False),
+    "TF32 allowed, depthwise": (DEPTHWISE, torch.float32, TF32_ALLOWED, H200, False),
+}
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to prefer")
+@pytest.mark.parametrize("why", DECISIONS)
+@of_each
+def test_what_is_left_to_torch(of, why):
+    *case, expected = DECISIONS[why]
+    assert ops.left_to_torch(of, *case) is expected
+
+
+def test_what_no_kernel_can_do_on_a_gpu_is_left_to_torch():
+    """cp.async came with compute capability 8.0; grad_input and grad_bias have kernels without it."""
+    left = [of for of in OF if ops.left_to_torch(of, KB64, torch.float32, "ieee", TURING)]
+    assert left == ["grad_weight"]
+
+
+@of_each
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_a_gpu_computes_what_is_not_left_to_torch(monkeypatch, of, precision):
+    problem, seen = SMALL[GROUPS], []
+    g, x, w = gradient_operands(problem, torch.float32)
+
+    def ours(*operands):
+        seen.append(operands[:-1])
+        return references_gradient(of, g, x, w, problem).float()
+
+    monkeypatch.setattr(gradients, of, ours)
+    result = as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, precision))
+    oracle = references_gradient(of, g, x, w, problem)
+    assert verdict(result, oracle.float(), oracle, 100) is None
+    assert seen == ([inputs_of(of, g, x, w)] if precision == "ieee" else [])

@@ -4,11 +4,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from numba import types
 
-from numba_tconv import machine
+from numba_tconv import launch, machine
 from numba_tconv.launch import Kernel, flat, strided
+from numba_tconv.ptx import SIMULATOR
 
 
 def test_threads_wait_for_one_compilation(monkeypatch):
@@ -39,6 +41,26 @@ def test_more_shared_memory_is_asked_for_and_less_is_not(monkeypatch):
     for shared_bytes in (100, 50, 200, 100):
         kernel.handle(0, shared_bytes)
     assert loads == [100, 200]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+@pytest.mark.parametrize("shared_bytes", [0, 1000, 100_000])
+def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_bytes):
+    """Beside what a kernel declares itself, little may be too much for what it gets without asking."""
+    allowed = []
+
+    class Driver:
+        CUfunction_attribute = launch.driver.CUfunction_attribute
+        cuModuleLoadData = staticmethod(lambda ptx: (0, "module"))
+        cuModuleGetFunction = staticmethod(lambda module, name: (0, name))
+        cuFuncSetAttribute = staticmethod(lambda *arguments: allowed.append(arguments) or (0,))
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(Kernel, "ptx", lambda kernel, cc: ".visible .entry name(")
+    Kernel("kernel", lambda: None, (), threads=32).handle(0, shared_bytes)
+    attribute = launch.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert allowed == ([(b"name", attribute, shared_bytes)] if shared_bytes else [])
 
 
 def test_arguments_are_laid_out_as_numba_reads_them():

@@ -2,8 +2,9 @@
 
 Idea: memory is the limit, so every element is read once, by threads that take neighbouring positions. A channel's
 positions, of all samples laid end to end, are split over blocks, because channels are few; the partial sums of the
-blocks are added up in a fixed order by a second kernel (grad_sum.py). Within a block each thread adds up its own
-positions, some hundreds at most, and the threads' sums are added in pairs, so the error does not grow with the length.
+blocks are added up in a fixed order by a second kernel (grad_sum.py). A thread adds up what it has just loaded, and
+those few in float64: one slow addition for several loads leaves memory the limit, even on GPUs with few float64 units,
+and the error does not grow with the length.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from numba import cuda, int32, int64, types, uint64
+from numba import cuda, float64, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
@@ -23,14 +24,13 @@ from .grad_sum import make_kernel as make_sum
 from .rung import cuda_core_reason
 
 BLOCKS = 8  # that are resident on a multiprocessor; the splits should fill the GPU with them twice
-MOST_TERMS = 256  # that a thread adds up
 
 
 @dataclass(frozen=True)
 class Config:
     dtype: torch.dtype
     threads: int = 256  # a power of two
-    batch: int = 4  # loads that a thread has under way
+    batch: int = 4  # loads that a thread has under way, and adds up in the accumulator's type
 
 
 @cache
@@ -41,7 +41,7 @@ def make_kernel(config: Config) -> Kernel:
     halvings = threads.bit_length() - 1
 
     def grad_bias(g, g_n, g_c, g_l, partials, samples, out_length, channels, split_length):
-        shared = cuda.shared.array(threads, dtype=accumulator)
+        shared = cuda.shared.array(threads, dtype=float64)
         values = cuda.local.array(batch, dtype=accumulator)
         thread = int32(cuda.threadIdx.x)
         split, channel = divmod(int64(cuda.blockIdx.x), channels)
@@ -51,7 +51,7 @@ def make_kernel(config: Config) -> Kernel:
         # Sample and position move by a constant, so the loop needs no division.
         n, o = divmod(position, out_length)
         hop_n, hop_o = divmod(int64(threads), out_length)
-        total = accumulator(0)
+        total = float64(0)
         while position < end:
             for z in range(batch):
                 values[z] = load(g[uint64(n * g_n + channel * g_c + o * g_l)]) if position < end else accumulator(0)
@@ -61,8 +61,10 @@ def make_kernel(config: Config) -> Kernel:
                 if o >= out_length:
                     n += 1
                     o -= out_length
+            part = accumulator(0)
             for z in range(batch):
-                total += values[z]
+                part += values[z]
+            total += float64(part)
 
         shared[thread] = total
         for h in range(halvings):
@@ -71,17 +73,16 @@ def make_kernel(config: Config) -> Kernel:
             if thread < half:
                 shared[thread] += shared[thread + half]
         if thread == 0:
-            partials[uint64(split * channels + channel)] = shared[0]
+            partials[uint64(split * channels + channel)] = accumulator(shared[0])
 
     signature = (flat(element.storage), *(types.int64,) * 3, flat(accumulator), *(types.int64,) * 4)
     return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
 
 
 def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
-    """Splits of a channel's positions, and their length: as many as fill the GPU, and more where they are long."""
+    """Splits of a channel's positions, and their length: as many as fill the GPU."""
     positions, turn = problem.batch * problem.out_length, config.threads * config.batch
-    filling = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
-    wanted = max(filling, -(-positions // (config.threads * MOST_TERMS)))
+    wanted = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
     length = -(-positions // wanted // turn) * turn or turn
     return -(-positions // length), length
 

@@ -26,7 +26,7 @@ MOST_PAIRS = 16  # of a stage
 STAGE_BYTES = 16 * 1024  # of which one or two pairs may need more
 SHARED_LOAD, COPY, STAGE = 3, 8, 60  # in multiply-adds: a vector loaded, an element copied, what a stage takes a thread
 WARPS = 4  # of a multiprocessor, with which it runs at half its speed
-PARTIAL_TERMS = 512  # products that a float32 sum takes before it is put aside: its error grows with its length
+PARTIAL_TERMS = 64  # products, about, that a float32 sum takes before it is put aside: its error grows with its length
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,10 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     total, phases, _ = split_phases(problem, most_pairs)
     channels = min(max(1, most_pairs // phases), problem.out_channels_per_group)
     whole = tap_chunk * tap_chunks == t.taps_per_row and problem.kernel_size % total == 0
-    long = problem.out_channels_per_group * problem.kernel_size > PARTIAL_TERMS and dtype == torch.float32
-    if long and "partial" not in tile:
-        tile["partial"] = max(1, PARTIAL_TERMS // (phases * channels * tap_chunk))
+    depth = problem.out_channels_per_group * problem.kernel_size
+    if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
+        terms = max(PARTIAL_TERMS, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
+        tile["partial"] = max(1, round(terms / (phases * channels * tap_chunk)))
     return Config(
         dtype,
         problem.stride,

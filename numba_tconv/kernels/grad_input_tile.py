@@ -140,7 +140,7 @@ def make_kernel(config: Config) -> Kernel:
                     w_at = int32(w_at + tap_chunk * block_m)
                     pair = int32(pair + 1)
                 if partial and s % partial == partial - 1:
-                    # A sum of thousands of terms loses digits with its length; short ones, added up, lose fewer.
+                    # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
                     if s >= partial:
                         add_partial_sums(acc, shared, partials + thread * vector)
                     store_partial_sums(shared, partials + thread * vector, acc)

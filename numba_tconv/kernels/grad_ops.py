@@ -6,10 +6,9 @@ The forward pass T(x, w) is linear in each operand, so each gradient's own deriv
     sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
     grad_bias(g): its gradient for g repeats one number a channel
 
-Registered with torch.library like the forward operator (ops.py), whose derivative ``setup_context`` and ``backward``
-state. They take batched operands and plain integers, in the order of ops.conv_transpose1d.
-
-ops.py does not import this yet, and leaves its derivative to torch: the kernels have not run on a GPU.
+Registered with torch.library like the forward operator, whose derivative ``setup_context`` and ``backward`` state. They
+take batched operands and plain integers, in the order of ops.conv_transpose1d. On the CPU torch computes them; what a
+GPU does is decided, and registered, in ops.py.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from __future__ import annotations
 import torch
 
 from ..problem import Problem
-from . import gradients
 
-# `precision` is that of the forward pass. The gradients are computed in full precision so far, and hand it on to their
-# own derivatives.
+# `precision` is that of the forward pass, which their own derivatives are computed in again.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
 SCHEMAS = {
     "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
     "grad_weight": f"(Tensor grad_output, Tensor input, SymInt kernel_size, {PARAMETERS}) -> Tensor",
-    "grad_bias": "(Tensor grad_output) -> Tensor",
+    "grad_bias": "(Tensor grad_output, str precision) -> Tensor",
 }
 for name, schema in SCHEMAS.items():
     torch.library.define(f"numba_tconv::{name}", schema)
@@ -55,17 +52,10 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
 # grad_input
 
 
-@torch.library.impl("numba_tconv::grad_input", "cuda")
-def _input_cuda(grad_output, weight, length, *parameters):
-    problem = problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
-    return gradients.grad_input(grad_output, weight, problem)
-
-
 @torch.library.impl("numba_tconv::grad_input", "cpu")
 def _input_cpu(grad_output, weight, length, *parameters):
     problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
-    x = grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
-    return _torchs(grad_output, x, weight, parameters, 0)
+    return torchs_input(grad_output, weight, length, parameters)
 
 
 @torch.library.register_fake("numba_tconv::grad_input")
@@ -91,17 +81,10 @@ def _input_backward(ctx, v):
 # grad_weight
 
 
-@torch.library.impl("numba_tconv::grad_weight", "cuda")
-def _weight_cuda(grad_output, input, kernel_size, *parameters):
-    problem = problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
-    return gradients.grad_weight(grad_output, input, problem)
-
-
 @torch.library.impl("numba_tconv::grad_weight", "cpu")
 def _weight_cpu(grad_output, input, kernel_size, *parameters):
-    problem = problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
-    weight = input.new_empty((problem.in_channels, problem.out_channels_per_group, kernel_size))
-    return _torchs(grad_output, input, weight, parameters, 1)
+    problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
+    return torchs_weight(grad_output, input, kernel_size, parameters)
 
 
 @torch.library.register_fake("numba_tconv::grad_weight")
@@ -127,22 +110,13 @@ def _weight_backward(ctx, v):
 # grad_bias
 
 
-@torch.library.impl("numba_tconv::grad_bias", "cuda")
-def _bias_cuda(grad_output):
-    batch, channels, length = grad_output.shape
-    if not grad_output.numel():
-        return grad_output.new_zeros((channels,))
-    # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
-    return gradients.grad_bias(grad_output, Problem(batch, channels, channels, 1, length, groups=channels))
-
-
 @torch.library.impl("numba_tconv::grad_bias", "cpu")
-def _bias_cpu(grad_output):
+def _bias_cpu(grad_output, precision):
     return grad_output.sum((0, 2))
 
 
 @torch.library.register_fake("numba_tconv::grad_bias")
-def _bias_fake(grad_output):
+def _bias_fake(grad_output, precision):
     return grad_output.new_empty((grad_output.shape[1],))
 
 
@@ -151,7 +125,7 @@ def _bias_context(ctx, inputs, output):
 
 
 def _bias_backward(ctx, v):
-    return v[:, None].expand(ctx.shape)
+    return v[:, None].expand(ctx.shape), None
 
 
 torch.library.register_autograd("numba_tconv::grad_input", _input_backward, setup_context=_input_context)
@@ -178,15 +152,30 @@ def backward(ctx, grad_output):
     return (
         grad_input(grad_output, weight, length, *ctx.parameters) if wants_input else None,
         grad_weight(grad_output, input, kernel_size, *ctx.parameters) if wants_weight else None,
-        grad_bias(grad_output) if wants_bias else None,
+        grad_bias(grad_output, ctx.parameters[-1]) if wants_bias else None,
         *[None] * 7,
     )
 
 
-def _torchs(grad_output, input, weight, parameters, which: int):
-    """torch's own gradient on the CPU: for the input, which is then read for its shape only (0), or the weight (1)."""
+# torch's own gradients
+
+
+def torchs_input(grad_output, weight, length: int, parameters):
+    """What torch's convolution_backward computes too, but that would want an input, for its shape only."""
+    if not grad_output.numel():  # which torch's convolution refuses
+        return grad_output.new_zeros((grad_output.shape[0], weight.shape[0], length))
+    stride, padding, _, groups, dilation, _ = parameters
+    gradient = torch.conv1d(grad_output, weight, None, stride, padding, dilation, groups)
+    # output_padding may be a stride or more, where dilation is; then another position fits.
+    return gradient[..., :length].contiguous()
+
+
+def torchs_weight(grad_output, input, kernel_size: int, parameters):
     stride, padding, output_padding, groups, dilation, _ = parameters
-    wanted = [which == 0, which == 1, False]
+    weight = input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))  # read for its shape only
+    if not grad_output.numel():
+        return weight.zero_()
     lists = [stride], [padding], [dilation], True, [output_padding]
-    gradient = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)[which]
+    wanted = [False, True, False]
+    _, gradient, _ = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)
     return gradient.contiguous()

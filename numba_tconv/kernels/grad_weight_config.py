@@ -24,8 +24,8 @@ THREADS = 128
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
 MOST_SUMS = {4: 64, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
-PARTIAL_TERMS = 256  # products that a float32 sum takes before it is put aside: its error grows with its length
-SPLIT_COLUMNS = 16_384  # columns of a split, at most, for the same reason: its partial sums are float32 too
+PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
+SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
 # Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
@@ -141,7 +141,7 @@ def make(problem: Problem, dtype: torch.dtype, most_taps: int = MOST_TAPS, block
     _, phases, _ = split_phases(problem, block_p)
     block_l = max(block_l, tile["slices"] * v)
     # Where many slices share a split, each thread's sum is short enough.
-    if dtype == torch.float32 and 4 * PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
+    if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
     sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
@@ -193,14 +193,14 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each: as many as make the shortest rounds of blocks, none longer than SPLIT_COLUMNS."""
+    """Splits, and the stages of each: as many as make the shortest rounds of blocks, none longer than sums may be."""
     stages, blocks = config.stages(problem), config.blocks(problem)
     resident = device.multiprocessors * config.min_blocks
 
     def cost(splits):
         return -(-blocks * splits // resident) * (-(-stages // splits) + SPLIT_COST)
 
-    least = -(-stages * config.block_l // SPLIT_COLUMNS)
+    least = -(-stages * config.block_l // max(SPLIT_COLUMNS, PARTIAL_TERMS * config.slices))
     most = max(least, min(stages, 4 * resident // blocks))
     length = -(-stages // min(range(least, most + 1), key=cost))
     return -(-stages // length), length

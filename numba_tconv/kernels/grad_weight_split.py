@@ -9,9 +9,9 @@ workspace, and a second kernel adds them up in a fixed order (grad_sum.py): equa
   multiplied; both have positions as their fastest dimension, in memory, in shared memory and in registers.
 * Multiply: a thread loads a vector of positions of its rows, and for each of its pairs the window that the taps meet
   there. With few rows and columns, slices of the threads share the positions of a stage.
-* Store: the slices' sums are added up through shared memory.
+* Store: the slices' sums are added up through shared memory, in float64: they may be as many as the threads.
 
-Products of thousands of terms lose digits, so in float32 a few hundred are added up apart, and a split is short.
+A sum of thousands of products loses digits, so in float32 about a hundred are added up apart, and a split is short.
 Each element of x is read once a column tile (and tap chunk), each of grad_output once a row tile.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from numba import cuda, int32, int64, types, uint64
+from numba import cuda, float64, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
@@ -188,13 +188,13 @@ def make_kernel(config: Config) -> Kernel:
             c, a, b = int32(pair // phases), int32(pair % phases), int32(number % tap_chunk)
             k = first_tap + a + b * rows
             if m < rows_left and c < channels and c < channels_left and first_phase + a < phases_total and k < taps:
-                value = accumulator(0)
+                value = float64(0)
                 z = int32(0)
                 while z < slices:
-                    value += shared[uint64(number * threads + z * slice_threads + within)]
+                    value += float64(shared[uint64(number * threads + z * slice_threads + within)])
                     z = int32(z + 1)
                 ci = (split * groups + group) * in_per_group + first_row + m
-                result[uint64((ci * out_per_group + first_channel + c) * taps + k)] = value
+                result[uint64((ci * out_per_group + first_channel + c) * taps + k)] = accumulator(value)
             e = int32(e + threads)
 
     stored, integers = flat(element.storage), (types.int64,)

@@ -1,6 +1,6 @@
 """The gradients of transposed convolution on CUDA cores: their rungs by name, and one function for each gradient.
 
-Tested in the simulator and compiled offline; not yet run on a GPU, nor used by the operator (grad_ops.py).
+Which gradients they compute for torch.autograd, and which torch does, is decided in ops.py.
 """
 
 from __future__ import annotations

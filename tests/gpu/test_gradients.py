@@ -1,4 +1,5 @@
-"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element.
+"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element; its
+kernels, and what torch.autograd makes of them.
 
 torch computes in the same precision, without TF32 (conftest.py). Results start as NaN.
 """
@@ -6,22 +7,27 @@ torch computes in the same precision, without TF32 (conftest.py). Results start 
 import pytest
 import torch
 
+import numba_tconv
 from numba_tconv.kernels.device import current_device
 from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
 from numba_tconv.problem import Problem
-from tests.gpu.common import FEW, LARGE
+from tests.gpu.common import FEW, LARGE, arithmetic
 from tests.gradient_parity import (
+    OF,
     gradient_operands,
     gradient_terms,
     inputs_of,
     poisoned_gradient,
     torchs_gradient,
 )
-from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
+from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, parameters, verdict
 
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# Those in which no gradient is torch's.
+OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
+ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
 
 # grad_weight's and grad_bias's sums over millions of positions, whose error must not grow with their number.
 LONG = {
@@ -129,3 +135,61 @@ def test_on_a_side_stream(reason):
         there = grad_weight(g, x, problem)
     torch.cuda.current_stream().wait_stream(side)
     assert torch.equal(here, there)
+
+
+def layer(problem, dtype):
+    """grad_output, and what the public function takes: input, weight and bias, all of which require gradients."""
+    g, x, w = gradient_operands(problem, dtype, "cuda")
+    bias = torch.randn(problem.out_channels, device="cuda", dtype=dtype)
+    return g, [tensor.requires_grad_() for tensor in (x, w, bias)]
+
+
+def backward(function, g, tensors, problem, precision):
+    """The gradients for input, weight and bias, by the gradient that each is."""
+    y = function(*tensors, **parameters(problem), precision=precision)
+    return dict(zip(OF, torch.autograd.grad(y, tensors, g), strict=True))
+
+
+@arithmetic
+@pytest.mark.parametrize("reason", FEW)
+def test_autograd(dtype, precision, reason):
+    problem = LARGE[reason]
+    g, tensors = layer(problem, dtype)
+    x, w, _ = (tensor.detach() for tensor in tensors)
+    for of, result in backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision).items():
+        assert verdict(result, *expected(of, g, x, w, problem), gradient_terms(of, problem)) is None, of
+
+
+@ours
+@pytest.mark.parametrize("reason", FEW)
+def test_autograd_by_these_kernels(dtype, precision, reason):
+    problem = LARGE[reason]
+    g, tensors = layer(problem, dtype)
+    x, w, _ = (tensor.detach() for tensor in tensors)
+    first = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
+    assert torch.equal(first["grad_input"], grad_input(g, w, problem))
+    assert torch.equal(first["grad_weight"], grad_weight(g, x, problem))
+    assert torch.equal(first["grad_bias"], grad_bias(g, problem))
+    for _ in range(20):
+        again = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
+        assert all(torch.equal(first[of], again[of]) for of in OF)
+
+
+@ours
+def test_a_compiled_training_step(dtype, precision):
+    problem = LARGE[FEW[0]]
+    g, tensors = layer(problem, dtype)
+    eager = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
+    compiled = backward(torch.compile(numba_tconv.conv_transpose1d, fullgraph=True), g, tensors, problem, precision)
+    assert all(torch.equal(eager[of], compiled[of]) for of in OF)
+
+
+@pytest.mark.parametrize("reason", ["output_padding and padding", "groups, unequal channels"])
+def test_first_and_second_derivatives(reason):
+    _, tensors = layer(SMALL[reason], torch.float64)
+
+    def function(x, w, bias):
+        return numba_tconv.conv_transpose1d(x, w, bias, **parameters(SMALL[reason]))
+
+    assert torch.autograd.gradcheck(function, tensors, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(function, tensors, nondet_tol=0.0)

@@ -88,6 +88,7 @@ MISTAKES = {
     "a slice not added": (grad_weight_split, "while z < slices", "while z < slices - 1", "grad_weight_split"),
     "taps of a row as neighbours": (grad_weight_split, "a + b * rows", "a + b", "grad_weight_split"),
     "the first split alone": (grad_sum, "first + z < splits", "first + z < 1", "grad_bias"),
+    "only what was loaded last": (grad_bias, "total += float64(part)", "total = float64(part)", "grad_bias"),
     "a quarter instead of a half added": (grad_bias, "threads >> (h + 1)", "threads >> (h + 2)", "grad_bias"),
     "splits that overlap": (grad_bias, "(split + 1) * split_length", "(split + 2) * split_length", "grad_bias"),
 }

@@ -14,9 +14,12 @@ from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import (
+    OF,
+    as_on_a_gpu,
     gradient_operands,
     gradient_terms,
     inputs_of,
+    operator_arguments,
     poisoned_gradient,
     references_gradient,
     torchs_gradient,
@@ -115,6 +118,16 @@ def test_the_configurations_that_are_chosen(layout):
     for of, result in results.items():
         oracle = references_gradient(of, g, x, w, problem)
         assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None, of
+
+
+@pytest.mark.parametrize("of", OF)
+@pytest.mark.parametrize("reason", FEW[:2])
+def test_the_operators_of_the_backward_pass(of, reason):
+    problem = SMALL[reason]
+    g, x, w = gradient_operands(problem, torch.float32)
+    oracle = references_gradient(of, g, x, w, problem)
+    result = as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w))
+    assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None
 
 
 def test_what_cannot_be_computed_is_refused():
