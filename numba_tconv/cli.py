@@ -17,6 +17,7 @@ from .problem import Problem
 
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
+SEARCH = DATA / "search" / "k6_wgmma.csv"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,6 +134,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--cc", choices=commands.ARCHITECTURES,
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
+
+    one = command("search", commands.run_search, "measure every configuration of k6, beside the one it would take")
+    one.add_argument("workloads", nargs="*", default=["all"], metavar="WORKLOAD",
+                     help="names, or the sets kernelbench, audio, all (all)")  # fmt: skip
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=("tf32", "tf32x3"), default="tf32", help="of float32 products (tf32)")
+    one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

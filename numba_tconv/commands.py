@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from . import bench, cache, check, compile_ahead, info, kernelbench, offline, plotting, rows, table, workloads
+from . import bench, cache, check, compile_ahead, info, kernelbench, offline, plotting, rows, search, table, workloads
 from .kernels import RUNGS
 from .kernels.device import A100, H200, current_device
 from .launch import target
@@ -283,6 +283,29 @@ def writable_cache() -> Path:
     except OSError as error:
         raise Mistake(f"cannot write {folder}: {error.strerror}") from error
     return folder
+
+
+def run_search(arguments) -> int:
+    """Measure every configuration of k6 on the workloads that are work for it."""
+    dtype = bench.DTYPES[arguments.dtype]
+    precision = bench.peak_name(dtype, arguments.precision)
+    with mistakes():
+        chosen = workloads.expand(arguments.workloads)
+    require_gpu()
+    device, rung = current_device(), RUNGS[search.RUNG]
+    able = [w for w in chosen if rung.refusal(w.problem, dtype, precision, device) is None]
+    if not able:
+        raise Mistake(f"none of the workloads is work for {search.RUNG} in {precision} on this GPU")
+    search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
+    for workload in able:
+        tried = search.measure(workload, dtype, arguments.precision)
+        search.append(arguments.out, tried)
+        best, taken = (min(row.ms_p50 for row in some) for some in (tried, [row for row in tried if row.chosen]))
+        print(f"{workload.name} {precision}: {len(tried)} configurations, the best {best:.4g} ms, taken {taken:.4g} ms",
+              flush=True)  # fmt: skip
+        torch.cuda.empty_cache()
+    print(f"rows added to {arguments.out}")
+    return 0
 
 
 # --- info, kernelbench ------------------------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ PROBLEMS += [Problem(2, 64, 64, k, 100, s, dilation=d) for k, s, d in ((31, 1, 1
 
 def configs():
     for problem, precision in itertools.product(PROBLEMS, ("tf32", "tf32x3", "fp16", "bf16")):
-        config = k6_config.choose(problem, precision)
-        if config is not None:
+        for config in k6_config.configs(problem, precision):
             yield precision, config
 
 

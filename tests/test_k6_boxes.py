@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_boxes, make_place
-from numba_tconv.kernels.k6_config import MOST_PADDING, choose, column_tiles, sample_columns
+from numba_tconv.kernels.k6_config import MOST_PADDING, column_tiles, sample_columns
+from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem

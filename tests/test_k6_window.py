@@ -7,7 +7,7 @@ import pytest
 
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_window
-from numba_tconv.kernels.k6_config import choose
+from numba_tconv.kernels.k6_cost import choose
 
 BEFORE = 9999  # stands where a row ends before the next one begins
 

@@ -36,6 +36,7 @@ LAYERS = (
     ("module",),
     ("",),
     ("bench", "check", "compile_ahead", "info", "kernelbench", "plotting", "table"),
+    ("search",),
     ("commands",),
     ("demo",),
     ("cli",),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k6_config
+from numba_tconv.kernels import k6_config, k6_cost
 from numba_tconv.kernels.tensor_tile import COLUMNS, DTYPES, LONGEST_STAGED_SPAN, ROWS, SECTOR, make_tile, round_sizes
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_CORES
@@ -187,27 +187,31 @@ EVERY_PROBLEM = [workload.problem for workload in workloads.WORKLOADS.values()]
 
 
 def check_k6(problem, precision):
-    config = k6_config.choose(problem, precision)
-    if config is None:
+    configs = k6_config.configs(problem, precision)
+    if not configs:
         # Outputs too far apart for one tile; a channel of more rows than tf32x3 has sums for; no room for one round.
         tile = make_tile(problem, precision)
         if tile is None:
             assert problem.taps.gap > LONGEST_STAGED_SPAN
         else:
             assert (precision == "tf32x3" and tile.phases > 64) or tile.staging * 4 > SHARED_OF_AN_H200 // 4
+        assert k6_cost.choose(problem, precision) is None
         return
-    tile = config.tile
-    assert config.shared_bytes <= SHARED_OF_AN_H200
-    assert config.stages >= 4
-    assert (
-        config.ring % 128 == config.slot() % 128 == config.staging % 16 == config.barriers % 8 == config.map % 128 == 0
-    )
-    assert tile.rows % tile.rounds == 0
-    chunks = k6_config.channel_chunks(problem, config)
-    assert chunks * tile.depth >= problem.in_channels_per_group
-    assert chunks % config.unroll == 0
-    if config.resident:
-        assert config.weights == tile.tap_chunks(problem) * chunks * tile.stage_weights
+    assert k6_cost.choose(problem, precision) in configs
+    for config in configs:
+        tile = config.tile
+        assert config.shared_bytes <= SHARED_OF_AN_H200
+        assert config.stages >= 4
+        assert config.ring % 128 == config.slot() % 128 == config.staging % 16 == config.own_staging % 16 == 0
+        assert config.extras_at % 16 == config.extras % 16 == config.barriers % 8 == config.map % 128 == 0
+        assert tile.rows % tile.rounds == 0
+        assert config.bulk_channels == 0 or tile.channels % config.bulk_channels == 0
+        assert tile.staging * 4 <= config.staging_bytes
+        chunks = k6_config.channel_chunks(problem, config)
+        assert chunks * tile.depth >= problem.in_channels_per_group
+        assert chunks % config.unroll == 0
+        if config.resident:
+            assert config.weights == tile.tap_chunks(problem) * chunks * tile.stage_weights
 
 
 @precisions

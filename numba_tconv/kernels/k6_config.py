@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..problem import Problem
 from .device import H200
 from .tensor_runs import keeps_runs
-from .tensor_tile import COLUMNS, ROWS, Tile, make_tile, round_sizes
+from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
 STORE_WARPS = 4  # of a warpgroup, which store together
@@ -16,6 +17,8 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
+FEWEST_STAGES, ENOUGH_STAGES = 4, 8
+ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 MOST_PADDING = 2  # columns of a sample, over those that it needs
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
@@ -28,7 +31,8 @@ class Config:
     weights: int  # bytes of them
     stages: int
     unroll: int  # stages whose operands are in registers at a time
-    buffers: int  # staging buffers: one for each warpgroup, or one that they pass to each other
+    buffers: int  # staging buffers: one for each warpgroup, or one that they pass to each other; in bulk, of each one
+    bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
 
     @property
     def paired(self) -> bool:
@@ -68,6 +72,54 @@ class Config:
         weights = 0 if self.resident else self.tile.stage_weights
         return self.regions * boxes * self.spacing(boxes) + weights
 
+    # The staging of a warpgroup, if its outputs leave in bulk.
+
+    @property
+    def bulk_pitch(self) -> int:
+        """Elements from one channel's run to the next, a multiple of 16 bytes; less than that is added (k6_bulk.py). A
+        vector more than a run needs that is moved by less than one, so that runs begin in other banks."""
+        vector = 16 // self.tile.itemsize
+        run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
+        return (-(-run // vector) + 1) * vector
+
+    @property
+    def spreads(self) -> bool:
+        """The runs of a tile leave one after another, while the next tile's products run."""
+        return self.paired and 0 < self.bulk_channels == self.tile.channels
+
+    @property
+    def bulk_runs(self) -> int:
+        """Runs in a buffer: those of the channels, and of what fills up the last core matrix."""
+        return -(-self.tile.rows * self.bulk_channels // (self.tile.channels * self.tile.phases))
+
+    @property
+    def buffer_bytes(self) -> int:
+        vector = 16 // self.tile.itemsize
+        return -(-self.bulk_runs * (self.bulk_pitch + vector - 1) // vector) * 16
+
+    @property
+    def own_staging(self) -> int:
+        """Bytes from one warpgroup's staging to the next: none if they pass one buffer to each other. In bulk, that of
+        tiles that several samples share (tensor_store.py) lies in the same place."""
+        if self.bulk_channels:
+            return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
+        return self.tile.staging * 4 if self.buffers > 1 else 0
+
+    @property
+    def extras(self) -> int:
+        """Bytes of a warpgroup's biases."""
+        runs = self.bulk_runs * (self.tile.channels // self.bulk_channels) if self.bulk_channels else 0
+        return -(-runs * 4 // 16) * 16
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of the block."""
+        return CONSUMERS * self.own_staging or self.tile.staging * 4
+
+    @property
+    def extras_at(self) -> int:
+        return self.staging + self.staging_bytes
+
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that multiplies, and of one that copies; all start with 168, and the sum stays. Two
@@ -76,7 +128,8 @@ class Config:
             return 200, 104
         return (216, 72) if self.tile.itemsize == 4 else (208, 88)
 
-    # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, mbarriers, a tensor map.
+    # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, biases, mbarriers, a tensor
+    # map.
 
     @property
     def ring(self) -> int:
@@ -92,7 +145,7 @@ class Config:
 
     @property
     def barriers(self) -> int:
-        return self.staging + self.buffers * self.tile.staging * 4
+        return self.extras_at + CONSUMERS * self.extras
 
     @property
     def map(self) -> int:
@@ -131,26 +184,56 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 
 
 @lru_cache(maxsize=1024)
-def choose(problem: Problem, precision: str) -> Config | None:
-    """The configuration of a problem; None if it has none."""
-    # Split operands need a second set of sums (k6_multiply.py), and 64 rows leave registers for it.
-    tile = make_tile(problem, precision, ROWS // 2 if precision == "tf32x3" else ROWS)
-    if tile is None:
-        return None
-    unroll = unroll_of(tile)
-    chunks = -(-tile.channel_chunks(problem) // unroll) * unroll
-    weights = tile.tap_chunks(problem) * chunks * tile.stage_weights
-    for resident in (True, False):
-        # Depth of the ring first, then a buffer for each warpgroup, then the largest rounds.
-        for fewest in (8, 7, 6, 4):
-            for buffers in (2, 1):
-                for round_channels in round_sizes(tile):
-                    staged = replace(tile, round_channels=round_channels)
-                    too_large = staged.staging * 4 > LARGEST_STAGING or not keeps_runs(staged, STORE_WARPS)
-                    if too_large and round_channels > tile.round_channels:
-                        continue
-                    config = Config(staged, resident, weights if resident else 0, fewest, unroll, buffers)
-                    for stages in range(MOST_STAGES, fewest - 1, -1):
-                        if replace(config, stages=stages).shared_bytes <= SHARED_PER_BLOCK:
-                            return replace(config, stages=stages)
-    return None
+def configs(problem: Problem, precision: str) -> tuple[Config, ...]:
+    """The configurations that a problem may have: tiles of several heights, weights resident if they fit, or streamed if
+    not or if little room is left, and ways to stage the outputs. They depend on neither batch nor length."""
+    found = []
+    for rows in ROW_CHOICES:
+        # Split operands need a second set of sums (k6_multiply.py), and half the rows leave registers for it.
+        tile = make_tile(problem, precision, rows // 2 if precision == "tf32x3" else rows)
+        if tile is None:
+            continue
+        unroll = unroll_of(tile)
+        chunks = -(-tile.channel_chunks(problem) // unroll) * unroll
+        weights = tile.tap_chunks(problem) * chunks * tile.stage_weights
+        for resident in (True, False):
+            base = Config(tile, resident, weights if resident else 0, 0, unroll, 0)
+            fitting = [fit for config in stagings(base) if (fit := deepest(config))]
+            found += fitting
+            if fitting and max(config.stages for config in fitting) >= ENOUGH_STAGES:
+                break
+    return tuple(dict.fromkeys(found))
+
+
+def deepest(config: Config) -> Config | None:
+    """The configuration with the deepest ring that fits; None if none does."""
+    rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
+    return next((ring for ring in rings if ring.shared_bytes <= SHARED_PER_BLOCK), None)
+
+
+def stagings(config: Config) -> Iterator[Config]:
+    """Ways to stage the outputs: in bulk, all channels of a tile or half of them at a time; and by tensor_runs.py, in
+    the largest rounds, with a buffer for each warpgroup or, where that does not fit, one for both."""
+    tile = config.tile
+    if tile.whole and (tile.phases == 1 or not tile.empty_slots):
+        for channels in round_sizes(tile):
+            if 2 * channels >= tile.channels:
+                bulk = replace(config, tile=_largest_rounds(tile, 0), buffers=1, bulk_channels=channels)
+                yield replace(bulk, tile=_largest_rounds(tile, bulk.buffer_bytes))
+    shared = (_runs(config, buffers) for buffers in (2, 1))
+    yield next((runs for runs in shared if deepest(runs)), _runs(config, 1))
+
+
+def _runs(config: Config, buffers: int) -> Config:
+    """The configuration that stages in the largest rounds that keep their runs in registers, or in the smallest."""
+    for channels in round_sizes(config.tile):
+        staged = replace(config.tile, round_channels=channels)
+        if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):
+            break
+    return replace(config, tile=staged, buffers=buffers)
+
+
+def _largest_rounds(tile: Tile, staging: int) -> Tile:
+    """The tile with as many channels staged together as ``staging`` bytes hold, or as few as possible."""
+    tiles = [replace(tile, round_channels=channels) for channels in round_sizes(tile)]
+    return next((staged for staged in tiles if staged.staging * 4 <= staging), tiles[-1])

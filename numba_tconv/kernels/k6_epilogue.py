@@ -1,25 +1,117 @@
-"""The storing half of k6: how a warpgroup's sums get from their registers to the staging buffer, and out."""
+"""The storing half of k6: how a warpgroup's sums get from their registers to y."""
 
 from __future__ import annotations
 
-from numba import int32, int64
+from numba import float32, int32, int64, uint64
 
-from ..ptx import barrier_sync, device_function, recomputed, take
+from ..elements import ELEMENTS
+from ..ptx import barrier_sync, device_function, mbarrier_arrive, mbarrier_wait, recomputed, take
+from .k6_bulk import make_bulk_store
 from .k6_config import STORE_WARPS, Config
-from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs
-from .tensor_store import make_stage_rows, make_store_any
+from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
+from .tensor_store import make_aim, make_stage_rows, make_store_any
 
 
 def make_epilogue(config: Config):
-    """Store: four device functions, each of which writes all rows of a tile: those of tensor_runs.py by fours, by twos
-    and by ones, and the one for tiles anywhere.
+    """Store: two device functions, ``store_tile``, which writes all rows of a tile, and ``finish``, after the last.
 
-    The sums leave in rounds of ``staged_rows`` rows. They are taken out of their registers in slabs, since those have
-    no run-time index (ptx.take); a slab is several rounds or a part of one.
+    The sums are taken out of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in
+    one sample leave in bulk (k6_bulk.py) or by tensor_runs.py, by fours, by twos or by ones; others by tensor_store.py.
     """
+    bulk, by_turns = config.bulk_channels > 0, config.bulk_channels == 0 and config.buffers == 1
+    aim, head_of = make_aim(config.tile, to_the_output=bulk)
+    anywhere = _make_rows(config, make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
+    straight_on = _make_bulk(config) if bulk else _make_runs(config)
+    finish_bulk = make_bulk_store(config)[1] if bulk else None
+
+    @device_function
+    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
+                   bias, has_bias, crew, warp, lane, n, j, row, co, left, batch, columns, first, out_channels,
+                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
+        """``at``: the warpgroup's staging buffer, in bytes of shared memory. ``staging_turn``, ``parity``: mbarriers of
+        the warpgroups' turns, where both have one buffer. ``held``, ``goes``, ``interval``: see k6_bulk.py."""
+        there, straight = aim(int64(n), j, batch, columns, first, out_length, padding, alignment)
+        head = head_of(int64(n), there, warp, co, out_channels, out_length)
+        if by_turns:
+            mbarrier_wait(staging_turn + 8 * crew, parity)
+        if straight:
+            straight_on(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
+                        extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
+                        out_channels, out_length, padding, alignment)  # fmt: skip
+        else:
+            if bulk:
+                finish_bulk(held, goes, y, crew)
+            anywhere(acc, total, values, runs, head, y, shared, base, at // 4, bias, has_bias, crew, warp, lane, n, j,
+                     there, row, co, left, batch, columns, first, out_channels, out_length, padding,
+                     alignment)  # fmt: skip
+        if by_turns and lane == 0:
+            mbarrier_arrive(staging_turn + 8 * (1 - crew))
+
+    @device_function
+    def finish(held, goes, y, crew):
+        if bulk:
+            finish_bulk(held, goes, y, crew)
+
+    return store_tile, finish
+
+
+def make_extra_of(config: Config):
+    """A device function: the bias of channel ``thread`` of a tile that leaves in bulk, loaded while products run."""
+    load_type, bulk = ELEMENTS[config.tile.dtype].load, config.bulk_channels > 0
+
+    @device_function
+    def extra_of(bias, has_bias, co, left, thread):
+        return load_type(bias[uint64(co + thread)]) if bulk and has_bias and thread < left else float32(0)
+
+    return extra_of
+
+
+def _make_bulk(config: Config):
+    store = make_bulk_store(config)[0]
+
+    @device_function
+    def store_in_bulk(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
+                      extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
+                      out_channels, out_length, padding, alignment):  # fmt: skip
+        run = head - int64(warp) * out_length  # of the tile's first channel
+        store(acc, total, held, goes, interval, y, base, as_stored, at, extra_at, extra, crew, warp, lane, run, there,
+              left, out_length, alignment)  # fmt: skip
+
+    return store_in_bulk
+
+
+def _make_runs(config: Config):
+    """The ways of tensor_runs.py as one device function."""
+    tile = config.tile
+    prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
+    load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
+    stores = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
+    by_fours, by_twos, by_ones = (_make_rows(config, store, kept) for store in stores)
+
+    @device_function
+    def store_in_runs(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
+                      extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
+                      out_channels, out_length, padding, alignment):  # fmt: skip
+        at = int32(at // 4)
+        if alignment[1] == 4:
+            by_fours(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
+                     row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+        elif alignment[1] == 2:
+            by_twos(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
+                    row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+        else:
+            by_ones(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
+                    row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+
+    return store_in_runs
+
+
+def _make_rows(config: Config, store, may_keep):
+    """A device function that stages the rows of a tile in rounds of ``staged_rows`` and writes each by ``store``. A
+    slab is several rounds or a part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
-    stage_rows, kept, sector = make_stage_rows(tile), keeps_runs(tile, STORE_WARPS), tile.sector
+    stage_rows, sector = make_stage_rows(tile), tile.sector
     staged_channels, staged_rows, channels = tile.round_channels, rows // tile.rounds, tile.channels
     slab = slab_of(config)
     rounds_a_slab, slabs_a_round = max(1, slab // staged_rows), max(1, staged_rows // slab)
@@ -31,46 +123,45 @@ def make_epilogue(config: Config):
     def take_values(values, sums_of_all, case):
         take_slab(values, sums_of_all, case)
 
-    def make_rows(store, may_keep):
-        @device_function
-        def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
-                       there, row, co, left, batch, columns, first, out_channels, out_length, padding,
-                       alignment):  # fmt: skip
-            lane = recomputed(lane)
-            steady = False
-            if may_keep:
-                steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
-                prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
-            m = int32(0)  # row of the tile
-            while m < rows:
-                for z in range(slabs_a_round):
-                    take_values(values, total if exact else acc, m // slab)
-                    if z < slabs_a_round - 1:
-                        stage_rows(values, int32(0), slab, shared, base, staging, z * slab, alignment[2], warp, lane)
-                        m = int32(m + slab)
-                for z in range(rounds_a_slab):
-                    stage_rows(values, int32(z * staged_rows), rows_at_once, shared, base, staging,
-                               (slabs_a_round - 1) * slab, alignment[2], warp, lane)  # fmt: skip
-                    done = int32(m // staged_rows * staged_channels)
-                    if may_keep and not steady:
-                        prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
-                                alignment)  # fmt: skip
-                    barrier_sync(crew + 1, 128)
-                    head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
-                                 co + done, left - done, batch, columns, first, out_channels, out_length, padding,
-                                 alignment)  # fmt: skip
-                    barrier_sync(crew + 1, 128)
-                    m = int32(m + rows_at_once)
+    @device_function
+    def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
+                   there, row, co, left, batch, columns, first, out_channels, out_length, padding,
+                   alignment):  # fmt: skip
+        lane = recomputed(lane)
+        steady = False
+        if may_keep:
+            steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
+            prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
+        m = int32(0)  # row of the tile
+        while m < rows:
+            for z in range(slabs_a_round):
+                take_values(values, total if exact else acc, m // slab)
+                if z < slabs_a_round - 1:
+                    stage_rows(values, int32(0), slab, shared, base, staging, z * slab, alignment[2], warp, lane)
+                    m = int32(m + slab)
+            for z in range(rounds_a_slab):
+                stage_rows(values, int32(z * staged_rows), rows_at_once, shared, base, staging,
+                           (slabs_a_round - 1) * slab, alignment[2], warp, lane)  # fmt: skip
+                done = int32(m // staged_rows * staged_channels)
+                if may_keep and not steady:
+                    prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
+                            alignment)  # fmt: skip
+                barrier_sync(crew + 1, 128)
+                head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
+                             co + done, left - done, batch, columns, first, out_channels, out_length, padding,
+                             alignment)  # fmt: skip
+                barrier_sync(crew + 1, 128)
+                m = int32(m + rows_at_once)
 
-        return store_rows
-
-    load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
-    by_quantum = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
-    anywhere = make_store_any(tile, STORE_WARPS, add_bias=True)
-    return *(make_rows(store, kept) for store in by_quantum), make_rows(anywhere, False)
+    return store_rows
 
 
 def slab_of(config: Config) -> int:
     """Rows that are taken out of their registers at a time."""
     rows, staged_rows = config.tile.rows, config.tile.rows // config.tile.rounds
     return next(r for r in range(24, 0, -8) if rows % r == 0 and (r % staged_rows == 0 or staged_rows % r == 0))
+
+
+def runs_of(config: Config) -> tuple[int, int]:
+    """Elements of the arrays of ``runs`` (tensor_runs.py)."""
+    return (1, 1) if config.bulk_channels else runs_sizes(config.tile, STORE_WARPS)

@@ -121,7 +121,8 @@ def make_fill(config: Config):
         sample = int64(n + lane // rows)
         start = int64(lane // rows * columns - i)  # column of the sample's first element
         while start + first < width:
-            column = int32(max(start + first, int64(0)))
+            # Of a window that begins before its first sample does, that sample's lane clears the beginning, too.
+            column = int32(max(start + first, int64(0)) if sample > n else int64(0))
             stop = int32(min(start + first + columns, int64(width)))
             begin = int32(min(max(start, int64(column)), int64(stop)))
             end = int32(min(max(start + length, int64(begin)), int64(stop)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import int32
 
 from ..ptx import device_function, mbarrier_arrive, mbarrier_wait, wgmma, wgmma_commit, wgmma_fence, wgmma_wait
+from .k6_bulk import make_hand_over
 from .k6_config import BLOCKS, Config
 from .k6_window import make_window
 
@@ -22,6 +23,7 @@ def make_stages(config: Config):
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
     stage_weights, operands = tile.stage_weights, parts * 2 * window
+    when_due, _ = make_hand_over(config)
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
@@ -84,15 +86,16 @@ def make_stages(config: Config):
         return s, parity
 
     @device_function
-    def stages(acc, total, v, x_at, h_step, odd_step, element, straight, rounded, in_stage, descriptor0, descriptor,
-               add, s, parity, full, empty, lane, count):  # fmt: skip
-        """The windows and the products of the next ``count`` stages. Returns the next slot, its parity, and where the
-        next weights are."""
+    def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, element, straight, rounded, in_stage, descriptor0,
+               descriptor, add, s, parity, full, empty, lane, count):  # fmt: skip
+        """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
+        Returns the next slot, its parity, and where the next weights are."""
         stage = int32(0)
         while stage < count:
             s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, element, straight, rounded, in_stage,
                                   descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
             add = int32(1)
+            when_due(held, goes, y)
             descriptor += stage_weights >> 4
             if unroll > 1:
                 s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, element, straight,

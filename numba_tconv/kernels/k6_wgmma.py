@@ -9,14 +9,16 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
-* Store (k6_epilogue.py, tensor_runs.py, tensor_store.py): from registers through a staging buffer, in aligned runs.
+* Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
+  the next tile is multiplied (k6_bulk.py), or by the warps' own stores (tensor_runs.py, tensor_store.py).
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
-which halves the traffic of weights.
+which halves the traffic of weights. A model decides on the height of the tile and on the stores (k6_cost.py).
 
 What a stage costs beside its products decides the speed: nothing in the loops over stages divides, and a copying warp
-counts down what it needs.
+counts down what it needs. So does what comes between two tiles: few warps wait for each instruction, so the sums are
+staged by straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
 With streamed weights shared memory seems to be what a multiprocessor runs out of, by counting, not by a profile: of the
@@ -60,21 +62,20 @@ from .k6_config import (
     BLOCKS,
     CONSUMERS,
     PRODUCERS,
-    STORE_WARPS,
     THREADS,
     Config,
     channel_chunks,
-    choose,
     column_tiles,
+    configs,
     sample_columns,
 )
-from .k6_epilogue import make_epilogue, slab_of
+from .k6_cost import choose, grid_of
+from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
-from .tensor_runs import runs_sizes
-from .tensor_store import alignment_of, make_aim
+from .tensor_store import alignment_of
 from .tensor_tile import SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
@@ -92,8 +93,8 @@ def make_kernel(config: Config) -> Kernel:
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
-    shared_staging, staging_size, empty_slots = config.buffers == 1, tile.staging, tile.empty_slots
-    all_staging = config.buffers * tile.staging
+    empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
+    own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
     sums, operands = rows // 2, parts * 2 * window  # registers a lane: of one block's sums, of one stage's operands
     all_sums, all_operands = BLOCKS * sums, unroll * operands
     exact = parts == 2  # the sums are added up on CUDA cores (k6_multiply.py)
@@ -109,10 +110,10 @@ def make_kernel(config: Config) -> Kernel:
     publish, acquire, _ = make_boxes(config)
     # Only windows that the copy engine has not rounded are rounded when they are read.
     some_rounded = tile.precision == "tf32"
-    aim, head_of = make_aim(tile)
-    store_by_fours, store_by_twos, store_by_ones, store_anywhere = make_epilogue(config)
-    run_loads, run_channels = runs_sizes(tile, STORE_WARPS)
-    slab = slab_of(config)
+    store_tile, finish = make_epilogue(config)
+    # The runs of a warp leave during three quarters of the next tile's turns.
+    steps_for_runs = 4 * unroll * -(-channels // 4)
+    extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
     def k6_wgmma(
@@ -177,6 +178,10 @@ def make_kernel(config: Config) -> Kernel:
             acc = cuda.local.array(all_sums, dtype=float32)
             total = cuda.local.array(all_totals, dtype=float32)
             values = cuda.local.array(slab, dtype=float32)
+            held, goes = cuda.local.array(3, dtype=int32), cuda.local.array(1, dtype=int64)
+            for z in range(3):
+                held[z] = int32(0)
+            goes[0] = int64(0)
             v = cuda.local.array(all_operands, dtype=int32)
             runs = (
                 cuda.local.array(run_channels, dtype=int64),
@@ -195,13 +200,14 @@ def make_kernel(config: Config) -> Kernel:
             if paired:
                 x_at = int32(x_at + crew * (spacing << boxes_log))
             descriptor0 = descriptor_of(int64(base), rows * 16, 128)
-            staging = int32(staging_at // 4 + (0 if shared_staging else crew * staging_size))
+            staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
                 mbarrier_wait(loaded, 0)
             for z in range(all_sums):
                 acc[z] = opaque(float32(0))
             ring = boxes_log, pitch, spacing, weights_at, slot, stages
             per_tile = int32(tap_chunks * channel_chunks)
+            interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             turn, count = int32(0), turns(row_tiles, column_tiles)
             if not paired:
@@ -245,45 +251,28 @@ def make_kernel(config: Config) -> Kernel:
                             x_row = int32(x_at + early * itemsize)
                             odd_step = int32(next_row + ((int32(at + stride_c) & (vector - 1)) - early) * itemsize)
                     straight_in = aligned and (rounded or not some_rounded)
-                    s, parity, descriptor = stages_of(acc, total, v, x_row, h_step, odd_step, element, straight_in,
-                                                      rounded, ring, descriptor0, descriptor, add, s, parity, full,
-                                                      empty, lane, channel_chunks)  # fmt: skip
+                    s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, element,
+                                                      straight_in, rounded, ring, descriptor0, descriptor, add, s,
+                                                      parity, full, empty, lane, channel_chunks)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:
                     mbarrier_arrive(product_turn + 8 * other)
+                extra = extra_of(bias, has_bias, co, left, int32(thread & 127))
                 wait_for_all()
                 if not resident and unroll > 1 and lane == 0:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
-                there, straight = aim(int64(n), j, batch, columns, first, out_length, padding, alignment)
-                head = head_of(int64(n), there, group_warp, co, out_channels, out_length)
-                if shared_staging:
-                    mbarrier_wait(staging_turn + 8 * crew, my_turn)
-                if not straight:
-                    store_anywhere(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
-                                   group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
-                                   out_length, padding, alignment)  # fmt: skip
-                elif alignment[1] == 4:
-                    store_by_fours(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
-                                   group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
-                                   out_length, padding, alignment)  # fmt: skip
-                elif alignment[1] == 2:
-                    store_by_twos(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
-                                  group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
-                                  out_length, padding, alignment)  # fmt: skip
-                else:
-                    store_by_ones(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew,
-                                  group_warp, lane, n, j, there, row, co, left, batch, columns, first, out_channels,
-                                  out_length, padding, alignment)  # fmt: skip
-                if shared_staging and lane == 0:
-                    mbarrier_arrive(staging_turn + 8 * other)
+                store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, staging, extras,
+                           extra, bias, has_bias, crew, group_warp, lane, n, j, row, co, left, batch, columns, first,
+                           out_channels, out_length, padding, alignment, staging_turn, my_turn)  # fmt: skip
                 my_turn = int32(my_turn ^ 1)
                 turn = int32(turn + turns_on)
                 if resident:
                     n, j = walk(n, j, n_step, j_step, columns)
                 if not paired:
                     s = int32(s + (CONSUMERS - 1) * per_tile)
+            finish(held, goes, y, crew)
 
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
@@ -302,7 +291,7 @@ class WarpgroupMatrix(TensorRung):
 
     def suits(self, problem, dtype, precision, device):
         """Large tiles whose outputs leave in long runs: of others k5 is faster on nearly all recorded workloads."""
-        tile = self.config(problem, dtype, precision).tile
+        tile = configs(problem, precision)[0].tile  # the highest
         return tile.whole and tile.rows >= FEWEST_ROWS // tile.parts
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
@@ -363,10 +352,10 @@ def _plan(
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks, one a multiprocessor at most where that is possible, and the column tiles (in pairs) of a band."""
-    tile, groups = config.tile, -(-column_tiles // config.regions)
+    """Blocks, and the column tiles (in pairs) of a band."""
+    tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
-        return row_tiles * max(1, min(multiprocessors // row_tiles, groups)), 1
+        return blocks, 1
     # As many bytes of x as of weights for the blocks that run together.
     band = round(math.sqrt(multiprocessors * tile.rows * tile.tap_chunk / (CONSUMERS * tile.advance)))
-    return min(multiprocessors, groups * row_tiles), max(1, min(band, groups))
+    return blocks, max(1, min(band, -(-column_tiles // config.regions)))

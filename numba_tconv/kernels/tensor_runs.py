@@ -65,33 +65,47 @@ def _some_channels(tile: Tile, warps: int) -> bool:
     return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
 
 
+def make_run_of(tile: Tile):
+    """A device function: a channel's run in a tile that lies in one sample, as outputs from and up to which it goes,
+    and how far before a tile's own first output its first sector begins."""
+    span, advance, sector = tile.span, tile.advance, tile.sector
+
+    @device_function
+    def run_of(run, there, alignment):
+        """``run``: index in y of the tile's own first output, for this channel."""
+        _, _, _, lowest, highest, goes_on, _ = there
+        # The run goes from its first sector to that of the next tile.
+        early = int32(int32(run + alignment[0]) & (sector - 1))
+        end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
+        low = int32(max(int32(-early), lowest))
+        high = int32(min(end if goes_on else int32(advance * span), highest))
+        return low, high, early
+
+    return run_of
+
+
 def make_prepare(tile: Tile, warps: int):
     """A device function: where the outputs of a warp's channels go and are, in a tile that lies in one sample.
 
     ``runs`` are four local arrays (``runs_sizes``) with, of each channel: where the lane's next outputs go (index in y)
     and are (bytes of shared memory, for each load); how far they are from the run's begin; and the run's length.
     """
-    span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
+    span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
-    at_once, place = device_function(outputs_at_once), device_function(staged_at)
+    at_once, place, run_of = device_function(outputs_at_once), device_function(staged_at), make_run_of(tile)
 
     @device_function
     def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
         """``runs`` of the warp's channels from its ``z0``-th on; the other arguments are those of ``store_any``."""
-        _, _, _, lowest, highest, goes_on, _ = there
         target, source, done, size = runs
         quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
         width = int32(at_once(quantum, itemsize))
         for z in range(channels):
             channel = int32(warp + (z0 + z) * warps)
             exists = channel < channels_left and (not some_channels or channel < round_channels)
-            # The run goes from its first sector to that of the next tile.
             run = head + (z0 + z) * (warps * out_length)
-            early = int32(int32(run + alignment[0]) & (sector - 1))
-            end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
-            low = int32(max(int32(-early), lowest))
-            high = int32(min(end if goes_on else int32(advance * span), highest))
+            low, high, early = run_of(run, there, alignment)
             size[z] = int32(max(int32(high - low), int32(0))) if exists else int32(0)
             e = int32(lane * width - early)
             done[z], target[z] = int32(e - low), run + e

@@ -68,8 +68,10 @@ def make_stage_rows(tile: Tile):
     return stage_rows
 
 
-def make_aim(tile: Tile):
-    """Two device functions on a tile whose own outputs begin at column ``j`` of sample ``n``: ``aim``, where its
+def make_aim(tile: Tile, to_the_output: bool = False):
+    """``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
+
+    Two device functions on a tile whose own outputs begin at column ``j`` of sample ``n``: ``aim``, where its
     outputs are, and ``head_of``, where a warp's begin in y if all of them lie in one sample."""
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
@@ -89,7 +91,7 @@ def make_aim(tile: Tile):
         alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
         begin_next = (first + j_next) * stride - padding
-        straight = alone and (inside or alignment[3] != 0)
+        straight = alone and (to_the_output or inside or alignment[3] != 0)
         return (begin, n_next, begin_next, lowest, highest, goes_on, ends), straight
 
     @device_function

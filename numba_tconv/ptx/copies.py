@@ -225,6 +225,13 @@ def ld_shared(count, kind):
 
 # (address, four float32): 16 bytes, from an address that is a multiple of 16.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
+# (address, float32)
+st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
+# (address of the lower half, address of the upper half, two 16-bit elements)
+st_shared_halves = word(
+    "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\nst.shared.b16 [$0], low;\nst.shared.b16 [$1], high;\n}",
+    *[types.int32] * 3,
+)
 
 
 def cp_async_to(size):
@@ -260,6 +267,38 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
         return context.get_dummy_value()
 
     return types.void(types.int32, source, types.intp, types.int32, types.int32), codegen
+
+
+@instruction(no_meaning)
+def cp_async_bulk_store(typingctx, target, index, address, size):
+    """cp.async.bulk to global memory: the copy engine copies ``size`` bytes of shared memory to ``target[index:]``.
+
+    Both addresses and ``size`` must be multiples of 16. One thread issues it, after ``fence_async`` by the threads that
+    have written them and a barrier; it belongs to the thread's next bulk group.
+    """
+    text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
+
+    def codegen(context, builder, sig, args):
+        goes_to = builder.ptrtoint(item(context, builder, sig.args[0], args[0], args[1]), i64)
+        asm(builder, ir.VoidType(), [goes_to, args[2], args[3]], text, "l,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, types.int32, types.int32), codegen
+
+
+cp_async_bulk_commit = word("cp.async.bulk.commit_group;")
+cp_async_bulk_commit.__doc__ = (
+    """(): this thread's bulk stores since the last commit form a group, perhaps an empty one."""
+)
+
+fence_async = word("fence.proxy.async.shared::cta;")
+fence_async.__doc__ = """(): what this thread has written to shared memory is seen by copies that begin later."""
+
+
+def cp_async_bulk_wait_read(pending):
+    """cp.async.bulk.wait_group.read: returns when the stores of all but this thread's newest ``pending`` groups have
+    left shared memory, which may be written again."""
+    return word(f"cp.async.bulk.wait_group.read {pending};")
 
 
 def st_global_if(count):

@@ -7,7 +7,7 @@ Each is named after its PTX instruction. Beside each stands its meaning in Pytho
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import cuda, types
+from numba import cuda, int32, types
 from numba.core import config
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
@@ -74,6 +74,28 @@ def device_function(function):
     """Decorator: a device function that the compiler inlines. Numba's inlining (``inline="always"``) copies the code
     for every call, before it has types, which takes twice as long to compile."""
     return cuda.jit(device=True)(function) if SIMULATOR else cuda.jit(device=True, forceinline=True)(function)
+
+
+def repeated(function, count):
+    """A device function that calls the device function ``function(k, state)`` for ``count`` numbers k from its own on,
+    as straight-line code. LLVM leaves a long loop a loop, and an array indexed by a loop's variable lies in slow local
+    memory instead of registers."""
+    forms = {1: function}
+
+    def of(number):
+        if number not in forms:
+            half = number // 2
+            first, rest = of(half), of(number - half)
+
+            @device_function
+            def run(k, state):
+                first(k, state)
+                rest(int32(k + half), state)
+
+            forms[number] = run
+        return forms[number]
+
+    return of(count)
 
 
 @instruction(lambda value: value)

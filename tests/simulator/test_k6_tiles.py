@@ -5,7 +5,7 @@ import pytest
 from numba import cuda
 
 from numba_tconv import workloads
-from numba_tconv.kernels.k6_config import choose
+from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.kernels.k6_load import make_locate
 from numba_tconv.kernels.k6_wgmma import grid
 

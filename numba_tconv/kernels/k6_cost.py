@@ -1,0 +1,79 @@
+"""What a configuration of k6 costs, by a model. The cheapest is chosen, without a search.
+
+A block's turns follow each other; a turn is a tile, or two neighbouring ones (Config.paired). Its stages last as long
+as their products or as what the copy engine does for them, whichever takes longer. Between two tiles the sums are
+stored: that is paid in full where both warpgroups store at the same time; where they take turns, one's stores hide
+behind the other's products. No turn is faster than memory.
+
+The constants were fitted to a search over the configurations of the workloads in tf32 and bf16; what the choice costs
+against the best configuration found is in plots/data/search, and a test holds it to a limit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..problem import Problem
+from .device import H200, Device
+from .k6_config import BLOCKS, Config, channel_chunks, column_tiles, configs
+
+CLOCK = 1.755e6  # clocks a millisecond
+BANDWIDTH = 3.64e9  # bytes a millisecond
+BULK_TRAFFIC = 1.09  # by which stores in bulk are slower, where memory is the limit
+# Clocks:
+PRODUCT = 0.162  # a row, of one product of 64 columns
+WINDOW_ROW, WINDOW_BYTE = 12.7, 0.0397  # of the copy engine, for a window
+SMOOTHNESS = 1.79  # of the maximum of products and copies
+SHALLOW = 0.0108  # by which a stage lasts longer, for each stage that a ring has less than the deepest
+DEEPEST = 12
+ALONE = 572  # of a stage of a warpgroup that multiplies while the other stores, over its products
+BULK, BULK_ROW, BULK_ROUND = 835, 25.9, 1656  # the stores of a tile; each round after the first waits for its buffer
+RUNS, RUNS_ROW, HALVES = 206, 49.6, 1.24  # the last: with 16-bit elements
+
+
+def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
+    """Blocks: one a multiprocessor at most, if possible; with resident weights as many for each row tile."""
+    groups = -(-column_tiles // config.regions)
+    if config.resident:
+        return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
+    return min(multiprocessors, groups * row_tiles)
+
+
+def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
+    """Turns of the block that has the most."""
+    blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
+    return -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
+
+
+def stores_of(config: Config) -> float:
+    """Clocks that a warpgroup takes to store a tile."""
+    tile = config.tile
+    if not config.bulk_channels:
+        return RUNS + RUNS_ROW * tile.rows * (HALVES if tile.itemsize == 2 else 1)
+    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # what no row reaches is only stored
+    return BULK + BULK_ROW * written + BULK_ROUND * (tile.channels // config.bulk_channels - 1)
+
+
+def cost(problem: Problem, config: Config, device: Device) -> float:
+    """Milliseconds, but for what every launch costs."""
+    p, tile = problem, config.tile
+    stages = tile.tap_chunks(p) * channel_chunks(p, config)
+    products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows * PRODUCT
+    window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
+    copies, stores = config.regions * window, stores_of(config)
+    if config.paired:
+        stage = ((2 * products) ** SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        turn = stages * stage * (1 + SHALLOW * (DEEPEST - config.stages)) + stores
+    else:
+        stage = (products**SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
+    row_tiles = tile.row_tiles(p) * p.groups
+    clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)
+    memory = p.min_bytes(tile.itemsize) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
+    return max(clocks / CLOCK, memory)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, precision: str) -> Config | None:
+    """The configuration of a problem; None if it has none."""
+    return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)

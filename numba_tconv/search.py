@@ -1,0 +1,136 @@
+"""The search that k6's cost model is held against: every configuration of a workload, measured.
+
+A call of the rung never searches; it takes what k6_cost.py expects to be fastest. Here all configurations take turns in
+one run, and the model's choice is marked, so that a test can say how much it loses.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, astuple, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from . import bench, machine, rows
+from .kernels import RUNGS
+from .kernels.k6_config import Config, configs
+from .kernels.k6_cost import choose
+from .launch import target
+from .progress import progress
+from .workloads import Workload
+
+RUNG = "k6_wgmma"
+REPEATS, BUDGET_S = 9, 0.3
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A configuration, by what tells it from the others of its workload, and its time in milliseconds (median)."""
+
+    time: str
+    commit: str
+    gpu: str
+    workload: str
+    precision: str
+    rows: int
+    resident: bool
+    stages: int
+    bulk_channels: int
+    round_channels: int
+    buffers: int
+    chosen: bool
+    ms_p50: float
+
+
+COLUMNS = tuple(field.name for field in fields(Tried))
+
+
+def read(path: str | os.PathLike) -> list[Tried]:
+    """The rows of the file at ``path``. Raises rows.RowsError if it is of another version."""
+    lines = list(csv.reader(io.StringIO(Path(path).read_text(encoding="utf-8"))))
+    if not lines or tuple(lines[0]) != COLUMNS:
+        raise rows.RowsError(f"{path} has the columns of another version")
+    parse = {"str": str, "int": int, "float": float, "bool": lambda text: text == "True"}
+    return [Tried(*(parse[f.type](text) for f, text in zip(fields(Tried), line, strict=True))) for line in lines[1:]]
+
+
+def append(path: str | os.PathLike, tried: list[Tried]) -> None:
+    """Add rows to the file at ``path``, in the place of older ones of the same workloads and precisions."""
+    renewed = {(row.workload, row.precision) for row in tried}
+    kept = [row for row in read(path) if (row.workload, row.precision) not in renewed] if Path(path).exists() else []
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in [*kept, *tried]:
+        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in astuple(row))
+    rows.replace_text(path, out.getvalue())
+
+
+def described(config: Config) -> dict:
+    """The columns that tell a configuration from the others of its workload."""
+    return dict(
+        rows=config.tile.rows,
+        resident=config.resident,
+        stages=config.stages,
+        bulk_channels=config.bulk_channels,
+        round_channels=config.tile.round_channels,
+        buffers=config.buffers,
+    )
+
+
+def compile_all(found: list[Config], jobs: int) -> None:
+    """Compile the kernels of the configurations into the cache on disk, ``jobs`` at a time."""
+    cc = target((9, 0))
+    with ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
+        list(progress(pool.map(_compile, found, [cc] * len(found)), f"kernels: {len(found)}", len(found)))
+
+
+def _compile(config: Config, cc: tuple) -> None:
+    RUNGS[RUNG].kernel(config).kept_ptx(cc)
+
+
+def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
+    """Rows of all configurations of the workload, timed as in ``bench``, in turns. Raises bench.WrongResult if one of
+    them computes something else than torch in float64 does, on the first and the last sample."""
+    p, name = workload.problem, bench.peak_name(dtype, precision)
+    found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
+    with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
+        x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
+        y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
+        ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
+
+        def contestant(config):
+            def call():
+                rung.run(x, weight, bias, y, p, config, name)
+                return y
+
+            return bench.Contestant(call, prepare=lambda: y.fill_(math.nan))
+
+        contestants, outputs = [contestant(config) for config in found], {}
+        for number, one in enumerate(contestants):
+            one.prepare()
+            outputs[str(number)] = one.call()[ends].clone()
+        outputs["torch"] = bench.torch_result(x[ends], weight, bias, p)
+        errors = bench.errors(outputs, x[ends], weight, bias, p)
+        for number, config in enumerate(found):
+            if not errors[str(number)].within(errors["torch"], dtype, precision, p):
+                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {errors[str(number)]}", [])
+        bench.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
+    where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}
+    common = dict(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **where, workload=workload.name, precision=name
+    )
+    return [
+        Tried(**common, **described(config), chosen=config == chosen, ms_p50=bench.quantile(one.times(), 0.5))
+        for config, one in zip(found, contestants, strict=True)
+    ]

@@ -1,0 +1,143 @@
+"""Every kernel under compute-sanitizer, on the problems of sanitized.py: no invalid access, no race in shared memory,
+no misused barrier, no read of memory that nothing has written.
+
+How much the tools see depends on their version; they come with the CUDA toolkit or, newer, in the package
+nvidia-cuda-sanitizer-api. By their release notes, memcheck checks loads through tensor maps from 2026.2 on, initcheck
+bulk copies from 2025.4 on; before, both pass unseen. Before 2026.4 both may take a cp.async that fills up with zeros
+for one that reads all of its bytes. racecheck knows bulk copies since 2024.4, but 2025.4, 2026.1 and 2026.3 each remove
+false positives for what k6 is made of (mbarriers, barriers of a warpgroup, mbarriers that count bytes): an older one is
+not asked about k6. Loads through tensor maps belong to no thread in racecheck's eyes, as others have found, so it does
+not see them race; the rest of shared memory it does see.
+"""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from numba_tconv import compile_ahead, offline, search
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import current_device
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.launch import target
+from tests.conftest import GPU_TEST_LIMIT
+from tests.gpu.sanitized import Forward, as_if_large, cases
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+FOUND = 86  # exit code of a sanitizer that has found something
+RACECHECK_OF_K6 = (2026, 3)  # the version from which on it is asked
+REPORT_LINES = 60
+
+# Errors of calls to CUDA are left to torch and launch.py, which raise what they do not expect: torch and CUDA's
+# bindings also ask for what an older driver does not have. The padding is there because an allocation's neighbour would
+# hide an access beyond its end. k6 makes its mbarriers in a loop, of which the tools' own count may see too few.
+OPTIONS = {
+    "memcheck": ("--report-api-errors", "no", "--padding", "1024"),
+    "racecheck": ("--num-cuda-barriers", "64"),
+    "synccheck": ("--num-cuda-barriers", "64"),
+    "initcheck": (),
+}
+GROUPS = {
+    "cuda_cores": [name for name in RUNGS if name not in ("k5_mma", "k6_wgmma")],
+    "k5_mma": ["k5_mma"],
+    "k6_wgmma": ["k6_wgmma"],
+    "gradients": list(GRADIENTS),
+}
+
+
+@pytest.fixture(scope="session")
+def sanitizer():
+    """The program; the newest comes as a package."""
+    usual = Path("/usr/local/cuda/bin/compute-sanitizer")
+    found = offline.tool("compute-sanitizer", optional=True) or (str(usual) if usual.exists() else None)
+    if found is None:
+        pytest.skip("compute-sanitizer is not installed")
+    return found
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """All of it has run without a sanitizer, so the kernels are in the caches on disk: this package's, the driver's."""
+    # Of the processes of pytest-xdist, which share a folder, the first that comes here compiles; the others wait.
+    folder = tmp_path_factory.getbasetemp()
+    with Path(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, "sanitized").open("a+") as done:
+        fcntl.flock(done, fcntl.LOCK_EX)
+        done.seek(0)
+        if done.read():
+            return
+        with as_if_large():
+            here = current_device()
+            rungs = [name for name, rung in (RUNGS | GRADIENTS).items() if rung.runs_on(here) is None]
+            # Tiny tiles and gradients, which compile faster, are left to the run.
+            named = [case for case in cases() if isinstance(case, Forward) and case.rung in rungs]
+            forward = [case for case in named if not case.config]
+            configs = dict.fromkeys(case.config for case in named if case.rung == search.RUNG)
+        calls = [compile_ahead.Call(case.rung, case.problem, case.dtype, case.precision, here) for case in forward]
+        compile_ahead.fill(calls, target(here.cc), os.cpu_count())
+        if configs:
+            search.compile_all(list(configs), os.cpu_count())
+        with ThreadPoolExecutor() as pool:
+            for rung, (code, output) in zip(rungs, pool.map(lambda rung: run(command(rung), 500), rungs), strict=True):
+                assert code == 0, f"{rung}, without a sanitizer:\n{output}"
+        done.write("done")
+
+
+def command(*rungs):
+    return [sys.executable, "-m", "tests.gpu.sanitized", *rungs]
+
+
+def run(arguments, timeout):
+    """Exit code and output. A program that hangs is ended with what it has started."""
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        output += f"\nended after {timeout} seconds"
+    return process.returncode, output
+
+
+def version(sanitizer):
+    found = re.search(r"Version (\d+)\.(\d+)", run([sanitizer, "--version"], 60)[1])
+    return tuple(map(int, found.groups()))
+
+
+def clean(tool, output):
+    """Whether the report ends without a finding, warnings included, and is not said to be unreliable."""
+    summary = r"RACECHECK SUMMARY: 0 hazards" if tool == "racecheck" else r"ERROR SUMMARY: 0 errors"
+    return re.search(summary, output) is not None and "Results might be incorrect" not in output
+
+
+def excerpt(output):
+    """The report's first lines, and the last ones of all."""
+    lines = output.splitlines()
+    report = [line for line in lines if line.startswith("=====")]
+    return "\n".join([*report[:REPORT_LINES], "...", *lines[-15:]])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("tool", OPTIONS)
+def test_clean(tool, group, sanitizer, compiled, watchdog):
+    if group in RUNGS and (reason := RUNGS[group].runs_on(current_device())):
+        pytest.skip(f"{group}: {reason}")
+    if (tool, group) == ("racecheck", "k6_wgmma") and version(sanitizer) < RACECHECK_OF_K6:
+        pytest.skip("racecheck of k6 needs compute-sanitizer {}.{} or above".format(*RACECHECK_OF_K6))
+    watchdog()
+    # A busy machine may take long to start the program, and runs as many of these at a time as it has processors.
+    options = ["--error-exitcode", str(FOUND), "--launch-timeout", "120", "--max-connections", "100", *OPTIONS[tool]]
+    code, output = run([sanitizer, "--tool", tool, *options, *command(*GROUPS[group])], GPU_TEST_LIMIT - 20)
+    if "Device not supported" in output:
+        pytest.skip("compute-sanitizer cannot look into this GPU, perhaps because the machine is virtual")
+    if code or not clean(tool, output):
+        pytest.fail(f"{tool}, exit code {code}:\n{excerpt(output)}", pytrace=False)

@@ -1,0 +1,197 @@
+"""The stores in bulk on the CPU: a tile's sums, lane by lane through `store` in plain Python; every output its own sum.
+
+The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
+the instructions refuse. A warpgroup's threads run one after the other, once for each stretch between two barriers: of
+that stretch, and of no other, they leave traces.
+"""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numba_tconv import workloads
+from numba_tconv.kernels import k6_bulk, k6_config, tensor_runs, tensor_store
+from numba_tconv.kernels.tensor_tile import COLUMNS
+from numba_tconv.problem import Problem
+from tests.test_tensor_store import code, expected
+
+WARPS, LANES = 4, 32
+BUFFERS, BIASES = 1024, 1 << 20  # bytes of shared memory where they lie
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    def same(value):
+        return value
+
+    def repeated(function, count):
+        return lambda k, state: [function(k + z, state) for z in range(count)]
+
+    def barrier_sync(barrier, threads):
+        state.stretch += 1
+
+    def store(address, value):
+        if state.stretch == state.watched:
+            state.memory[int(address)] = value
+
+    def st_shared_f32(address, value):
+        assert address % 4 == 0
+        store(address, value)
+
+    def st_shared_halves(low_at, high_at, pair):
+        assert low_at % 2 == high_at % 2 == 0
+        store(low_at, pair[0])
+        store(high_at, pair[1])
+
+    def cp_async_bulk_store(y, index, address, size):
+        if state.stretch == state.watched:
+            assert (state.shift + index) * state.itemsize % 16 == address % 16 == size % 16 == 0 < size
+            for e in range(size // state.itemsize):
+                y[index + e] = state.memory[int(address + e * state.itemsize)]
+            state.in_bulk += size // state.itemsize
+
+    class Output(dict):
+        def __setitem__(self, index, value):
+            if state.stretch == state.watched:
+                state.written[int(index)] += 1
+                super().__setitem__(int(index), float(value))
+
+    class Stored:
+        def __getitem__(self, index):
+            return state.memory.get(int(index) * state.itemsize)
+
+    state = SimpleNamespace(shift=0, itemsize=4, in_bulk=0, stretch=0, watched=0, memory={}, written=Counter())
+    state.Output, state.Stored = Output, Stored
+    for module in (k6_bulk, tensor_runs, tensor_store):
+        monkeypatch.setattr(module, "device_function", same)
+    for meaning in (repeated, barrier_sync, st_shared_f32, st_shared_halves, cp_async_bulk_store):
+        monkeypatch.setattr(k6_bulk, meaning.__name__, meaning)
+    for name in ("fence_async", "cp_async_bulk_commit"):
+        monkeypatch.setattr(k6_bulk, name, lambda: None)
+    monkeypatch.setattr(k6_bulk, "cp_async_bulk_wait_read", lambda pending: lambda: None)
+    monkeypatch.setattr(k6_bulk, "ld_shared", lambda count, kind: lambda address: state.memory.get(int(address), 0))
+    monkeypatch.setattr(k6_bulk, "recomputed", same)
+    monkeypatch.setattr(k6_bulk, "uint32", lambda value: int(value) % 2**32)
+    for name in ("pack_f16", "pack_bf16"):
+        monkeypatch.setattr(k6_bulk, name, lambda low, high: (low, high))
+    return state
+
+
+# One phase, two, five, eight, and phases without taps; a length of rows that is a multiple of 16 bytes, and others;
+# samples that end inside of a tile, and with one.
+CASES = {
+    "stride 1": Problem(2, 8, 16, 3, 258),
+    "stride 1, odd rows": Problem(2, 8, 13, 3, 301, padding=1),
+    "stride 2": Problem(2, 8, 8, 4, 250, stride=2, padding=1),
+    "stride 2, odd rows": Problem(2, 8, 9, 5, 250, stride=2),
+    "stride 5": Problem(2, 8, 8, 10, 260, stride=5, padding=3, output_padding=1),
+    "stride 8": Problem(2, 8, 6, 16, 250, stride=8, padding=4),
+    "dilation": Problem(2, 8, 8, 7, 260, stride=3, dilation=2, padding=2),
+    "phases without taps": Problem(2, 8, 16, 3, 250, stride=2, dilation=2, padding=1),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_output_is_its_own_sum(in_python, case, precision, shift):
+    state, p = in_python, CASES[case]
+    config = next(c for c in k6_config.configs(p, precision) if c.bulk_channels)
+    check(state, p, config, shift)
+    assert state.in_bulk > 0.9 * sum(state.written.values()), "nearly all is left to the copy engine"
+
+
+def test_rounds_of_half_the_channels(in_python):
+    p = Problem(1, 8, 32, 4, 250, stride=2, padding=1)
+    config = next(c for c in k6_config.configs(p, "tf32") if 0 < c.bulk_channels < c.tile.channels)
+    check(in_python, p, config, 0)
+
+
+def check(state, p, config, shift):
+    tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
+    state.itemsize, state.shift = tile.itemsize, shift
+    y, stored = state.Output(), state.Stored()
+    alignment = tensor_store.alignment_of(shift * tile.itemsize, p, tile)
+    aim, head_of = tensor_store.make_aim(tile, to_the_output=True)
+    store, _ = k6_bulk.make_bulk_store(config)
+    rounds, straight_tiles = tile.channels // config.bulk_channels, 0
+    for row_tile in range(tile.row_tiles(p)):
+        co = row_tile * tile.channels
+        left = min(tile.channels, p.out_channels - co)
+        for column_tile in range(k6_config.column_tiles(p, config)):
+            n, j = divmod(column_tile * tile.advance, columns)
+            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
+            straight_tiles += straight
+            if not straight:
+                continue
+            state.memory = {}
+            run = head_of(n, there, 0, co, p.out_channels, p.out_length)
+            for state.watched in range(2 * rounds + 1):
+                for warp in range(WARPS):
+                    for lane in range(LANES):
+                        state.stretch = 0
+                        held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, lane)
+                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, lane, run,
+                              there, left, p.out_length, alignment)  # fmt: skip
+                        if config.spreads and state.watched == state.stretch and held[2] > 0:
+                            k6_bulk.make_hand_over(config)[1](held, goes, y)
+            assert max(state.memory) < BIASES + config.extras
+            assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
+    assert straight_tiles, "some tile leaves in bulk"
+    assert set(state.written.values()) == {1}, "no output twice"
+    inner = {(n, c, o) for n, c, o in np.ndindex(p.batch, p.out_channels, p.out_length)}
+    for index, value in y.items():
+        rest, o = divmod(index, p.out_length)
+        sample, channel = divmod(rest, p.out_channels)
+        assert (sample, channel, o) in inner
+        assert value == expected(p, first, sample, channel, o)
+
+
+def sums_of(p, config, column_tile, co, warp, lane):
+    """A lane's sums as wgmma leaves them: of two blocks of 64 columns, of every eight rows two, in halves of a warp."""
+    tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
+    sums = tile.rows // 2
+    acc = [0.0] * (2 * sums)
+    for e in range(2 * sums):
+        block, i = divmod(e, sums)
+        m = i // 4 * 8 + (lane & 3) * 2 + i % 2
+        column = 32 * warp + lane // 4 * 4 + 2 * block + i % 4 // 2
+        channel, phase = divmod(m, tile.phases)
+        sample, j = divmod(column_tile * tile.advance - tile.overlap + column, columns)
+        acc[e] = code(sample, j, co + channel, phase)
+    return acc
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_warps_writes_are_spread_over_the_banks(precision):
+    """At most twice as many cycles as the fewest, for every tile of the workloads with a span up to 8."""
+    tiles = {c for w in workloads.WORKLOADS.values() if w.problem.groups == 1
+             for c in k6_config.configs(w.problem, precision) if c.bulk_channels and c.tile.span <= 8}  # fmt: skip
+    for config in tiles:
+        tile = config.tile
+        cycles = []
+        for i in range(4):
+            banks = {}
+            for lane in range(LANES):
+                m = lane % 4 * 2
+                channel, phase = divmod(m, tile.phases)
+                if channel < tile.channels:
+                    column = lane // 4 * 4 + (k6_bulk.rotation(lane, tile.span) + i) % 4
+                    at = (channel * config.bulk_pitch + column * tile.span + phase * tile.spread) * tile.itemsize
+                    banks.setdefault(at // 4 % 32, set()).add(at // 4)
+            cycles.append(max(map(len, banks.values())))
+        assert sum(cycles) <= 2.5 * len(cycles), (tile, cycles)
+
+
+def test_a_buffer_holds_the_longest_run():
+    for workload in workloads.WORKLOADS.values():
+        for config in k6_config.configs(workload.problem, "bf16"):
+            tile = config.tile
+            if config.bulk_channels:
+                longest = COLUMNS * tile.span + tile.spread * (tile.phases - 1)
+                vector = 16 // tile.itemsize
+                assert config.bulk_pitch % vector == 0
+                assert config.bulk_pitch >= longest + vector - 1
+                assert config.own_staging >= config.bulk_channels * (config.bulk_pitch + vector - 1) * tile.itemsize
