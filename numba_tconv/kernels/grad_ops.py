@@ -161,21 +161,25 @@ def backward(ctx, grad_output):
 
 
 def torchs_input(grad_output, weight, length: int, parameters):
-    """What torch's convolution_backward computes too, but that would want an input, for its shape only."""
+    """torch's own gradient for the input."""
+    # Read for its shape only. An ordinary convolution needs none, but rounds otherwise than torch's gradient.
+    input = grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
     if not grad_output.numel():  # which torch's convolution refuses
-        return grad_output.new_zeros((grad_output.shape[0], weight.shape[0], length))
-    stride, padding, _, groups, dilation, _ = parameters
-    gradient = torch.conv1d(grad_output, weight, None, stride, padding, dilation, groups)
-    # output_padding may be a stride or more, where dilation is; then another position fits.
-    return gradient[..., :length].contiguous()
+        return input.zero_()
+    return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
 
 
 def torchs_weight(grad_output, input, kernel_size: int, parameters):
-    stride, padding, output_padding, groups, dilation, _ = parameters
+    """torch's own gradient for the weight."""
+    groups = parameters[3]
     weight = input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))  # read for its shape only
     if not grad_output.numel():
         return weight.zero_()
+    return _torchs(grad_output, input, weight, parameters, [False, True, False])[1]
+
+
+def _torchs(grad_output, input, weight, parameters, wanted):
+    stride, padding, output_padding, groups, dilation, _ = parameters
     lists = [stride], [padding], [dilation], True, [output_padding]
-    wanted = [False, True, False]
-    _, gradient, _ = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)
-    return gradient.contiguous()
+    gradients = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)
+    return [None if gradient is None else gradient.contiguous() for gradient in gradients]

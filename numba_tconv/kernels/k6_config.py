@@ -17,7 +17,7 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 BLOCKS = 2  # of 64 columns, in a tile
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
-FEWEST_STAGES, ENOUGH_STAGES = 4, 8
+FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 MOST_PADDING = 2  # columns of a sample, over those that it needs
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
@@ -185,8 +185,8 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def configs(problem: Problem, precision: str) -> tuple[Config, ...]:
-    """The configurations that a problem may have: tiles of several heights, weights resident if they fit, or streamed if
-    not or if little room is left, and ways to stage the outputs. They depend on neither batch nor length."""
+    """The configurations that a problem may have: tiles of several heights, weights resident if they fit, and ways to
+    stage the outputs. They depend on neither batch nor length."""
     found = []
     for rows in ROW_CHOICES:
         # Split operands need a second set of sums (k6_multiply.py), and half the rows leave registers for it.
@@ -199,8 +199,8 @@ def configs(problem: Problem, precision: str) -> tuple[Config, ...]:
         for resident in (True, False):
             base = Config(tile, resident, weights if resident else 0, 0, unroll, 0)
             fitting = [fit for config in stagings(base) if (fit := deepest(config))]
-            found += fitting
-            if fitting and max(config.stages for config in fitting) >= ENOUGH_STAGES:
+            if fitting:
+                found += fitting
                 break
     return tuple(dict.fromkeys(found))
 
