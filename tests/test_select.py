@@ -1,5 +1,7 @@
 """Which rung computes what, on which GPU, in which precision, when the caller does not say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -88,6 +90,12 @@ def test_warpgroups_are_for_large_tiles(dtype, precision):
     for problem in (few_rows, short_runs):
         assert RUNGS["k6_wgmma"].refusal(problem, dtype, precision, H200) is None
         assert name(problem, dtype, precision, H200) == "k5_mma"
+
+
+def test_warpgroups_are_for_parts_of_many_phases_where_samples_are_long():
+    for dtype, precision in ((torch.float32, "tf32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")):
+        assert name(workloads.get("istft").problem, dtype, precision, H200) == "k6_wgmma"
+        assert name(replace(workloads.get("istft").problem, length=50), dtype, precision, H200) == "k5_mma"
 
 
 def test_a_rung_that_is_not_meant_for_a_problem_computes_it_if_no_other_can(monkeypatch):

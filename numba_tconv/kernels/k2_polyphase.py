@@ -21,7 +21,7 @@ from numba import cuda, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat, strided
-from .rung import SUM_CHANNELS, Rung, cuda_core_reason
+from .rung import SUM_CHANNELS, Rung, adjacent, cuda_core_reason
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Polyphase(Rung):
         return make_kernel(config)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or self.config(problem, x.dtype)
+        config, x = config or self.config(problem, x.dtype), adjacent(x)
         p, t = problem, problem.taps
         self.kernel(config).launch(
             -(-y.numel() // config.threads),

@@ -22,7 +22,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, flat, strided
-from .rung import Rung, cuda_core_reason
+from .rung import Rung, adjacent, cuda_core_reason
 
 MIN_DEPTH = 4  # input channels of a stage; with fewer, fetching the weights takes longer than multiplying
 
@@ -182,7 +182,7 @@ class SharedTile(Rung):
         return depth(problem, config) * bytes_a_channel(problem, config)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or self.config(problem, x.dtype)
+        config, x = config or self.config(problem, x.dtype), adjacent(x)
         p, t = problem, problem.taps
         blocks = p.batch * -(-p.out_length // config.outputs) * p.groups
         blocks *= -(-p.out_channels_per_group // config.channels)

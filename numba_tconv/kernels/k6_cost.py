@@ -5,8 +5,8 @@ as their products or as what the copy engine does for them, whichever takes long
 stored: that is paid in full where both warpgroups store at the same time; where they take turns, one's stores hide
 behind the other's products. No turn is faster than memory.
 
-The constants were fitted to a search over the configurations of the workloads in tf32 and bf16; what the choice costs
-against the best configuration found is in plots/data/search, and a test holds it to a limit.
+The constants were fitted to a search over the configurations of the workloads in tf32 and bf16
+(plots/data/search); a test holds what the choice costs, against the best configuration found, to a limit.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from .device import H200, Device
 from .k6_config import BLOCKS, Config, channel_chunks, column_tiles, configs
 
 CLOCK = 1.755e6  # clocks a millisecond
-BANDWIDTH = 3.64e9  # bytes a millisecond
-BULK_TRAFFIC = 1.09  # by which stores in bulk are slower, where memory is the limit
+BANDWIDTH = 3.62e9  # bytes a millisecond
+BULK_TRAFFIC = 1.1  # by which stores in bulk are slower, where memory is the limit
 # Clocks:
-PRODUCT = 0.162  # a row, of one product of 64 columns
-WINDOW_ROW, WINDOW_BYTE = 12.7, 0.0397  # of the copy engine, for a window
-SMOOTHNESS = 1.79  # of the maximum of products and copies
-SHALLOW = 0.0108  # by which a stage lasts longer, for each stage that a ring has less than the deepest
+PRODUCT = 0.142  # a row, of one product of 64 columns
+WINDOW_ROW, WINDOW_BYTE = 10.9, 0.0385  # of the copy engine, for a window
+SMOOTHNESS = 1.2  # of the maximum of products and copies: little of one hides behind the other
+SHALLOW = 0.01  # by which a stage lasts longer, for each stage that a ring has less than the deepest
 DEEPEST = 12
-ALONE = 572  # of a stage of a warpgroup that multiplies while the other stores, over its products
-BULK, BULK_ROW, BULK_ROUND = 835, 25.9, 1656  # the stores of a tile; each round after the first waits for its buffer
-RUNS, RUNS_ROW, HALVES = 206, 49.6, 1.24  # the last: with 16-bit elements
+ALONE = 646  # of a stage of a warpgroup that multiplies while the other stores, over its products
+BULK, BULK_ROW = 965, 25  # the stores of a tile
+BULK_BYTE = 680 / 16384  # a round after the first waits until the copy engine has read the one before
+RUNS, RUNS_ROW, HALVES = 204, 48.9, 1.21  # the last: with 16-bit elements
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
@@ -51,7 +52,8 @@ def stores_of(config: Config) -> float:
     if not config.bulk_channels:
         return RUNS + RUNS_ROW * tile.rows * (HALVES if tile.itemsize == 2 else 1)
     written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # what no row reaches is only stored
-    return BULK + BULK_ROW * written + BULK_ROUND * (tile.channels // config.bulk_channels - 1)
+    waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
+    return BULK + BULK_ROW * written + waits
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:

@@ -76,7 +76,7 @@ from .k6_multiply import make_stages
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
 from .tensor_store import alignment_of
-from .tensor_tile import SECTOR
+from .tensor_tile import COLUMNS, SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 NO_MAP = (0,) * MAP_WORDS
@@ -290,9 +290,9 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def suits(self, problem, dtype, precision, device):
-        """Large tiles whose outputs leave in long runs: of others k5 is faster on nearly all recorded workloads."""
+        """Large tiles whose outputs leave in long runs, or at least lie in one sample: of others k5 is faster."""
         tile = configs(problem, precision)[0].tile  # the highest
-        return tile.whole and tile.rows >= FEWEST_ROWS // tile.parts
+        return tile.rows >= FEWEST_ROWS // tile.parts and (tile.whole or tile.columns(problem)[1] >= COLUMNS)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)
