@@ -20,8 +20,9 @@ def make_epilogue(config: Config):
     """
     bulk, by_turns = config.bulk_channels > 0, config.bulk_channels == 0 and config.buffers == 1
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
-    anywhere = _make_rows(config, make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
-    straight_on = _make_bulk(config) if bulk else _make_runs(config)
+    make_rows = _make_rows(config)
+    anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
+    straight_on = _make_bulk(config) if bulk else _make_runs(config, make_rows)
     finish_bulk = make_bulk_store(config)[1] if bulk else None
 
     @device_function
@@ -41,8 +42,8 @@ def make_epilogue(config: Config):
         else:
             if bulk:
                 finish_bulk(held, goes, y, crew)
-            anywhere(acc, total, values, runs, head, y, shared, base, at // 4, bias, has_bias, crew, warp, lane, n, j,
-                     there, row, co, left, batch, columns, first, out_channels, out_length, padding,
+            anywhere(acc, total, values, runs, head, y, shared, base, int32(at // 4), bias, has_bias, crew, warp, lane,
+                     n, j, there, row, co, left, batch, columns, first, out_channels, out_length, padding,
                      alignment)  # fmt: skip
         if by_turns and lane == 0:
             mbarrier_arrive(staging_turn + 8 * (1 - crew))
@@ -80,13 +81,13 @@ def _make_bulk(config: Config):
     return store_in_bulk
 
 
-def _make_runs(config: Config):
+def _make_runs(config: Config, make_rows):
     """The ways of tensor_runs.py as one device function."""
     tile = config.tile
     prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
     load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
     stores = (make_store_runs(tile, STORE_WARPS, quantum, prepare, load_extra) for quantum in (4, 2, 1))
-    by_fours, by_twos, by_ones = (_make_rows(config, store, kept) for store in stores)
+    by_fours, by_twos, by_ones = (make_rows(store, kept) for store in stores)
 
     @device_function
     def store_in_runs(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
@@ -106,9 +107,9 @@ def _make_runs(config: Config):
     return store_in_runs
 
 
-def _make_rows(config: Config, store, may_keep):
-    """A device function that stages the rows of a tile in rounds of ``staged_rows`` and writes each by ``store``. A
-    slab is several rounds or a part of one."""
+def _make_rows(config: Config):
+    """A function that makes, of a device function that writes a round, one that stages the rows of a tile in rounds of
+    ``staged_rows`` and writes each. A slab is several rounds or a part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector
@@ -123,37 +124,41 @@ def _make_rows(config: Config, store, may_keep):
     def take_values(values, sums_of_all, case):
         take_slab(values, sums_of_all, case)
 
-    @device_function
-    def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
-                   there, row, co, left, batch, columns, first, out_channels, out_length, padding,
-                   alignment):  # fmt: skip
-        lane = recomputed(lane)
-        steady = False
-        if may_keep:
-            steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
-            prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
-        m = int32(0)  # row of the tile
-        while m < rows:
-            for z in range(slabs_a_round):
-                take_values(values, total if exact else acc, m // slab)
-                if z < slabs_a_round - 1:
-                    stage_rows(values, int32(0), slab, shared, base, staging, z * slab, alignment[2], warp, lane)
-                    m = int32(m + slab)
-            for z in range(rounds_a_slab):
-                stage_rows(values, int32(z * staged_rows), rows_at_once, shared, base, staging,
-                           (slabs_a_round - 1) * slab, alignment[2], warp, lane)  # fmt: skip
-                done = int32(m // staged_rows * staged_channels)
-                if may_keep and not steady:
-                    prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
-                            alignment)  # fmt: skip
-                barrier_sync(crew + 1, 128)
-                head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
-                             co + done, left - done, batch, columns, first, out_channels, out_length, padding,
-                             alignment)  # fmt: skip
-                barrier_sync(crew + 1, 128)
-                m = int32(m + rows_at_once)
+    def make_rows(store, may_keep):
+        @device_function
+        def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
+                       there, row, co, left, batch, columns, first, out_channels, out_length, padding,
+                       alignment):  # fmt: skip
+            lane = recomputed(lane)
+            steady = False
+            if may_keep:
+                steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
+                prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
+            m = int32(0)  # row of the tile
+            while m < rows:
+                for z in range(slabs_a_round):
+                    take_values(values, total if exact else acc, m // slab)
+                    if z < slabs_a_round - 1:
+                        stage_rows(values, int32(0), int32(slab), shared, base, staging, int32(z * slab), alignment[2],
+                                   warp, lane)  # fmt: skip
+                        m = int32(m + slab)
+                for z in range(rounds_a_slab):
+                    stage_rows(values, int32(z * staged_rows), int32(rows_at_once), shared, base, staging,
+                               int32((slabs_a_round - 1) * slab), alignment[2], warp, lane)  # fmt: skip
+                    done = int32(m // staged_rows * staged_channels)
+                    if may_keep and not steady:
+                        prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
+                                alignment)  # fmt: skip
+                    barrier_sync(crew + 1, 128)
+                    head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
+                                 co + done, left - done, batch, columns, first, out_channels, out_length, padding,
+                                 alignment)  # fmt: skip
+                    barrier_sync(crew + 1, 128)
+                    m = int32(m + rows_at_once)
 
-    return store_rows
+        return store_rows
+
+    return make_rows
 
 
 def slab_of(config: Config) -> int:

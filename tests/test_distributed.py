@@ -1,0 +1,66 @@
+"""Data parallel training: two processes on the CPU, through gloo, have the gradients of one."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from numba_tconv import ConvTranspose1d
+
+PROCESSES = 2
+
+
+def decoder():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        ConvTranspose1d(8, 6, 8, stride=4, padding=2), nn.LeakyReLU(0.1), ConvTranspose1d(6, 2, 4, stride=2, padding=1)
+    ).double()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(2 * PROCESSES, channels, length, generator=generator, dtype=torch.float64)
+            for channels, length in ((8, 10), (2, 80)))  # fmt: skip
+
+
+def gradients_of(model, x, wanted):
+    nn.functional.mse_loss(model(x), wanted).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def replicated(model):
+    return DistributedDataParallel(model)
+
+
+def sharded(model):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+    for layer in model:
+        if isinstance(layer, ConvTranspose1d):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def work(rank, wrap, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+    try:
+        x, wanted = (tensor.chunk(PROCESSES)[rank] for tensor in batch())
+        gradients = gradients_of(wrap(decoder()), x, wanted)
+        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+        torch.save(whole, Path(folder) / f"gradients{rank}")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [replicated, sharded])
+def test_two_processes_have_the_gradients_of_one(wrap):
+    alone = gradients_of(decoder(), *batch())
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work, args=(wrap, folder), nprocs=PROCESSES)
+        for rank in range(PROCESSES):
+            for ours, expected in zip(torch.load(Path(folder) / f"gradients{rank}"), alone, strict=True):
+                torch.testing.assert_close(ours, expected)
