@@ -93,7 +93,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("shift", [0, 1, 3])
+@pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_output_is_its_own_sum(in_python, case, precision, shift):
