@@ -292,20 +292,26 @@ def run_search(arguments) -> int:
     with mistakes():
         chosen = workloads.expand(arguments.workloads)
     require_gpu()
-    device, rung = current_device(), RUNGS[search.RUNG]
+    device, rung, wrong = current_device(), RUNGS[search.RUNG], False
     able = [w for w in chosen if rung.refusal(w.problem, dtype, precision, device) is None]
     if not able:
         raise Mistake(f"none of the workloads is work for {search.RUNG} in {precision} on this GPU")
+    search.check_writable(arguments.out)
     search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
     for workload in able:
-        tried = search.measure(workload, dtype, arguments.precision)
+        try:
+            tried = search.measure(workload, dtype, arguments.precision)
+        except bench.WrongResult as error:
+            wrong = True
+            print(f"numba_tconv: {error}", file=sys.stderr)
+            continue
         search.append(arguments.out, tried)
         best, taken = (min(row.ms_p50 for row in some) for some in (tried, [row for row in tried if row.chosen]))
         print(f"{workload.name} {precision}: {len(tried)} configurations, the best {best:.4g} ms, taken {taken:.4g} ms",
               flush=True)  # fmt: skip
         torch.cuda.empty_cache()
     print(f"rows added to {arguments.out}")
-    return 0
+    return FAILED if wrong else 0
 
 
 # --- info, kernelbench ------------------------------------------------------------------------------------------------

@@ -90,6 +90,11 @@ def append(path: str | os.PathLike, rows: Iterable[Row]) -> None:
 def check_writable(path: str | os.PathLike) -> None:
     """Raise RowsError now if ``append`` would later: before minutes of measurement, not after."""
     _existing(path)
+    check_replaceable(path)
+
+
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Raise RowsError now if ``replace_text`` would later."""
     os.unlink(_beside(Path(path)))
 
 

@@ -54,18 +54,29 @@ COLUMNS = tuple(field.name for field in fields(Tried))
 
 
 def read(path: str | os.PathLike) -> list[Tried]:
-    """The rows of the file at ``path``. Raises rows.RowsError if it is of another version."""
+    """The rows of the file at ``path``; none if there is none. Raises rows.RowsError if it is of another version."""
+    if not Path(path).exists():
+        return []
     lines = list(csv.reader(io.StringIO(Path(path).read_text(encoding="utf-8"))))
     if not lines or tuple(lines[0]) != COLUMNS:
         raise rows.RowsError(f"{path} has the columns of another version")
     parse = {"str": str, "int": int, "float": float, "bool": lambda text: text == "True"}
-    return [Tried(*(parse[f.type](text) for f, text in zip(fields(Tried), line, strict=True))) for line in lines[1:]]
+    try:
+        return [Tried(*(parse[f.type](t) for f, t in zip(fields(Tried), line, strict=True))) for line in lines[1:]]
+    except ValueError as error:
+        raise rows.RowsError(f"{path}: not a row ({error})") from error
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise rows.RowsError now if ``append`` would later: before minutes of measurement, not after."""
+    read(path)
+    rows.check_replaceable(path)
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
     """Add rows to the file at ``path``, in the place of older ones of the same workloads and precisions."""
     renewed = {(row.workload, row.precision) for row in tried}
-    kept = [row for row in read(path) if (row.workload, row.precision) not in renewed] if Path(path).exists() else []
+    kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -4,7 +4,6 @@ A rung that lost them could still compute the right thing, only slowly, and noth
 """
 
 import re
-import time
 from functools import cache
 
 import pytest
@@ -231,10 +230,7 @@ MATRIX_PRODUCTS = [
     *[("kb64", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "tf32", "fp16": "f16", "bf16": "bf16"}
-LONGEST_COMPILATION = 8  # seconds of a processor on which ``slowness`` takes SECONDS_OF_PYTHON
-SECONDS_OF_PYTHON = 0.25
-# Of those, one of each kind of store, shape of a tile and precision that takes longest; they are compiled again, alone.
-TIMED = [("kb64", "tf32"), ("kb74", "tf32"), ("kb64", "tf32x3"), ("oobleck_u4", "bf16")]
+LONGEST_COMPILATION = 8  # seconds of a processor
 # The instruction that multiplies, in PTX and in SASS.
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 matrix_products = pytest.mark.parametrize(
@@ -252,6 +248,8 @@ def matrix_report(name, workload, precision):
     return config, report
 
 
+# In one process with the test of the times, which is alone: each is compiled once.
+@pytest.mark.alone
 @matrix_products
 def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     config, report = matrix_report(name, workload, precision)
@@ -260,6 +258,7 @@ def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     assert report.blocks_per_multiprocessor >= blocks
 
 
+@pytest.mark.alone
 @matrix_products
 def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
     _, report = matrix_report(name, workload, precision)
@@ -273,16 +272,10 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("name", "workload", "precision"), [(name, *case) for name in MULTIPLIERS for case in TIMED])
+@matrix_products
 def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
-    before = slowness()
-    assert matrix_report(name, workload, precision)[1].seconds < LONGEST_COMPILATION * max(1, before, slowness())
-
-
-def slowness():
-    """How many times slower Python is at the moment than on the machine on which the limit was set, left to itself: a
-    processor that others use, too, takes up to twice as long for the same work."""
-    began, made = time.process_time(), {}
-    for i in range(2_000_000):
-        made[i & 1023] = i, str(i & 7)
-    return (time.process_time() - began) / SECONDS_OF_PYTHON
+    seconds = matrix_report(name, workload, precision)[1].seconds
+    for _ in range(2):  # a busy machine takes longer: the fastest of three counts
+        if seconds >= LONGEST_COMPILATION:
+            seconds = min(seconds, matrix_report.__wrapped__(name, workload, precision)[1].seconds)
+    assert seconds < LONGEST_COMPILATION

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv import cli, rows, search, workloads
+from numba_tconv import bench, cli, commands, rows, search, workloads
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k6_config import configs
 from numba_tconv.kernels.k6_cost import choose, cost
@@ -89,3 +89,27 @@ def test_a_file_of_another_version_is_left_alone(tmp_path):
 def test_an_unknown_workload_is_one_line(capsys):
     assert cli.main(["search", "kb63"]) == 2
     assert "no workload is called 'kb63'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_added_to_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rows.RowsError, match="cannot write"):
+        search.check_writable(tmp_path / "file" / "k6.csv")
+    damaged = tmp_path / "k6.csv"
+    damaged.write_text(",".join(search.COLUMNS) + "\n1,2,3\n")
+    with pytest.raises(rows.RowsError, match="not a row"):
+        search.check_writable(damaged)
+    search.check_writable(tmp_path / "new.csv")
+    assert not (tmp_path / "new.csv").exists()
+
+
+def test_a_wrong_configuration_is_said_and_fails(tmp_path, monkeypatch, capsys):
+    def wrong(*arguments):
+        raise bench.WrongResult("wrong on kb64", [])
+
+    monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(commands, "current_device", lambda: H200)
+    monkeypatch.setattr(search, "compile_all", lambda found, jobs: None)
+    monkeypatch.setattr(search, "measure", wrong)
+    assert cli.main(["search", "kb64", "--out", str(tmp_path / "k6.csv")]) == commands.FAILED
+    assert "wrong on kb64" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ..problem import Problem
 from .device import H200, Device
-from .k6_config import BLOCKS, Config, channel_chunks, column_tiles, configs
+from .k6_config import BLOCKS, MOST_STAGES, Config, channel_chunks, column_tiles, configs
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.62e9  # bytes a millisecond
@@ -25,7 +25,6 @@ PRODUCT = 0.142  # a row, of one product of 64 columns
 WINDOW_ROW, WINDOW_BYTE = 10.9, 0.0385  # of the copy engine, for a window
 SMOOTHNESS = 1.2  # of the maximum of products and copies: little of one hides behind the other
 SHALLOW = 0.01  # by which a stage lasts longer, for each stage that a ring has less than the deepest
-DEEPEST = 12
 ALONE = 646  # of a stage of a warpgroup that multiplies while the other stores, over its products
 BULK, BULK_ROW = 965, 25  # the stores of a tile
 BULK_BYTE = 680 / 16384  # a round after the first waits until the copy engine has read the one before
@@ -65,7 +64,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     copies, stores = config.regions * window, stores_of(config)
     if config.paired:
         stage = ((2 * products) ** SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
-        turn = stages * stage * (1 + SHALLOW * (DEEPEST - config.stages)) + stores
+        turn = stages * stage * (1 + SHALLOW * (MOST_STAGES - config.stages)) + stores
     else:
         stage = (products**SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)

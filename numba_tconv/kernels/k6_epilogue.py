@@ -22,8 +22,8 @@ def make_epilogue(config: Config):
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
     make_rows = _make_rows(config)
     anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
-    straight_on = _make_bulk(config) if bulk else _make_runs(config, make_rows)
-    finish_bulk = make_bulk_store(config)[1] if bulk else None
+    store_bulk, finish_bulk = make_bulk_store(config) if bulk else (None, None)
+    straight_on = _make_bulk(store_bulk) if bulk else _make_runs(config, make_rows)
 
     @device_function
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
@@ -67,8 +67,8 @@ def make_extra_of(config: Config):
     return extra_of
 
 
-def _make_bulk(config: Config):
-    store = make_bulk_store(config)[0]
+def _make_bulk(store):
+    """The way of k6_bulk.py, with the arguments of the others."""
 
     @device_function
     def store_in_bulk(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,

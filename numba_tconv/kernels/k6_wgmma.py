@@ -22,9 +22,9 @@ staged by straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
 With streamed weights the limit is what the copy engine does for the windows: a stage lasts nearly as long for a tile of
-64 rows as for one of 128 (plots/data/search). Ablations on dac_u2 in bfloat16 (H200, scripts, 1.05 ms): without the
-windows' copies 0.85, without the weights' 0.98, without the loads from shared memory 1.03, without products 0.94,
-without stores 0.92; and 0.84 without any copy.
+64 rows as for one of 128 (plots/data/search). Ablations on dac_u2 in bfloat16, which took 1.05 ms (H200, scripts, no
+recorded rows, before there were stores in bulk): without the windows' copies 0.85, without the weights' 0.98, without
+the loads from shared memory 1.03, without products 0.94, without stores 0.92; and 0.84 without any copy.
 
 Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
 """

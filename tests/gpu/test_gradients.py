@@ -138,10 +138,11 @@ def test_on_a_side_stream(reason):
 
 
 def layer(problem, dtype):
-    """grad_output, and what the public function takes: input, weight and bias, all of which require gradients."""
+    """grad_output, input and weight; and what the public function takes: the same with bias, all of which require
+    gradients."""
     g, x, w = gradient_operands(problem, dtype, "cuda")
     bias = torch.randn(problem.out_channels, device="cuda", dtype=dtype)
-    return g, [tensor.requires_grad_() for tensor in (x, w, bias)]
+    return (g, x, w), [tensor.detach().requires_grad_() for tensor in (x, w, bias)]
 
 
 def backward(function, g, tensors, problem, precision):
@@ -154,8 +155,7 @@ def backward(function, g, tensors, problem, precision):
 @pytest.mark.parametrize("reason", FEW)
 def test_autograd(dtype, precision, reason):
     problem = LARGE[reason]
-    g, tensors = layer(problem, dtype)
-    x, w, _ = (tensor.detach() for tensor in tensors)
+    (g, x, w), tensors = layer(problem, dtype)
     for of, result in backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision).items():
         assert verdict(result, *expected(of, g, x, w, problem), gradient_terms(of, problem)) is None, of
 
@@ -164,8 +164,7 @@ def test_autograd(dtype, precision, reason):
 @pytest.mark.parametrize("reason", FEW)
 def test_autograd_by_these_kernels(dtype, precision, reason):
     problem = LARGE[reason]
-    g, tensors = layer(problem, dtype)
-    x, w, _ = (tensor.detach() for tensor in tensors)
+    (g, x, w), tensors = layer(problem, dtype)
     first = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
     assert torch.equal(first["grad_input"], grad_input(g, w, problem))
     assert torch.equal(first["grad_weight"], grad_weight(g, x, problem))
@@ -178,7 +177,7 @@ def test_autograd_by_these_kernels(dtype, precision, reason):
 @ours
 def test_a_compiled_training_step(dtype, precision):
     problem = LARGE[FEW[0]]
-    g, tensors = layer(problem, dtype)
+    (g, _, _), tensors = layer(problem, dtype)
     eager = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
     compiled = backward(torch.compile(numba_tconv.conv_transpose1d, fullgraph=True), g, tensors, problem, precision)
     assert all(torch.equal(eager[of], compiled[of]) for of in OF)
