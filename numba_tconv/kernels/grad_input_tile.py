@@ -192,7 +192,7 @@ class InputTile(GradientRung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype, device=None):
+    def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
     def tiny_configs(self, problem, dtype):
@@ -201,7 +201,7 @@ class InputTile(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), config.shared_bytes)]
 
-    def run(self, grad_output, weight, result, problem, config=None):
+    def run(self, grad_output, weight, result, problem, config=None, precision=None):
         p, t = problem, problem.taps
         config = config or choose(p, result.dtype, gpu.of(result.device.index))
         row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
