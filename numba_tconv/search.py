@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from . import bench, machine, rows
+from . import accuracy, bench, machine, rows, timing
+from .directions import FORWARD, Operands, torch_forward
 from .kernels import RUNGS
 from .kernels.k6_config import Config, configs
 from .kernels.k6_cost import choose
@@ -125,23 +126,24 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
                 rung.run(x, weight, bias, y, p, config, name)
                 return y
 
-            return bench.Contestant(call, prepare=lambda: y.fill_(math.nan))
+            return timing.Contestant(call, prepare=lambda: y.fill_(math.nan))
 
         contestants, outputs = [contestant(config) for config in found], {}
         for number, one in enumerate(contestants):
             one.prepare()
             outputs[str(number)] = one.call()[ends].clone()
-        outputs["torch"] = bench.torch_result(x[ends], weight, bias, p)
-        errors = bench.errors(outputs, x[ends], weight, bias, p)
+        outputs["torch"] = torch_forward(x[ends], weight, bias, p)
+        errors = accuracy.errors(outputs, Operands(x[ends], weight, bias), p)
         for number, config in enumerate(found):
-            if not errors[str(number)].within(errors["torch"], dtype, precision, p):
-                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {errors[str(number)]}", [])
-        bench.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
+            error = errors[str(number)]
+            if not accuracy.right(FORWARD, error, errors["torch"], dtype, precision, p):
+                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {error}", [])
+        timing.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
     where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}
     common = dict(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **where, workload=workload.name, precision=name
     )
     return [
-        Tried(**common, **described(config), chosen=config == chosen, ms_p50=bench.quantile(one.times(), 0.5))
+        Tried(**common, **described(config), chosen=config == chosen, ms_p50=timing.quantile(one.times(), 0.5))
         for config, one in zip(found, contestants, strict=True)
     ]

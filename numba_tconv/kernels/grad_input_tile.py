@@ -24,6 +24,7 @@ from ..launch import Kernel, flat
 from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
 from . import device as gpu
 from .grad_input_config import Config, choose, tiny
+from .grad_input_pack import make_kernel as make_pack
 from .grad_input_pack import pack_weights
 from .grad_rung import GradientRung
 from .grad_window import NOWHERE, columns, locate, make_fetch
@@ -199,7 +200,7 @@ class InputTile(GradientRung):
         return tiny(problem, dtype)
 
     def kernels(self, config):
-        return [(make_kernel(config), config.shared_bytes)]
+        return [(make_kernel(config), config.shared_bytes), (make_pack(config), 0)]
 
     def run(self, grad_output, weight, result, problem, config=None, precision=None):
         p, t = problem, problem.taps

@@ -30,10 +30,11 @@ class GradientRung(Rung):
         """Every kernel that a run with ``config`` launches, with its dynamic shared memory in bytes."""
         raise NotImplementedError
 
-    def run(self, *operands_result_problem, config=None, precision=None) -> None:
+    def run(self, *operands_result_problem, config=None, precision: str | None = None) -> None:
         """Launch on torch's current stream: the operands, of any strides, the contiguous result, and the problem.
 
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
-        (grad_output, result, problem). No operand is empty. Nothing is checked here.
+        (grad_output, result, problem). ``config``, where given, is of ``precision``. No operand is empty. Nothing is
+        checked here.
         """
         raise NotImplementedError
