@@ -55,7 +55,9 @@ def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(monkeypatch, ca
     monkeypatch.setattr(Kernel, "_load", lambda kernel, device, shared_bytes: f"loaded with {shared_bytes}")
     kernel = Kernel("kernel", lambda: None, (), threads=32)
     capturing["now"] = True
-    refused = pytest.raises(RuntimeError, match="kernel is not compiled and loaded yet.* run what is to be captured once")
+    refused = pytest.raises(
+        RuntimeError, match=r"kernel is not compiled and loaded yet.* run what is to be captured once"
+    )
     with refused:
         kernel.handle(0, 100)
     capturing["now"] = False

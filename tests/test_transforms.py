@@ -115,5 +115,5 @@ def test_torch_compile_refuses_what_it_cannot_trace():
     ours, _, tensors = ours_and_torchs(PROBLEMS[0])
     torch.compiler.reset()
     compiled = torch.compile(lambda w: func.jvp(lambda w: ours(tensors[0], w), (w,), (w,)), fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="torch.compiler.disable"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
         compiled(tensors[1])
