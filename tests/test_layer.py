@@ -12,10 +12,13 @@ from torch.nn.utils.parametrizations import weight_norm
 from numba_tconv import ConvTranspose1d
 
 
-
 def made(kind=ConvTranspose1d, **choice):
     torch.manual_seed(3)
     return kind(4, 6, 5, stride=3, padding=2, output_padding=1, groups=2, dilation=2, **choice)
+
+
+def pickled(layer):
+    return pickle.loads(pickle.dumps(layer))
 
 
 def saved(layer):
@@ -25,9 +28,7 @@ def saved(layer):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, saved, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "save", "pickle"]
-)
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved], ids=lambda copied: copied.__name__)
 def test_copies(copied):
     layer = made(variant="k1_gather", precision="ieee").eval()
     layer.weight.requires_grad_(False)

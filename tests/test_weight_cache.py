@@ -1,11 +1,12 @@
 """When weights are packed anew and when not, with what CUDA has to say about streams and graphs made up."""
 
-import gc
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch._inductor import cudagraph_trees
 
 from numba_tconv.kernels import tensor_pack
 
@@ -56,9 +57,24 @@ def test_weights_that_a_graph_reads_are_packed_at_every_call_from_then_on(packed
     assert packed(other) == 5
 
 
+def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(packed, monkeypatch):
+    warm = SimpleNamespace(in_warmup=True)
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: warm)
+    w = torch.randn(4, 3, 2)
+    assert [packed(w), packed(w)] == [1, 2]
+    warm.in_warmup = False
+    assert [packed(w), packed(w)] == [3, 3]
+
+
+def test_torch_compile_warms_nothing_up_where_it_was_not_called():
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(tensor_pack._warming_up, 0).result()
+    assert not tensor_pack._warming_up(0)
+    assert hasattr(cudagraph_trees.CUDAGraphTreeManager, "in_warmup")
+
+
 def test_nothing_is_remembered_of_weights_that_are_gone(packed):
     for capturing, memory in ((False, tensor_pack._entries), (True, tensor_pack._captured)):
         for _ in range(5):
             packed(torch.randn(4, 3, 2), capturing)
-            gc.collect()
         assert len(memory) == 1

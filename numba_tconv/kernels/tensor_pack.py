@@ -8,6 +8,7 @@ of are unchanged, so that inference packs once.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
     storage = w.untyped_storage()
     if torch.cuda.is_current_stream_capturing():
         _remember(_captured, storage._cdata, StorageWeakRef(storage), expired=StorageWeakRef.expired)
-    if w.is_inference() or storage._cdata in _captured:
+    if w.is_inference() or storage._cdata in _captured or _warming_up(w.device.index):
         return _pack(w, problem, tile, order, channel_chunks)
     stream = torch.cuda.current_stream()
     key = (
@@ -131,6 +132,15 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
         stream.wait_event(entry.ready)
         entry.packed.record_stream(stream)
     return entry.packed
+
+
+def _warming_up(device: int) -> bool:
+    """Whether torch.compile runs what it is about to capture: in the graph's memory, in which nothing may be kept."""
+    trees, kept = sys.modules.get("torch._inductor.cudagraph_trees"), "tree_manager_containers"
+    if trees is None or not (hasattr(trees.local, kept) or torch._C._is_key_in_tls(kept)):  # of this thread
+        return False
+    manager = trees.get_manager(device, create_if_none_exists=False)
+    return manager is not None and manager.in_warmup
 
 
 def _remember(memory: dict, key, value, expired: Callable) -> None:
