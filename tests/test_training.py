@@ -62,6 +62,11 @@ def test_both_kinds_of_layers_learn_alike(arithmetic):
     assert all(row.ms > 0 and row.arithmetic == arithmetic for row in recorded)
 
 
+def test_bfloat16_is_autocast():
+    ieee, bf16 = (training.train(arithmetic, 1, TINY, "cpu")[-1].loss for arithmetic in ("ieee", "bf16"))
+    assert 0 < abs(bf16 - ieee) < 0.01 * ieee
+
+
 def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
     asked, train, path = [], training.train, tmp_path / "training" / "rows.csv"
 
