@@ -16,7 +16,7 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
     """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them; but ``jvp``
-    takes the tangents and the operator's arguments, and returns what broadcasts to the output's tangent."""
+    takes the tangents (zeros for a tensor that has none) and the operator's arguments."""
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
 
     class Applied(torch.autograd.Function):
@@ -31,7 +31,6 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
             setup_context(ctx, inputs, output)
             ctx.save_for_forward(*(value if isinstance(value, torch.Tensor) else None for value in inputs))
             ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in inputs]
-            ctx.shape = output.shape
 
         @staticmethod
         def backward(ctx, grad_output):
@@ -40,7 +39,7 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
         @staticmethod
         def jvp(ctx, *tangents):
             pairs = zip(ctx.saved_tensors, ctx.plain, strict=True)
-            return jvp(tangents, [plain if tensor is None else tensor for tensor, plain in pairs]).expand(ctx.shape)
+            return jvp(tangents, [plain if tensor is None else tensor for tensor, plain in pairs])
 
     _functions[operator] = Applied
 

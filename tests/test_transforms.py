@@ -1,4 +1,7 @@
-"""Forward mode and torch.func: what the operators' derivatives are there, on CPU tensors taken as if on a GPU."""
+"""Forward mode and torch.func: the derivatives of the public function there are those of torch's.
+
+On the CPU the operators compute as they do under a trace: the tensors are taken as if they were on a GPU.
+"""
 
 import pytest
 import torch
@@ -14,15 +17,17 @@ PROBLEMS = [SMALL["groups, unequal channels"], SMALL["output_padding and padding
 problems = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def through_the_operator(monkeypatch):
-    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    if request.param == "cpu":
+        monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    return request.param
 
 
-def ours_and_torchs(problem):
+def ours_and_torchs(problem, device):
     """Both functions of x, w and b, and operands for them, short ones."""
-    x, w, _ = operands(problem, torch.float64)
-    bias = torch.randn(problem.out_channels, dtype=torch.float64)
+    x, w, _ = operands(problem, torch.float64, device)
+    bias = torch.randn(problem.out_channels, dtype=torch.float64, device=device)
     functions = (
         lambda *tensors, f=f: f(*tensors, **parameters(problem))
         for f in (numba_tconv.conv_transpose1d, torch.conv_transpose1d)
@@ -30,12 +35,17 @@ def ours_and_torchs(problem):
     return *functions, (x[..., :5], w, bias)
 
 
-def agree(transformed, problem):
-    """Whether ``transformed``, of a function and its operands, is the same for our function and torch's."""
-    ours, torchs, tensors = ours_and_torchs(problem)
-    expected = transformed(torchs, tensors)
-    assert any(tensor.any() for tensor in torch.utils._pytree.tree_leaves(expected))
-    torch.testing.assert_close(transformed(ours, tensors), expected)
+@pytest.fixture
+def agree(device):
+    """Checks that ``transformed``, of a function and its operands, is the same for our function and torch's."""
+
+    def agree(transformed, problem):
+        ours, torchs, tensors = ours_and_torchs(problem, device)
+        expected = transformed(torchs, tensors)
+        assert any(tensor.any() for tensor in torch.utils._pytree.tree_leaves(expected))
+        torch.testing.assert_close(transformed(ours, tensors), expected)
+
+    return agree
 
 
 def summed(f):
@@ -44,7 +54,7 @@ def summed(f):
 
 @problems
 @pytest.mark.parametrize("has_tangent", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=str)
-def test_forward_mode(problem, has_tangent):
+def test_forward_mode(agree, problem, has_tangent):
     def tangent(f, tensors):
         with forward_ad.dual_level():
             duals = [
@@ -57,12 +67,12 @@ def test_forward_mode(problem, has_tangent):
 
 
 @problems
-def test_forward_mode_for_unbatched_input_and_without_bias(problem):
+def test_forward_mode_for_unbatched_input_and_without_bias(agree, problem):
     agree(lambda f, tensors: func.jvp(f, (tensors[0][0], tensors[1]), (tensors[0][1], tensors[1].cos())), problem)
 
 
 @problems
-def test_forward_over_reverse_and_reverse_over_forward(problem):
+def test_forward_over_reverse_and_reverse_over_forward(agree, problem):
     def of_gradients(f, tensors):
         tensors = [tensor.requires_grad_() for tensor in tensors]
         with forward_ad.dual_level():
@@ -79,18 +89,18 @@ def test_forward_over_reverse_and_reverse_over_forward(problem):
 
 @problems
 @pytest.mark.parametrize("derivative", [func.jacrev, func.jacfwd], ids=lambda derivative: derivative.__name__)
-def test_jacobians(problem, derivative):
+def test_jacobians(agree, problem, derivative):
     agree(lambda f, tensors: derivative(lambda *tensors: f(*tensors).flatten()[::7], (0, 1, 2))(*tensors), problem)
 
 
 @problems
-def test_hessians(problem):
+def test_hessians(agree, problem):
     agree(lambda f, tensors: func.hessian(lambda x: summed(f)(x, *tensors[1:]))(tensors[0]), problem)
 
 
 @problems
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (0, 0, 0), (2, 1, 0)], ids=str)
-def test_vmap(problem, in_dims):
+def test_vmap(agree, problem, in_dims):
     def mapped(f, tensors):
         stacked = [
             tensor if dim is None else torch.stack([tensor, tensor.cos(), -tensor], dim)
@@ -102,7 +112,7 @@ def test_vmap(problem, in_dims):
 
 
 @problems
-def test_gradients_for_each_sample(problem):
+def test_gradients_for_each_sample(agree, problem):
     def per_sample(f, tensors):
         x, *others = tensors
         return func.vmap(func.grad(summed(f), (1, 2)), (0, None, None))(x, *others)
@@ -110,9 +120,9 @@ def test_gradients_for_each_sample(problem):
     agree(per_sample, problem)
 
 
-def test_torch_compile_refuses_what_it_cannot_trace():
+def test_torch_compile_refuses_what_it_cannot_trace(device):
     """Not so the operator alone, whose tangents would be lost."""
-    ours, _, tensors = ours_and_torchs(PROBLEMS[0])
+    ours, _, tensors = ours_and_torchs(PROBLEMS[0], device)
     torch.compiler.reset()
     compiled = torch.compile(lambda w: func.jvp(lambda w: ours(tensors[0], w), (w,), (w,)), fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):

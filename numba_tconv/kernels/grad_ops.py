@@ -13,6 +13,8 @@ GPU does is decided, and registered, in ops.py.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .. import transforms
@@ -51,13 +53,11 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
     return problem
 
 
-def _products(operator, tangents, arguments) -> list[torch.Tensor]:
-    """What the tangents of the first two arguments, in each of which ``operator`` is linear, add to its tangent."""
-    return [
-        transforms.apply(operator, *arguments[:i], tangents[i], *arguments[i + 1 :])
-        for i in range(2)
-        if tangents[i] is not None
-    ]
+def _product_jvp(operator, tangents, arguments):
+    """The tangent of what ``operator``, linear in each of its first two arguments, makes of them."""
+    first, second, *others = arguments
+    with_first = transforms.apply(operator, tangents[0], second, *others)
+    return with_first + transforms.apply(operator, first, tangents[1], *others)
 
 
 # grad_input
@@ -143,8 +143,8 @@ def _bias_jvp(tangents, arguments):
     return transforms.apply(grad_bias, tangents[0], arguments[1])
 
 
-transforms.register(grad_input, _input_backward, _input_context, lambda *given: sum(_products(grad_input, *given)))
-transforms.register(grad_weight, _weight_backward, _weight_context, lambda *given: sum(_products(grad_weight, *given)))
+transforms.register(grad_input, _input_backward, _input_context, partial(_product_jvp, grad_input))
+transforms.register(grad_weight, _weight_backward, _weight_context, partial(_product_jvp, grad_weight))
 transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
@@ -175,8 +175,8 @@ def backward(ctx, grad_output):
 def jvp(tangents, arguments):
     """The tangent of the forward operator's output."""
     without_bias = [*arguments[:2], None, *arguments[3:]]
-    bias = [] if tangents[2] is None else [tangents[2][:, None]]
-    return sum([*_products(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias), *bias])
+    tangent = _product_jvp(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias)
+    return tangent if tangents[2] is None else tangent + tangents[2][:, None]
 
 
 # torch's own gradients
