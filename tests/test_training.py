@@ -62,6 +62,19 @@ def test_both_kinds_of_layers_learn_alike(arithmetic):
     assert all(row.ms > 0 and row.arithmetic == arithmetic for row in recorded)
 
 
+def test_a_step_is_forward_backward_and_the_optimizers():
+    torch.manual_seed(5)
+    model, generator = training.decoder(nn.ConvTranspose1d, TINY.widths), torch.Generator().manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
+    for _ in range(3):
+        made = training.waveforms(TINY.batch, TINY.samples, generator)
+        loss = (model(training.representation(made)) - made).square().sum() / made.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert training.train("ieee", 3, TINY, "cpu", seed=5)[0].loss == pytest.approx(loss.item(), rel=1e-5)
+
+
 def test_bfloat16_is_autocast():
     ieee, bf16 = (training.train(arithmetic, 1, TINY, "cpu")[-1].loss for arithmetic in ("ieee", "bf16"))
     assert 0 < abs(bf16 - ieee) < 0.01 * ieee

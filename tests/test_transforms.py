@@ -99,6 +99,20 @@ def test_hessians(agree, problem):
 
 
 @problems
+def test_third_derivatives(agree, problem):
+    """What the operators of the backward pass have for derivatives, under a transform again."""
+
+    def third(f, tensors):
+        def second(*tensors):
+            gradients = func.grad(summed(f), (0, 1))(*tensors)
+            return sum(gradient.square().sum() for gradient in gradients)
+
+        return func.jvp(func.grad(second, (0, 1)), tensors[:2], tensors[:2])
+
+    agree(third, problem)
+
+
+@problems
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (0, 0, 0), (2, 1, 0)], ids=str)
 def test_vmap(agree, problem, in_dims):
     def mapped(f, tensors):

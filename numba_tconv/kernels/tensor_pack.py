@@ -105,10 +105,12 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
     Inside a graph's capture the weights are packed anew, so that a replay packs what they are by then; and from then on
     at every call, since replays that include the optimizer's step write them uncounted.
     """
+    if w.is_inference():
+        return _pack(w, problem, tile, order, channel_chunks)
     storage = w.untyped_storage()
     if torch.cuda.is_current_stream_capturing():
         _remember(_captured, storage._cdata, StorageWeakRef(storage), expired=StorageWeakRef.expired)
-    if w.is_inference() or storage._cdata in _captured or _warming_up(w.device.index):
+    if storage._cdata in _captured or _warming_up(w.device.index):
         return _pack(w, problem, tile, order, channel_chunks)
     stream = torch.cuda.current_stream()
     key = (
