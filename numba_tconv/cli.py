@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import bench, commands, rows
+from . import bench, commands, rows, training
 from .demo import run_demo
 from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from .kernels import RUNGS
@@ -20,6 +20,7 @@ from .problem import Problem
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / "search" / "k6_wgmma.csv"
+TRAINING = DATA / "training" / "decoder.csv"
 # What --rung may name, by direction; a step is computed by several rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
@@ -150,6 +151,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
     one.add_argument("--precision", choices=("tf32", "tf32x3"), default="tf32", help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
+
+    one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
+    one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")
+    one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

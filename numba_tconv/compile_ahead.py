@@ -105,8 +105,10 @@ def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: s
     if direction in (FORWARD, STEP) and (picked := select(problem, dtype, own, device)):
         yield Call(picked.name, problem, dtype, own, device)
     for of in OF_GRADIENTS:
-        if direction in (of, STEP) and not ops.left_to_torch(of, problem, dtype, precision, device):
-            yield Call(gradients.select(of, problem, dtype, device).name, problem, dtype, own, device)
+        named = ops.gradient_precision(of, problem, dtype, precision, device) if direction in (of, STEP) else None
+        if named:
+            rung = gradients.select(of, problem, dtype, device, precision=named)
+            yield Call(rung.name, problem, dtype, named, device)
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:

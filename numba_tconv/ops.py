@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 
+from . import transforms
 from .kernels import RUNGS, device, grad_ops, gradients
 from .problem import Problem
 from .select import arithmetic, select
@@ -95,7 +96,7 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 # The gradients
 
-torch.library.register_autograd(NAME, grad_ops.backward, setup_context=grad_ops.setup_context)
+transforms.register(conv_transpose1d, grad_ops.backward, grad_ops.setup_context, grad_ops.jvp)
 
 
 @lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ LAYERS = (
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress"),
     ("cache", "elements", "ptx", "ptx.*"),
-    ("launch",),
+    ("launch", "transforms"),
     ("offline", "kernels.*"),
     ("kernels",),
     ("select",),
@@ -40,7 +40,7 @@ LAYERS = (
     ("bench", "check", "compile_ahead", "info", "inspection", "kernelbench", "plotting", "table"),
     ("search",),
     ("commands",),
-    ("demo",),
+    ("demo", "training"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,71 @@
+"""The memory that a layer takes of torch's allocator, at its peak, beside what torch's layer takes.
+
+Ours packs weights and keeps partial sums for a fixed order of addition; torch's has workspaces, which the search of
+cudnn.benchmark may make larger. Kept packed weights count, since they are made after the first look at the allocator.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from numba_tconv import ConvTranspose1d
+from numba_tconv.problem import Problem
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 1.05  # packed weights and partial sums are a few megabytes, the signals hundreds
+LAYERS = {
+    "stride 1": Problem(8, 128, 128, 3, 65536, bias=True),
+    "the usual decoder layer": Problem(8, 128, 64, 4, 65536, stride=2, padding=1, bias=True),
+    "many weights": Problem(16, 512, 256, 16, 4096, stride=8, padding=4, bias=True),
+    "depthwise": Problem(8, 512, 512, 4, 8192, stride=2, padding=1, groups=512, bias=True),
+}
+ARITHMETICS = {  # dtype, and what float32 is computed in
+    "ieee": (torch.float32, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "bf16": (torch.bfloat16, None),
+}
+
+
+def peak(layer, x, train):
+    """Bytes above what was there before the layer's first call, in a call that is not the first."""
+
+    def call():
+        if not train:
+            with torch.no_grad():
+                layer(x)
+            return
+        layer.zero_grad()
+        x.grad = None
+        y = layer(x)
+        y.backward(y.detach())
+
+    layer.zero_grad()
+    x.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):  # compiles kernels, searches algorithms, packs weights
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("benchmark", [False, True], ids=["heuristics", "benchmark"])
+@pytest.mark.parametrize("train", [False, True], ids=["forward", "step"])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_peak_memory_is_at_most_torchs(name, arithmetic, train, benchmark):
+    p, (dtype, precision) = LAYERS[name], ARITHMETICS[arithmetic]
+    if precision == "tf32" and p.groups > 1:
+        pytest.skip("tensor cores need 8 channels a group")
+    arguments = (p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups)
+    where = dict(device="cuda", dtype=dtype)
+    x = torch.randn(p.batch, p.in_channels, p.length, **where).requires_grad_(train)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=precision == "tf32"):
+        theirs = peak(nn.ConvTranspose1d(*arguments, **where), x, train)
+        ours = peak(ConvTranspose1d(*arguments, **where, precision=precision), x, train)
+    assert ours > 0
+    assert ours <= TOLERANCE * theirs
