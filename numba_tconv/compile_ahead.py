@@ -17,10 +17,9 @@ import torch
 
 from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
-from .kernels import RUNGS, gradients, k4_config, k4_pack, k5_config, tensor_pack
+from .kernels import RUNGS, gradients, k4_config, k4_pack, k5_mma, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_register_tile import vectors_align
-from .kernels.tensor_rung import by_vectors
 from .launch import Kernel
 from .problem import Problem
 from .progress import progress
@@ -53,9 +52,7 @@ class Call:
             config = k4_config.choose(p, self.dtype, x_vector, self.device)
             return [rung.kernel(config), k4_pack.make_kernel(config)]
         if self.rung == "k5_mma":
-            config = k5_config.choose(p, self.precision, self.device)
-            if not by_vectors(x.shape, x.stride(), 0, config.tile):
-                config = k5_config.choose(p, self.precision, self.device, aligned=False)
+            config = k5_mma.config_of(p, self.precision, self.device, x.shape, x.stride(), 0)
             return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "mma")]
         config = rung.config(p, self.dtype, self.precision)
         if self.rung == "k6_wgmma":

@@ -146,6 +146,7 @@ def _grad_bias(grad_output, precision):
         return grad_output.new_zeros((channels,))
     # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
     problem = Problem(batch, channels, channels, 1, length, groups=channels)
-    if _precision_of("grad_bias", problem, grad_output, precision) is None:
+    own = _precision_of("grad_bias", problem, grad_output, precision)
+    if own is None:
         return grad_output.sum((0, 2))
-    return gradients.grad_bias(grad_output, problem)
+    return gradients.grad_bias(grad_output, problem, precision=own)

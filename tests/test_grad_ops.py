@@ -169,31 +169,34 @@ def test_a_training_step_is_compiled_whole(through_the_operator):
 
 # What a GPU leaves to torch
 
-KB64, SMALL_LAYER, DEPTHWISE = (workloads.get(name).problem for name in ("kb64", "small", "depthwise"))
+KB64, SMALL_LAYER, DEPTHWISE, PQMF = (workloads.get(name).problem for name in ("kb64", "small", "depthwise", "pqmf"))
+STRIDED = workloads.get("hifigan_u1").problem
+# In which precision this package computes grad_input, grad_weight and grad_bias; None: torch does.
 DECISIONS = {
-    "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, False),
-    "float64": (KB64, torch.float64, "fp64", H200, False),
-    "float32's errors, promised": (KB64, torch.float32, "tf32x3", H200, False),
-    "tensor cores in TF32": (KB64, torch.float32, "tf32", H200, True),
-    "tensor cores in float16": (KB64, torch.float16, "fp16", A100, True),
-    "tensor cores in bfloat16": (KB64, torch.bfloat16, "bf16", A100, True),
-    "TF32 allowed and used": (KB64, torch.float32, TF32_ALLOWED, H200, True),
-    "TF32 allowed, too small for it": (SMALL_LAYER, torch.float32, TF32_ALLOWED, H200, False),
-    "TF32 allowed, depthwise": (DEPTHWISE, torch.float32, TF32_ALLOWED, H200, False),
+    "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, ["ieee"] * 3),
+    "float64": (KB64, torch.float64, "fp64", H200, ["fp64"] * 3),
+    "float32's errors, promised": (KB64, torch.float32, "tf32x3", H200, ["ieee"] * 3),
+    "tensor cores in TF32": (KB64, torch.float32, "tf32", H200, ["tf32", "tf32", None]),
+    "tensor cores in TF32, strided": (STRIDED, torch.float32, "tf32", H200, ["tf32", "tf32", None]),
+    "tensor cores in float16": (KB64, torch.float16, "fp16", H200, ["fp16", "fp16", None]),
+    "tensor cores without wgmma": (KB64, torch.bfloat16, "bf16", A100, ["bf16", None, None]),
+    "four channels: most of a product would be zeros": (PQMF, torch.bfloat16, "bf16", H200, [None] * 3),
+    "TF32 allowed and used": (KB64, torch.float32, TF32_ALLOWED, H200, ["tf32", "tf32", None]),
+    "TF32 allowed, too small for it": (SMALL_LAYER, torch.float32, TF32_ALLOWED, H200, ["ieee"] * 3),
+    "TF32 allowed, depthwise": (DEPTHWISE, torch.float32, TF32_ALLOWED, H200, ["ieee"] * 3),
 }
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to prefer")
 @pytest.mark.parametrize("why", DECISIONS)
-@of_each
-def test_what_is_left_to_torch(of, why):
+def test_what_is_left_to_torch(why):
     *case, expected = DECISIONS[why]
-    assert ops.left_to_torch(of, *case) is expected
+    assert [ops.gradient_precision(of, *case) for of in OF] == expected
 
 
 def test_what_no_kernel_can_do_on_a_gpu_is_left_to_torch():
     """cp.async came with compute capability 8.0; grad_input and grad_bias have kernels without it."""
-    left = [of for of in OF if ops.left_to_torch(of, KB64, torch.float32, "ieee", TURING)]
+    left = [of for of in OF if ops.gradient_precision(of, KB64, torch.float32, "ieee", TURING) is None]
     assert left == ["grad_weight"]
 
 
@@ -203,12 +206,12 @@ def test_a_gpu_computes_what_is_not_left_to_torch(monkeypatch, of, precision):
     problem, seen = SMALL[GROUPS], []
     g, x, w = gradient_operands(problem, torch.float32)
 
-    def ours(*operands):
-        seen.append(operands[:-1])
+    def ours(*operands, precision):
+        seen.append((operands[:-1], precision))
         return references_gradient(of, g, x, w, problem).float()
 
     monkeypatch.setattr(gradients, of, ours)
     result = as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, precision))
     oracle = references_gradient(of, g, x, w, problem)
     assert verdict(result, oracle.float(), oracle, 100) is None
-    assert seen == ([inputs_of(of, g, x, w)] if precision == "ieee" else [])
+    assert seen == ([(inputs_of(of, g, x, w), "ieee")] if precision == "ieee" else [])

@@ -9,8 +9,9 @@ from functools import cache
 import pytest
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import grad_input_config, grad_input_pack, grad_weight_config
+from numba_tconv.kernels import grad_input_config, grad_input_pack, grad_weight_config, grad_weight_sum, planes
 from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.common import LARGE
@@ -95,6 +96,35 @@ def test_large_tiles_multiply_most_of_the_time(name, reason):
     assert mix["FFMA"] / mix.total() > 0.8
 
 
+# What each row is there for; gradient, workload, precision.
+ON_TENSOR_CORES = {
+    "three taps, 192 sums": ("grad_weight_wgmma", "kb64", "tf32"),
+    "words at odd places": ("grad_weight_wgmma", "kb74", "bf16"),
+    "two phases, elements one by one": ("grad_weight_wgmma", "hifigan_u3", "bf16"),
+    "eight phases in pieces": ("grad_weight_wgmma", "dac_u1", "tf32"),
+    "tiles in turn": ("grad_input_wgmma", "hifigan_u3", "tf32"),
+    "positions of one tile": ("grad_input_wgmma", "dac_u1", "tf32"),
+    "16-bit elements in words": ("grad_input_wgmma", "hifigan_u1", "fp16"),
+    "three taps, masked": ("grad_input_wgmma", "kb79", "bf16"),
+}
+
+
+@pytest.mark.parametrize("reason", ON_TENSOR_CORES)
+def test_gradients_on_tensor_cores(reason):
+    """All in registers, whose number a warpgroup changes later, and products that ptxas does not wait between."""
+    name, workload, precision = ON_TENSOR_CORES[reason]
+    rung, dtype = GRADIENTS[name], DTYPES[precision]
+    kernel, shared_bytes = rung.kernels(rung.config(workloads.get(workload).problem, dtype, precision=precision))[0]
+    report = offline.report(kernel, HOPPER, shared_bytes)
+    check_memory(report, 168)
+    assert "wgmma.mma_async.sync.aligned" in report.ptx
+    assert "cp.async.bulk.tensor.3d" in report.ptx
+    if report.sass:
+        assert "HGMMA" in report.sass
+        assert "warpgroup.arrive is injected" not in report.log
+        assert "serialized" not in report.log
+
+
 SIMPLE = [
     (name, dtype, cc)
     for name in ("grad_input_gather", "grad_bias")
@@ -108,6 +138,14 @@ def test_simple_kernels_stay_in_their_registers(case):
     rung = GRADIENTS[name]
     kernel, shared_bytes = rung.kernels(rung.config(workloads.get("kb79").problem, dtype))[0]
     check_memory(offline.report(kernel, cc, shared_bytes), 64)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype):
+    for workload in ("kb79", "seamless_u1"):
+        config = planes.make_config(workloads.get(workload).problem, dtype)
+        check_memory(offline.report(planes.make_kernel(config), HOPPER), 64)
+    check_memory(offline.report(grad_weight_sum.make_kernel(dtype), HOPPER), 64)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)

@@ -22,7 +22,7 @@ from ..problem import Problem
 from . import device as gpu
 from . import planes, tensor_pack
 from .grad_rung import GradientRung
-from .k5_mma import WarpMatrix
+from .k5_mma import WarpMatrix, config_of
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
 from .tensor_rung import default_precision
@@ -85,10 +85,16 @@ class InputPlanes(GradientRung):
         return next((r for r in able if r.suits(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
-        """That of the planes, or None where there are none; the forward rung's name; and that rung's own."""
+        """That of the planes, or None where there are none; the forward rung's name; and that rung's own, for a
+        contiguous grad_output."""
         precision, device = precision or default_precision(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
+        if rung.name == "k5_mma":  # which has other tiles for rows that 16-byte vectors cannot copy
+            p = adjoint(problem)
+            pitch = planes.pitch_of(problem, dtype) if apart else p.length
+            layout = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1), 0
+            return apart, rung.name, config_of(p, precision, device, *layout)
         return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
 
     def kernels(self, config):

@@ -53,7 +53,7 @@ from ..ptx import (
 from . import device as gpu
 from .fragments import wgmma_d
 from .grad_input_planes import FEWEST_CHANNELS, reads_grad_output
-from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose
+from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose, entry_of, place_of
 from .grad_rung import GradientRung
 from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, publish, row_bytes
 from .tensor_rung import default_precision
@@ -71,6 +71,7 @@ def make_products(config: Config):
     blocks, sums, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register
+    entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     wait_for_older, operands = wgmma_wait(1), 4 * blocks
     masked = entries * config.itemsize < 128  # the rest of a row of weights is the next channel's
@@ -94,7 +95,7 @@ def make_products(config: Config):
         acc, v, rows, places, offset, descriptor, done, lane_entry = state
         at = int32(k % 2 * operands)
         for half in range(2):
-            entry = int32(lane_entry + (8 * k + 4 * half) * neighbours)
+            entry = int32(lane_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
             for row in range(2 * blocks):
                 z = at + row // 2 * 4 + 2 * half + row % 2
                 v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
@@ -151,7 +152,8 @@ def make_kernel(config: Config) -> Kernel:
     stage_bytes, itemsize = w_bytes + boxes * config.box_bytes, config.itemsize
     stride, dilation, kernel_size, g_channels = config.stride, config.dilation, config.kernel_size, config.g_channels
     barriers, map_at, in_turns, blocks = config.barriers, config.map, config.in_turns, config.blocks
-    pitch, neighbours, halves, vector = config.width * itemsize, 4 // itemsize, config.halves, 16 // itemsize
+    width, neighbours, halves, vector = config.width, 4 // itemsize, config.halves, 16 // itemsize
+    entries, entry, place = config.entries, device_function(entry_of), device_function(place_of)
     all_sums, all_operands, lane_rows = config.sums, 8 * blocks, 2 * blocks
     lanes_entries = 2 if halves else 1
     all_places = 2 * PRODUCTS * lanes_entries
@@ -201,19 +203,19 @@ def make_kernel(config: Config) -> Kernel:
                     s, parity = int32(0), int32(1)
                     while tile < tiles:
                         sample, group, channel_tile, position = locate(tile, along, across, groups)
-                        g_row, entry = int32(group * group_rows), int32(0)
+                        g_row, w_entry = int32(group * group_rows), int32(0)
                         w_row = int32(group * group_channels + channel_tile * channels)
                         column, left = int32((position * stride + first) & -vector), tile_stages
                         while left > 0:
                             mbarrier_wait(empty + 8 * s, parity)
                             mbarrier_arrive_expect_tx(full + 8 * s, stage_bytes)
                             at = int32(base + s * slot)
-                            cp_async_bulk_tensor(at, maps + MAP_BYTES, entry, w_row, int32(0), full + 8 * s)
+                            cp_async_bulk_tensor(at, maps + MAP_BYTES, w_entry, w_row, int32(0), full + 8 * s)
                             for box in range(boxes):
                                 to = int32(at + w_bytes + box * spacing)
                                 cp_async_bulk_tensor(to, maps, int32(column + box * (piece * stride)), g_row, sample,
                                                      full + 8 * s)  # fmt: skip
-                            entry, g_row = int32(entry + g_channels * kernel_size), int32(g_row + g_channels)
+                            w_entry, g_row = int32(w_entry + entries), int32(g_row + g_channels)
                             left, s = int32(left - 1), int32(s + 1)
                             if s == stages:
                                 s, parity = int32(0), int32(parity ^ 1)
@@ -229,11 +231,11 @@ def make_kernel(config: Config) -> Kernel:
                 m = int32(16 * group_warp + (lane >> 2) + z // 2 * 64 + z % 2 * 8 + first_row * crew)
                 element = m % piece * stride + (int32(first) & (vector - 1))
                 rows[z] = int32(base + w_bytes + m // piece * spacing + element * itemsize)
-            lane_entry = int32((lane & 3) * neighbours)
             for z in range(all_places):
-                e = int32(lane_entry + 4 * neighbours * (z // lanes_entries) + z % lanes_entries)
-                e = int32(e if e < g_channels * kernel_size else 0)
-                places[z] = int32(e // kernel_size * pitch + e % kernel_size * (dilation * itemsize))
+                e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
+                e = int32(e if e < entries else 0)
+                places[z] = int32(place(e, kernel_size, width, dilation) * itemsize)
+            lane_entry = int32(entry(int32(0), lane & 3, neighbours))
             descriptor = descriptor_of(int64(base))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             if in_turns and crew == 1:

@@ -144,6 +144,20 @@ class Config:
         return max(multiplying, storing) if self.in_turns else multiplying + storing
 
 
+# Plain functions of numbers, which the kernel calls too.
+
+
+def entry_of(z, t, neighbours):
+    """The entry, or the first of two neighbours, that a lane of t loads for register 0 and 1 (even ``z``) or 2 and 3 of
+    product ``z // 2`` of a stage."""
+    return (4 * z + t) * neighbours
+
+
+def place_of(entry, kernel_size, width, dilation):
+    """Elements from a position's first to the one that meets ``entry``, in a box of rows of ``width``."""
+    return entry // kernel_size * width + entry % kernel_size * dilation
+
+
 def stage_channels(problem: Problem, precision: str) -> int:
     """Output channels of a stage: as many as fill a row of weights. 0: there is no such number.
 

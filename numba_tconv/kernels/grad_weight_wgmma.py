@@ -65,7 +65,7 @@ from .grad_weight_wgmma_config import (
     operand_places,
     splits_of,
 )
-from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, lies_in_rows, publish, row_bytes
+from .tensor_map import ALIGNMENT, LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, lies_in_rows, publish, row_bytes
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
@@ -82,7 +82,7 @@ def make_products(config: Config):
     and the mbarrier to arrive at, or 0.
     """
     blocks, chunk, stride = config.blocks, config.tap_chunk, config.window.stride
-    operands, buffers = config.operands, config.buffers
+    operands = config.operands
     entries, places = config.entries, config.places
     count, raw_count = len(entries), len(places)
     first, second = (tuple(places.index(entry[z]) for entry in entries) for z in range(2))
@@ -92,7 +92,7 @@ def make_products(config: Config):
     load_raw, joined = (ld_shared_u16, LOWER_HALVES) if halves else (load_word, UPPER_AND_LOWER)
     of_piece = PRODUCTS // config.pieces
     product_bytes, spacing = 32 * stride, config.spacing
-    wait_for_older = wgmma_wait(buffers - 1)
+    wait_for_older = wgmma_wait(1)
 
     @device_function
     def load(v, at, rows, offset):
@@ -118,7 +118,7 @@ def make_products(config: Config):
     @device_function
     def step(k, state):
         acc, v, rows, offset, descriptor, done = state
-        at = int32(k % buffers * operands)
+        at = int32(k % 2 * operands)
         load(v, at, rows, int32(offset + k // of_piece * spacing + k % of_piece * product_bytes))
         multiply(acc, v, at, descriptor + 2 * k)
         wait_for_older()
@@ -138,7 +138,7 @@ def make_kernel(config: Config) -> Kernel:
     g_channels, lane_bytes, lane_rows = config.g_channels, config.lane_bytes, 2 * config.blocks
     positions, in_turns, blocks, chunk = config.positions, config.in_turns, config.blocks, config.tap_chunk
     rows, pairs, channels, tile_sums = config.rows, config.pairs, config.channels, config.tile_sums
-    all_sums, all_operands, sums = config.sums, config.buffers * config.operands, config.channels // 2
+    all_sums, all_operands, sums = config.sums, 2 * config.operands, config.channels // 2
     barriers, map_at, chunk_columns = config.barriers, config.map, config.tap_chunk * config.window.step
     pitch = config.width * itemsize
     every = CONSUMERS if in_turns else 1  # from a warpgroup's stage to its next
@@ -273,9 +273,9 @@ class WeightWarpgroup(GradientRung):
         return min(problem.in_channels_per_group, planes.pairs_of(problem)) >= FEWEST_CHANNELS
 
     def config(self, problem, dtype, device=None, precision=None):
-        """That of the planes, or None where grad_output is read as it lies, and its own; for rows of grad_output at
-        multiples of 16 bytes."""
-        return _config(problem, precision or default_precision(dtype), True)
+        """That of the planes, or None where grad_output is read as it lies, and its own; of contiguous tensors."""
+        aligned = problem.out_length * dtype.itemsize % ALIGNMENT == 0
+        return _config(problem, precision or default_precision(dtype), aligned)
 
     def kernels(self, config):
         apart, own = config
@@ -303,9 +303,9 @@ class WeightWarpgroup(GradientRung):
 
 
 @lru_cache(maxsize=1024)
-def _config(problem: Problem, precision: str, addressable: bool):
-    """As ``WeightWarpgroup.config``; ``addressable``: the copy engine can fetch rows of grad_output as they lie."""
-    direct = choose(problem, precision, False) if addressable else None
+def _config(problem: Problem, precision: str, in_rows: bool):
+    """As ``WeightWarpgroup.config``; ``in_rows``: the copy engine can fetch rows of grad_output as they lie."""
+    direct = choose(problem, precision, False) if in_rows else None
     if direct:
         return None, direct
     return planes.make_config(problem, DTYPES[precision]), choose(problem, precision, True)

@@ -21,7 +21,7 @@ REGISTERS = 240, 24  # of a thread that multiplies, and of one that copies
 BLOCK = 64  # pairs of one product
 ROW = 128  # bytes of a row of x in a stage
 PRODUCTS = 4  # along k, in a stage: each takes 32 bytes of a row
-MOST_SUMS, OTHER_REGISTERS = 192, 20  # of a thread that multiplies
+MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
 MOST_CHANNELS = 256  # of one product
 MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
 MOST_STAGES, FEWEST_STAGES = 8, 3
@@ -50,7 +50,6 @@ class Config:
     blocks: int  # of 64 pairs, of a warpgroup
     channels: int  # of a tile
     in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
-    buffers: int = 2  # sets of operands in registers: with two, one is loaded while the other is multiplied
     stages: int = 0
 
     @property
@@ -138,7 +137,7 @@ class Config:
 
     @property
     def operands(self) -> int:
-        """Registers of one set."""
+        """Registers of one set; there are two, so that one is loaded while the other is multiplied."""
         return self.blocks * 2 * len(self.entries)
 
     @property
@@ -253,17 +252,20 @@ def candidates(problem: Problem, precision: str, apart: bool):
         for blocks in (1, 2):
             for in_turns in (False, True):
                 most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * tap_chunk) // 8 * 8)
-                tiles = -(-problem.in_channels_per_group // most)
-                channels = -(-problem.in_channels_per_group // tiles // 8) * 8
-                yield from _fitting(Config(precision, window, tap_chunk, blocks, channels, in_turns))
+                fewest = -(-problem.in_channels_per_group // most) if most else 0
+                for tiles in (fewest, fewest + 1) if most else ():
+                    channels = -(-problem.in_channels_per_group // tiles // 8) * 8
+                    yield from _fitting(Config(precision, window, tap_chunk, blocks, channels, in_turns))
 
 
 def _fitting(config: Config):
-    """The configuration with as many sets of operands as registers hold, and as many stages as shared memory does."""
+    """The configuration with as many stages as shared memory holds, if two sets of operands fit in registers."""
+    # With one set, whose loads wait for the products before, a stage took twice as long (kb64, in both precisions).
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
-    if not config.g_channels or not config.pieces or len(config.places) > MOST_PLACES or config.operands > spare:
+    if not config.g_channels or not config.pieces or 2 * config.operands > spare:
         return
-    config = replace(config, buffers=min(2, spare // config.operands))
+    if max(len(config.places), len(config.entries)) > MOST_PLACES:
+        return
     # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
     for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -2 if config.in_turns else -1):
         deep = replace(config, stages=stages)

@@ -354,15 +354,27 @@ class WarpMatrix(TensorRung):
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))
         here = device.of(x.device.index)
-        given, config = config, config or choose(problem, precision, here)
-        if not by_vectors(x.shape, x.stride(), x.data_ptr() % 16, config.tile):
-            config = replace(given, x_vector=1) if given else choose(problem, precision, here, aligned=False)
+        layout = x.shape, x.stride(), x.data_ptr() % 16
+        if config is None:
+            config = config_of(problem, precision, here, *layout)
+        elif not by_vectors(*layout, config.tile):
+            config = replace(config, x_vector=1)
         kernel, chunks, blocks, sizes = _plan(problem, config, y.data_ptr() % SECTOR)
         packed = packed_weights(w, problem, config.tile, "mma", chunks)
         kernel.launch(
             blocks,
             *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y, *sizes),
         )
+
+
+def config_of(
+    problem: Problem, precision: str, here: device.Device, shape: tuple, strides: tuple, offset: int
+) -> Config:
+    """The configuration for an input as ``by_vectors`` takes it."""
+    config = choose(problem, precision, here)
+    return (
+        config if by_vectors(shape, strides, offset, config.tile) else choose(problem, precision, here, aligned=False)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -90,6 +90,12 @@ def columns_of(problem: Problem) -> int:
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
+def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
+    """Elements from a plane to the next, a multiple of 16 bytes."""
+    vector = ALIGNMENT // dtype.itemsize
+    return -(-columns_of(problem) // vector) * vector
+
+
 def pairs_of(problem: Problem) -> int:
     """Pairs of a group: output channels times phases that have taps."""
     return problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
@@ -99,8 +105,7 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     """The planes (N, C_out * phases, columns) of ``grad_output`` (N, C_out, L_out), of any strides; a view of rows
     that begin at multiples of 16 bytes. Launches on the current stream."""
     config, columns = make_config(problem, grad_output.dtype), columns_of(problem)
-    vector = ALIGNMENT // config.itemsize
-    pitch = -(-columns // vector) * vector
+    pitch = pitch_of(problem, grad_output.dtype)
     result = grad_output.new_empty((problem.batch, problem.out_channels * config.phases, pitch))
     rows = problem.batch * problem.out_channels
     layers = -(-rows // GRID_AXIS)

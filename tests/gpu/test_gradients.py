@@ -9,7 +9,7 @@ import torch
 
 import numba_tconv
 from numba_tconv.kernels.device import current_device
-from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
+from numba_tconv.kernels.gradients import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
 from numba_tconv.problem import Problem
 from tests.gpu.common import FEW, LARGE, arithmetic
 from tests.gradient_parity import (
@@ -25,6 +25,13 @@ from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, parameters, verdict
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+TENSOR_CORES = {name: rung for name, rung in GRADIENTS.items() if rung.tensor_cores}
+tensor_cores = pytest.mark.parametrize("rung", TENSOR_CORES.values(), ids=TENSOR_CORES)
+precisions = pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
+    ids=["tf32", "tf32x3", "fp16", "bf16"],
+)
 # Those in which no gradient is torch's.
 OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
 ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
@@ -37,20 +44,24 @@ LONG = {
 }
 
 
-def expected(of, g, x, w, problem):
-    """torch's own gradient, and the oracle, on the operands' device."""
-    return torchs_gradient(of, g, x, w, problem), torchs_gradient(of, g.double(), x.double(), w.double(), problem)
+def expected(of, g, x, w, problem, precision="ieee"):
+    """torch's own gradient, with TF32 allowed if ``precision`` is that, and the oracle, on the operands' device."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
+        torchs = torchs_gradient(of, g, x, w, problem)
+    return torchs, torchs_gradient(of, g.double(), x.double(), w.double(), problem)
 
 
-def check(rung, problem, dtype, layout="contiguous", configs=(None,), place=lambda tensor: tensor):
-    if reason := rung.refusal(problem, dtype, "", current_device()):
+def check(rung, problem, dtype, layout="contiguous", configs=(None,), place=lambda tensor: tensor, precision=None):
+    precision = precision or EXACT[dtype]
+    if reason := rung.refusal(problem, dtype, precision, current_device()):
         pytest.skip(f"{rung.name}: {reason}")
     g, x, w = gradient_operands(problem, dtype, "cuda", layout)
-    torchs, oracle = expected(rung.of, g, x, w, problem)
+    torchs, oracle = expected(rung.of, g, x, w, problem, precision)
     for config in configs:
         result = poisoned_gradient(rung.of, problem, dtype, "cuda")
-        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config)
-        assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, config
+        rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config, precision)
+        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision)
+        assert wrong is None, (config, wrong)
 
 
 @gradients
@@ -74,6 +85,56 @@ def test_large_problems(rung, dtype, reason):
     check(rung, LARGE[reason], dtype)
 
 
+@tensor_cores
+@precisions
+@pytest.mark.parametrize("reason", SMALL)
+def test_small_problems_on_tensor_cores(rung, dtype, precision, reason):
+    check(rung, SMALL[reason], dtype, precision=precision)
+
+
+@tensor_cores
+@precisions
+@pytest.mark.parametrize("reason", LARGE)
+def test_large_problems_on_tensor_cores(rung, dtype, precision, reason):
+    check(rung, LARGE[reason], dtype, precision=precision)
+
+
+# Lengths around the positions of a stage (32, or 64 of 16 bits) and of a tile (128, 256), and samples that end in them.
+SEAMS = [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
+
+
+@tensor_cores
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@pytest.mark.parametrize("stride", [1, 2, 5, 8])
+def test_seams_on_tensor_cores(rung, dtype, precision, stride):
+    for length in SEAMS:
+        for padding in (0, 1, stride // 2):
+            problem = Problem(3, 40, 24, 2 * stride, length, stride=stride, padding=min(padding, length * stride // 2))
+            check(rung, problem, dtype, precision=precision)
+
+
+@tensor_cores
+@precisions
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+@pytest.mark.parametrize("reason", FEW)
+def test_layouts_on_tensor_cores(rung, dtype, precision, layout, reason):
+    check(rung, LARGE[reason], dtype, layout, precision=precision)
+
+
+@tensor_cores
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@pytest.mark.parametrize("reason", LONG)
+def test_long_sums_on_tensor_cores(rung, dtype, precision, reason):
+    check(rung, LONG[reason], dtype, precision=precision)
+
+
+@tensor_cores
+@precisions
+@pytest.mark.parametrize("reason", FEW)
+def test_bitwise_reproducible_on_tensor_cores(rung, dtype, precision, reason):
+    reproducible(rung, LARGE[reason], dtype, precision)
+
+
 @gradients
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("reason", LONG)
@@ -95,18 +156,23 @@ def test_samples_far_apart(rung, reason):
     check(rung, LARGE[reason], torch.float32, place=far_apart)
 
 
+def reproducible(rung, problem, dtype, precision):
+    if reason := rung.refusal(problem, dtype, precision, current_device()):
+        pytest.skip(f"{rung.name}: {reason}")
+    g, x, w = gradient_operands(problem, dtype, "cuda")
+    first = poisoned_gradient(rung.of, problem, dtype, "cuda")
+    rung.run(*inputs_of(rung.of, g, x, w), first, problem, precision=precision)
+    for _ in range(20):
+        again = poisoned_gradient(rung.of, problem, dtype, "cuda")
+        rung.run(*inputs_of(rung.of, g, x, w), again, problem, precision=precision)
+        assert torch.equal(first, again)
+
+
 @gradients
 @dtypes
 @pytest.mark.parametrize("reason", FEW)
 def test_bitwise_reproducible(rung, dtype, reason):
-    problem = LARGE[reason]
-    g, x, w = gradient_operands(problem, dtype, "cuda")
-    first = poisoned_gradient(rung.of, problem, dtype, "cuda")
-    rung.run(*inputs_of(rung.of, g, x, w), first, problem)
-    for _ in range(20):
-        again = poisoned_gradient(rung.of, problem, dtype, "cuda")
-        rung.run(*inputs_of(rung.of, g, x, w), again, problem)
-        assert torch.equal(first, again)
+    reproducible(rung, LARGE[reason], dtype, EXACT[dtype])
 
 
 @dtypes
@@ -157,7 +223,8 @@ def test_autograd(dtype, precision, reason):
     problem = LARGE[reason]
     (g, x, w), tensors = layer(problem, dtype)
     for of, result in backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision).items():
-        assert verdict(result, *expected(of, g, x, w, problem), gradient_terms(of, problem)) is None, of
+        both = expected(of, g, x, w, problem, precision)
+        assert verdict(result, *both, gradient_terms(of, problem), precision) is None, of
 
 
 @ours

@@ -1,0 +1,91 @@
+"""What runs beside the gradients on tensor cores, in the CUDA simulator: planes of grad_output, and the second stage of
+grad_weight. Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels import grad_weight_sum, planes
+from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.gradient_parity import gradient_operands
+from tests.parity import LAYOUTS, SMALL
+from tests.test_grad_tensor import planes_by_definition
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+FEW = [
+    "K = 2s, the usual decoder layer",
+    "K < s, phases without taps",
+    "gcd(stride, dilation) = 2, three rows",
+    "groups, unequal channels",
+]
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setattr(planes, "THREADS", 4)
+    planes.make_kernel.cache_clear()
+    yield
+    planes.make_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reason", FEW)
+def test_planes(dtype, reason):
+    g, _, _ = gradient_operands(SMALL[reason], dtype)
+    result = planes.make_planes(g, SMALL[reason])
+    assert all(distance * dtype.itemsize % 16 == 0 for distance in result.stride()[:2])
+    assert torch.equal(result, planes_by_definition(g, SMALL[reason]))
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+def test_planes_of_any_strides(layout):
+    g, _, _ = gradient_operands(SMALL[FEW[0]], torch.float32, layout=layout)
+    assert torch.equal(planes.make_planes(g, SMALL[FEW[0]]), planes_by_definition(g, SMALL[FEW[0]]))
+
+
+def workspace(weight, problem, config, splits):
+    """Sums as the first stage leaves them, which add up to ``weight``; NaN where there are none to be read."""
+    p, phases = problem, min(problem.taps.rows, problem.kernel_size)
+    taps, pair_tiles, channel_tiles = config.tiles(p)
+    tiles = (splits, p.groups, taps, pair_tiles, channel_tiles, config.tap_chunk, config.rows, config.channels)
+    partials = torch.full(tiles, torch.nan)
+    for ci in range(p.in_channels):
+        group, channel = divmod(ci, p.in_channels_per_group)
+        for co in range(p.out_channels_per_group):
+            for k in range(p.kernel_size):
+                pair, b = co * phases + k % phases, k // phases
+                place = (b // config.tap_chunk, pair // config.pairs, channel // config.channels)
+                inside = (b % config.tap_chunk, pair % config.pairs, channel % config.channels)
+                parts = torch.randn(splits)
+                parts[0] += weight[ci, co, k] - parts.sum()
+                partials[(slice(None), group, *place, *inside)] = parts
+    return partials.flatten()
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(1, 9, 5, 5, 8, stride=2),
+        Problem(1, 12, 6, 7, 8, stride=3, groups=3),
+        Problem(1, 3, 4, 2, 8, stride=5),
+    ],
+    ids=["taps of unequal rows", "groups", "K < stride"],
+)
+@pytest.mark.parametrize("splits", [1, 11])
+def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, monkeypatch):
+    phases = min(problem.taps.rows, problem.kernel_size)
+    window = Window(problem.stride, problem.dilation, phases, problem.taps.step, False)
+    config = Config("tf32", window, 1, 1, 8, False)
+    # Tiles smaller than the problem: a tile of four channels' pairs, padded to five more rows than it uses.
+    monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
+    monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
+    weight = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
+    for channels, tap_chunk in ((8, 1), (2, 2)):
+        tile = replace(config, channels=channels, tap_chunk=tap_chunk)
+        result = torch.full_like(weight, torch.nan)
+        grad_weight_sum.add_up(workspace(weight, problem, tile, splits), result, problem, tile, splits)
+        torch.testing.assert_close(result, weight, atol=1e-5, rtol=1e-5)

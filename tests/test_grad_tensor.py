@@ -1,0 +1,168 @@
+"""The gradients on tensor cores, as far as they are formulas: the transposed convolution that grad_input is, what a
+lane loads for a product, and where boxes begin."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import (
+    fragments,
+    grad_input_planes,
+    grad_input_wgmma_config,
+    grad_weight_wgmma_config,
+    planes,
+)
+from numba_tconv.kernels.device import H200
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import swizzled_descriptor
+from tests.gpu.common import LARGE
+from tests.gradient_parity import gradient_operands, torchs_gradient
+from tests.parity import SMALL
+
+PROBLEMS = {**SMALL, **LARGE, **{name: workload.problem for name, workload in workloads.WORKLOADS.items()}}
+PRECISIONS = ["tf32", "fp16", "bf16"]
+every_precision = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+def planes_by_definition(g, problem):
+    p = problem
+    phases = min(p.taps.rows, p.kernel_size)
+    result = torch.zeros(p.batch, p.out_channels * phases, planes.columns_of(p), dtype=g.dtype)
+    for a in range(phases):
+        for j in range(result.shape[2]):
+            o = j * p.stride - p.padding + a * p.dilation
+            if 0 <= o < p.out_length:
+                result[:, a::phases, j] = g[:, :, o]
+    return result
+
+
+@pytest.mark.parametrize("reason", SMALL)
+def test_grad_input_is_a_transposed_convolution(reason):
+    p = SMALL[reason]
+    g, x, w = gradient_operands(p, torch.float64)
+    q = grad_input_planes.adjoint(p)
+    source = g if grad_input_planes.reads_grad_output(p) else planes_by_definition(g, p)
+    weight = grad_input_planes.adjoint_weight(w, p)
+    result = torch.conv_transpose1d(source, weight, None, 1, q.padding, 0, q.groups, q.dilation)
+    assert source.shape[1:] == (q.in_channels, q.length)
+    torch.testing.assert_close(result, torchs_gradient("grad_input", g, x, w, p))
+
+
+def configs_of_weight(precision):
+    found = (
+        config
+        for p in PROBLEMS.values()
+        for apart in (False, True)
+        if (config := grad_weight_wgmma_config.choose(p, precision, apart))
+    )
+    return dict.fromkeys(found)
+
+
+def elements_of(config, entry, t, stride):
+    """The elements of a row that a register holds, lower half first, from the product's first position on."""
+    first, second = (place + t * config.lane_bytes for place in entry)
+    if config.itemsize == 4:
+        return [first // 4]
+    if stride > 1:
+        return [first // 2, second // 2]
+    return [first // 2, first // 2 + 1] if first == second else [first // 2 + 1, second // 2]
+
+
+@every_precision
+def test_a_lane_of_grad_weight_loads_what_wgmma_wants(precision):
+    for config in configs_of_weight(precision):
+        window, halves = config.window, 4 // config.itemsize
+        entries = grad_weight_wgmma_config.operand_places(config)
+        for b in range(config.tap_chunk):
+            for lane in range(32):
+                for half in range(2):
+                    loaded = elements_of(config, entries[2 * b + half], lane % 4, window.stride)
+                    # Registers 2*half and 2*half + 1 differ in the row alone.
+                    ks = [fragments.wgmma_a(0, lane, 2 * half, h, halves)[1] for h in range(halves)]
+                    assert loaded == [(k + b * window.step) * window.stride + config.odd for k in ks]
+
+
+@every_precision
+def test_a_lane_of_grad_input_loads_what_wgmma_wants(precision):
+    for p in PROBLEMS.values():
+        config = grad_input_wgmma_config.choose(p, precision)
+        if config is None:
+            continue
+        halves = 4 // config.itemsize
+        for z in range(8):
+            for lane in range(32):
+                ks = [
+                    fragments.wgmma_a(0, lane, 2 * (z % 2), h, halves)[1] + z // 2 * 8 * halves for h in range(halves)
+                ]
+                first = grad_input_wgmma_config.entry_of(z, lane % 4, halves)
+                assert [first + h for h in range(halves)] == ks
+                if ks[-1] >= config.entries:
+                    continue
+                places = [grad_input_wgmma_config.place_of(k, p.kernel_size, config.width, p.dilation) for k in ks]
+                assert places == [k // p.kernel_size * config.width + k % p.kernel_size * p.dilation for k in ks]
+                if halves == 2 and not config.halves:  # loaded as one word
+                    assert places[1] == places[0] + 1
+                    assert (places[0] + p.stride * lane - p.padding) % 2 == 0 == config.width % 2
+
+
+@every_precision
+def test_boxes_begin_at_multiples_of_16_bytes(precision):
+    for p in PROBLEMS.values():
+        config = grad_input_wgmma_config.choose(p, precision)
+        if config:
+            assert config.piece * config.stride * config.itemsize % 16 == 0
+            assert config.stages_of(p) == 1 or config.entries * config.itemsize % 16 == 0
+            assert p.groups == 1 or p.out_channels_per_group % config.g_channels == 0
+            needed = (config.piece - 1) * p.stride + (p.kernel_size - 1) * p.dilation + 1
+            assert needed + 16 // config.itemsize - 1 <= config.width <= 256
+    for config in configs_of_weight(precision):
+        piece = config.positions // config.pieces
+        assert piece * config.window.stride * config.itemsize % 16 == 0
+        furthest = max(place + 3 * config.lane_bytes for place in config.places) // config.itemsize
+        window = config.window
+        last = (piece - 32 // config.itemsize) * window.stride + furthest + (window.phases - 1) * window.dilation
+        assert last + 16 // config.itemsize - 1 - config.odd < config.width <= 256
+
+
+@every_precision
+def test_tiles_fit(precision):
+    weight = configs_of_weight(precision)
+    given = (grad_input_wgmma_config.choose(p, precision) for p in PROBLEMS.values())
+    for config in (*weight, *filter(None, given)):
+        assert config.shared_bytes <= H200.shared_per_block
+        assert config.slot % 1024 == 0
+        assert config.channels % 8 == 0
+    # A warpgroup that takes every other stage has the same stages of the ring each time.
+    assert all(config.stages % 2 == 0 for config in weight if config.in_turns)
+
+
+@every_precision
+@pytest.mark.parametrize("reason", PROBLEMS)
+def test_splits_are_no_longer_than_sums_may_be(reason, precision):
+    p = PROBLEMS[reason]
+    config = grad_weight_wgmma_config.choose(p, precision, True)
+    splits = grad_weight_wgmma_config.splits_of(p, config)
+    of_sample, stages = config.stages_of(p)
+    assert of_sample * config.positions >= p.length > (of_sample - 1) * config.positions
+    assert 1 <= splits <= stages
+    assert -(-stages // splits) * config.positions <= grad_weight_wgmma_config.LONGEST_SUM + config.positions
+
+
+def test_taps_of_odd_chunks_do_not_shift_words():
+    """With several chunks, words of two positions begin at even elements for all of them."""
+    p = Problem(1, 64, 64, 9, 1000, dilation=3)
+    config = grad_weight_wgmma_config.choose(p, "bf16", False)
+    assert config.tap_chunk == 9 or config.tap_chunk * 3 % 2 == 0
+    many = replace(p, kernel_size=31)
+    config = grad_weight_wgmma_config.choose(many, "bf16", False)
+    assert config.tap_chunk < 31
+    assert config.tap_chunk * 3 % 2 == 0
+
+
+def test_swizzled_descriptor():
+    descriptor = swizzled_descriptor(0x12340)
+    assert descriptor & 0x3FFF == 0x1234
+    assert descriptor >> 32 & 0x3FFF == 1024 // 16
+    assert descriptor >> 62 == 1  # 128 bytes
