@@ -1,13 +1,16 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
-``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``rungs`` lists the kernels by name.
+``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``convert`` puts the layer into a finished model, and
+``routed`` the function. ``rungs`` lists the kernels by name.
 """
 
+from .convert import Conversion, convert
 from .functional import conv_transpose1d
 from .kernels import RUNGS
 from .module import ConvTranspose1d
+from .routed import routed
 
-__all__ = ["ConvTranspose1d", "__version__", "conv_transpose1d", "rungs"]
+__all__ = ["ConvTranspose1d", "Conversion", "__version__", "conv_transpose1d", "convert", "routed", "rungs"]
 __version__ = "0.1.0"
 
 

@@ -34,6 +34,7 @@ LAYERS = (
     ("ops",),
     ("functional",),
     ("module",),
+    ("convert", "routed"),
     ("",),
     ("bench", "check", "compile_ahead", "info", "kernelbench", "plotting", "table"),
     ("search",),
