@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 
 from . import bench, cache
-from .kernels import RUNGS, k4_config, k4_pack, k5_config, tensor_pack
+from .kernels import RUNGS, k4_pack, tensor_pack
 from .kernels.device import Device
-from .kernels.k4_register_tile import vectors_align
-from .kernels.tensor_rung import by_vectors
 from .launch import Kernel
 from .problem import Problem
 from .progress import progress
 from .select import arithmetic, select
+
+PACKED_FOR = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # whose order the packed weights have
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,14 @@ class Call:
 
     def kernels(self) -> list[Kernel]:
         """What ``run`` of the rung launches: its kernel, and the one that packs the weights, where it has one."""
-        rung, p = RUNGS[self.rung], self.problem
-        # Of a tensor without memory all addresses are aligned, as they are in memory of torch's allocator.
-        x = torch.empty((p.batch, p.in_channels, p.length), dtype=self.dtype, device="meta")
+        rung = RUNGS[self.rung]
+        config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
+        kernels = [rung.kernel(config)]
         if self.rung == "k4_register_tile":
-            x_vector = 16 // self.dtype.itemsize if vectors_align(x) else 1
-            config = k4_config.choose(p, self.dtype, x_vector, self.device)
-            return [rung.kernel(config), k4_pack.make_kernel(config)]
-        if self.rung == "k5_mma":
-            config = k5_config.choose(p, self.precision, self.device)
-            if not by_vectors(x.shape, x.stride(), 0, config.tile):
-                config = k5_config.choose(p, self.precision, self.device, aligned=False)
-            return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "mma")]
-        config = rung.config(p, self.dtype, self.precision)
-        if self.rung == "k6_wgmma":
-            return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "wgmma")]
-        return [rung.kernel(config)]
+            kernels.append(k4_pack.make_kernel(config))
+        if self.rung in PACKED_FOR:
+            kernels.append(tensor_pack.make_kernel(config.tile, PACKED_FOR[self.rung]))
+        return kernels
 
 
 def calls(

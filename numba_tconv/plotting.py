@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from .progress import progress
 from .rows import Row, RowsError, latest
 from .workloads import WORKLOADS
 
@@ -52,7 +53,8 @@ def draw_all(rows: Iterable[Row], directory: str | os.PathLike, live: Iterable[R
             figures[name] = throughput([row for row in some if row not in live_here], live_here)
         for (dtype, precision), some in _grouped(recorded, _full_size).items():
             figures[f"roofline_{_arithmetic(dtype, precision)}"] = shares(some)
-        return [path for name, figure in figures.items() for path in _save(figure, Path(directory), name)]
+        drawn = progress(figures.items(), "figures", len(figures))
+        return [path for name, figure in drawn for path in _save(figure, Path(directory), name)]
 
 
 def throughput(rows: list[Row], live: list[Row] = ()) -> Figure:
