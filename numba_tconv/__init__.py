@@ -1,13 +1,34 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
-``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``rungs`` lists the kernels by name.
+``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``convert`` puts the layer into a finished model, and
+``routed`` the function. ``explain`` says how a problem is computed; ``rungs`` lists the kernels by name.
 """
 
-from .functional import conv_transpose1d
-from .kernels import RUNGS
-from .module import ConvTranspose1d
+from .requirements import misfits
 
-__all__ = ["ConvTranspose1d", "__version__", "conv_transpose1d", "rungs"]
+try:
+    from .convert import Conversion, convert
+    from .explain import Explanation, explain
+    from .functional import conv_transpose1d
+    from .kernels import RUNGS
+    from .module import ConvTranspose1d
+    from .routed import routed
+except ImportError as error:
+    for line in misfits():
+        error.add_note(line)
+    raise
+
+__all__ = [
+    "ConvTranspose1d",
+    "Conversion",
+    "Explanation",
+    "__version__",
+    "conv_transpose1d",
+    "convert",
+    "explain",
+    "routed",
+    "rungs",
+]
 __version__ = "0.1.0"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,7 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
-        return arguments.command(arguments) or 0
+        code = arguments.command(arguments) or 0
+        sys.stdout.flush()
+        return code
     except (commands.Mistake, rows.RowsError) as error:
         print(f"numba_tconv: {error}", file=sys.stderr)
         return commands.MISTAKE
@@ -40,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+        return 141
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -77,6 +83,14 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32], default="ieee",
                          help="of float32 products; torch's too, but for tf32x3 (ieee)")  # fmt: skip
 
+    def sizes(one):
+        for field in dataclasses.fields(Problem):
+            flag = "--" + field.name.replace("_", "-")
+            if field.type == "bool":
+                one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+            else:
+                one.add_argument(flag, type=whole_number, metavar="N")
+
     def places(one):
         one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
         one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
@@ -99,14 +113,19 @@ def parser() -> argparse.ArgumentParser:
 
     one = command("check", commands.run_check, "compare every rung, those of the gradients too, with float64")
     one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take (those of a small problem)")
-    for field in dataclasses.fields(Problem):
-        flag = "--" + field.name.replace("_", "-")
-        if field.type == "bool":
-            one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
-        else:
-            one.add_argument(flag, type=whole_number, metavar="N")
+    sizes(one)
     one.add_argument("--small", action="store_true", help="take three small problems, as `demo` does")
     arithmetic(one)
+
+    one = command("explain", commands.run_explain, "which rung computes a problem, and why not another; needs no GPU")
+    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take; without it give all sizes")
+    sizes(one)
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products (what torch's switch allows)")  # fmt: skip
+    one.add_argument("--cc", choices=commands.DEVICES,
+                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
 
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",

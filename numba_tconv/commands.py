@@ -30,6 +30,7 @@ from . import (
     workloads,
 )
 from .directions import FORWARD, RESULTS, rung_direction, rungs_of
+from .explain import explain
 from .kernels import RUNGS
 from .kernels.device import A100, H200, current_device
 from .launch import target
@@ -40,6 +41,8 @@ from .workloads import Workload
 
 FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
+NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes of which no value is usual
+ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
 DEVICES = {"8.0": A100, "9.0": H200}
 
 
@@ -153,7 +156,7 @@ def describe(row: rows.Row) -> str:
 
 def run_check(arguments) -> int:
     with mistakes():
-        problems = check.SMALL if arguments.small else [problem_of(arguments)]
+        problems = check.SMALL if arguments.small else [problem_of(arguments, check.SMALL[0])]
         for problem in problems:
             check.require_checkable(problem)
         if SIMULATOR or not torch.cuda.is_available():
@@ -177,17 +180,37 @@ def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> bool:
     return all(outcome.right for _, outcome in found)
 
 
-def problem_of(arguments) -> Problem:
-    """The workload that was named, or check's small problem, with the sizes that were given."""
-    base = workloads.get(arguments.workload).problem if arguments.workload else check.SMALL[0]
-    given = {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
-    return dataclasses.replace(base, **given)
+def problem_of(arguments, base: Problem) -> Problem:
+    """The workload that was named, else ``base``, with the sizes that were given."""
+    base = workloads.get(arguments.workload).problem if arguments.workload else base
+    return dataclasses.replace(base, **given_sizes(arguments))
+
+
+def given_sizes(arguments) -> dict:
+    return {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
 
 
 def in_simulator(argv: list[str]) -> int:
     """Run this command line again with Numba's CUDA simulator, which has to be chosen before numba is imported."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def run_explain(arguments) -> int:
+    needed = [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given_sizes(arguments)]
+    if needed and not arguments.workload:
+        flags = ", ".join("--" + name.replace("_", "-") for name in needed)
+        raise Mistake(f"name a workload, or give {flags} too")
+    with mistakes():
+        problem = problem_of(arguments, ONE_ELEMENT)
+        device = DEVICES[arguments.cc] if arguments.cc else None
+        dtype = bench.DTYPES[arguments.dtype]
+        precision = arguments.precision and bench.peak_name(dtype, arguments.precision)
+        print(explain(problem, dtype=dtype, precision=precision, device=device, data=arguments.data))
+    return 0
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -204,13 +227,14 @@ def run_figures(arguments) -> int:
     return 0
 
 
-def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> None:
-    """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw."""
+def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> list[Path]:
+    """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw. The paths."""
     paths = plotting.draw_all(recorded, plots, live)
     if not paths:
         print(f"no figure drawn: {data} holds no rows (`bench` and `sweep` record them, on a GPU)")
     for path in paths:
         print(path)
+    return paths
 
 
 # --- inspect ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 
 from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
-from .kernels import RUNGS, gradients, k4_config, k4_pack, k5_mma, tensor_pack
+from .kernels import RUNGS, gradients, k4_pack, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_register_tile import vectors_align
 from .launch import Kernel
@@ -44,20 +44,14 @@ class Call:
         """
         if self.rung in gradients.GRADIENTS:
             return self._kernels_of_gradient()
-        rung, p = RUNGS[self.rung], self.problem
-        # Of a tensor without memory all addresses are aligned, as they are in memory of torch's allocator.
-        x = torch.empty((p.batch, p.in_channels, p.length), dtype=self.dtype, device="meta")
+        rung = RUNGS[self.rung]
+        config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
+        kernels = [rung.kernel(config)]
         if self.rung == "k4_register_tile":
-            x_vector = 16 // self.dtype.itemsize if vectors_align(x) else 1
-            config = k4_config.choose(p, self.dtype, x_vector, self.device)
-            return [rung.kernel(config), k4_pack.make_kernel(config)]
-        if self.rung == "k5_mma":
-            config = k5_mma.config_of(p, self.precision, self.device, x.shape, x.stride(), 0)
-            return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "mma")]
-        config = rung.config(p, self.dtype, self.precision)
-        if self.rung == "k6_wgmma":
-            return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "wgmma")]
-        return [rung.kernel(config)]
+            kernels.append(k4_pack.make_kernel(config))
+        if self.rung in tensor_pack.ORDERS:
+            kernels.append(tensor_pack.make_kernel(config.tile, tensor_pack.ORDERS[self.rung]))
+        return kernels
 
     def _kernels_of_gradient(self) -> list[Kernel]:
         rung, p = gradients.GRADIENTS[self.rung], self.problem

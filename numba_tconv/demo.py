@@ -10,6 +10,7 @@ from .progress import progress
 from .ptx import SIMULATOR
 
 LIVE_WORKLOAD = "kb64"
+FIGURE = f"throughput_{LIVE_WORKLOAD}_total_float32_ieee"
 LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
 LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
 SHOWN_PRECISIONS = ("ieee", "tf32")
@@ -22,16 +23,19 @@ def run_demo(arguments) -> int:
     code = check_live() if live else commands.in_simulator(["check", "--small"])
     heading("The rungs, compiled for compute capability 9.0")
     print_compiled()
+    heading("Recorded results")
+    recorded = rows.read_all(arguments.data)
+    print(table.render(recorded))
     fresh = []
     if live:
         heading(f"{LIVE_WORKLOAD} against length, on this GPU")
         fresh, wrong = sweep()
         code = code or wrong
-    heading("Recorded results")
-    recorded = rows.read_all(arguments.data)
-    print(table.render(recorded))
+        print_sweep(fresh)
     heading("Figures")
-    commands.draw(recorded, arguments.data, arguments.plots / "live" if live else arguments.plots, fresh)
+    paths = commands.draw(recorded, arguments.data, arguments.plots / "live" if live else arguments.plots, fresh)
+    if shown := [path for path in paths if path.name.startswith(FIGURE) and path.suffix == ".png"]:
+        print(f"\nThe speed of {LIVE_WORKLOAD} against its length is in {shown[0]}")
     return code
 
 
@@ -72,7 +76,19 @@ def sweep() -> tuple[list[rows.Row], int]:
         except bench.WrongResult as error:
             print(error)
             measured, code = error.rows, commands.FAILED
-        for row in measured:
-            print(commands.describe(row), flush=True)
         fresh += measured
     return fresh, code
+
+
+def print_sweep(fresh: list[rows.Row]) -> None:
+    """Milliseconds of each contestant at each length; cuDNN's and conv1d's are those of the run of that length."""
+    names = [name for name in (*RUNGS, bench.AUTO) if any(row.rung == name for row in fresh)]
+    lines = []
+    for length in LIVE_LENGTHS:
+        of_length = {row.rung: row for row in fresh if row.length == length}
+        times = [of_length[name].ms_p50 if name in of_length else None for name in names]
+        one = next(iter(of_length.values()), None)
+        times += [one.cudnn_ms_p50, one.conv1d_ms_p50, one.floor_ms] if one else [None] * 3
+        lines.append([length, *("-" if ms is None else f"{ms:.3g}" for ms in times)])
+    print("\nMilliseconds (median), the batch times the length always the same:\n")
+    print(table.markdown(["length", *names, "cuDNN", "conv1d", "floor"], lines))

@@ -104,7 +104,7 @@ def conv_transpose1d(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
         *(stride, padding, output_padding, groups, dilation),
-        *(variant or "", precision or _default_precision(input.dtype)),
+        *(variant or "", precision or default_precision(input.dtype)),
     )
     return output.squeeze(0) if input.dim() == 2 else output
 
@@ -115,7 +115,8 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     return input.is_cuda and input.dtype in PRECISIONS and dense
 
 
-def _default_precision(dtype: torch.dtype) -> str:
+def default_precision(dtype: torch.dtype) -> str:
+    """What ``precision=None`` means for a dtype of PRECISIONS, by torch's switch at the time; see select.arithmetic."""
     return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
 
 

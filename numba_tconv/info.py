@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
@@ -9,9 +10,15 @@ import torch
 from . import __version__, machine
 from .offline import tool
 from .ptx import SIMULATOR
+from .requirements import misfits
 
 OLDEST = (8, 0)  # cp.async
-NEEDED_BY_ALL = ("numba-cuda", "numpy", "matplotlib")
+OLDEST_DRIVERS = {12: 525, 13: 580}  # by the CUDA version, as NVIDIA's release notes state them for Linux
+SHOWN = ("numba-cuda", "numpy", "matplotlib", "numba", "cuda-bindings")
+NO_DRIVER = (
+    "no NVIDIA driver answers (there is no working `nvidia-smi`): install one to run on a GPU; without, `demo` and "
+    "`check` use the simulator, and `inspect`, `compile` and `explain` need none"
+)
 
 
 def facts() -> list[tuple[str, str]]:
@@ -28,7 +35,7 @@ def facts() -> list[tuple[str, str]]:
         ("driver", here.driver),
         ("torch", f"{here.torch}, for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"),
         ("cuDNN", here.cudnn),
-        *((package, machine.version(package)) for package in (*NEEDED_BY_ALL, "numba", "cuda-bindings")),
+        *((package, machine.version(package)) for package in SHOWN),
         ("ptxas", tool("ptxas", optional=True) or "missing"),
         ("nvdisasm", tool("nvdisasm", optional=True) or "missing"),
         ("simulator", "on (NUMBA_ENABLE_CUDASIM)" if SIMULATOR else "off"),
@@ -37,24 +44,7 @@ def facts() -> list[tuple[str, str]]:
 
 def advice() -> list[str]:
     """A line for each thing that is missing or does not fit, with what to do."""
-    lines = []
-    if not torch.version.cuda:
-        lines.append("torch is built for the CPU only: install a CUDA build of torch to run the kernels on a GPU")
-    elif not torch.cuda.is_available():
-        lines.append("torch sees no GPU: check that `nvidia-smi` lists one, and that its driver is new enough for "
-                     f"CUDA {torch.version.cuda}")  # fmt: skip
-    else:
-        lines += [
-            f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile and the rungs "
-            "above it need: the lower ones compute everything there"
-            for i in range(torch.cuda.device_count())
-            if torch.cuda.get_device_capability(i) < OLDEST
-        ]
-    lines += [
-        f"{package} is not installed: pip install {package}"
-        for package in NEEDED_BY_ALL
-        if machine.version(package) == "missing"
-    ]
+    lines = misfits() + gpu_advice()
     if not tool("ptxas", optional=True):
         lines.append("ptxas is missing, so `inspect` does not work: pip install nvidia-cuda-nvcc")
     elif not tool("nvdisasm", optional=True):
@@ -62,3 +52,26 @@ def advice() -> list[str]:
     if SIMULATOR and torch.cuda.is_available():
         lines.append("NUMBA_ENABLE_CUDASIM is set, so the kernels run in the simulator: unset it to use the GPU")
     return lines
+
+
+def gpu_advice() -> list[str]:
+    """What keeps the kernels off a GPU, or off some of them."""
+    needed, driver = torch.version.cuda, machine.driver()
+    if not needed:
+        lines = ["torch is built for the CPU only: install a CUDA build of torch to run the kernels on a GPU"]
+        return [*lines, NO_DRIVER] if driver == "unknown" else lines
+    if torch.cuda.is_available():
+        return [
+            f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile and the rungs "
+            "above it need: the lower ones compute everything there"
+            for i in range(torch.cuda.device_count())
+            if torch.cuda.get_device_capability(i) < OLDEST
+        ]
+    if driver == "unknown":
+        return [NO_DRIVER]
+    least, major = OLDEST_DRIVERS.get(int(needed.split(".")[0]), 0), driver.split(".")[0]
+    if major.isdigit() and int(major) < least:
+        return [f"driver {driver} is too old for CUDA {needed}, which torch is built for: install {least} or newer"]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [f"torch sees no GPU, and CUDA_VISIBLE_DEVICES is {visible!r}: unset it to see all"]
+    return [f"torch sees no GPU, though driver {driver} answers: check what `nvidia-smi` lists"]

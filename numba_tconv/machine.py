@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from . import requirements
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,12 @@ class Machine:
 def describe() -> Machine:
     """This machine, with torch's current GPU ("none" without one)."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return Machine(_commit(), gpu, _driver(), torch.__version__, _cudnn(), version("numba-cuda"))
+    return Machine(_commit(), gpu, driver(), torch.__version__, _cudnn(), version("numba-cuda"))
 
 
 def version(package: str) -> str:
     """The installed version of ``package``, or "missing"."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
+    return requirements.version(package) or "missing"
 
 
 def _output_of(*command: str) -> str:
@@ -53,7 +51,8 @@ def _commit() -> str:
     return f"{commit}{'+' if _output_of('git', 'status', '--porcelain') else ''}" if commit else "unknown"
 
 
-def _driver() -> str:
+def driver() -> str:
+    """The version of NVIDIA's driver, or "unknown" where `nvidia-smi` does not tell it."""
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"
 

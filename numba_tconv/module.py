@@ -42,6 +42,8 @@ class ConvTranspose1d(nn.ConvTranspose1d):
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         """The output, of length ``output_size[-1]`` if ``output_size`` is given, which stride must make reachable."""
+        if self.padding_mode != "zeros":
+            raise ValueError(f"padding_mode must be 'zeros', got {self.padding_mode!r}")
         output_padding = self._output_padding(
             *(input, output_size, self.stride, self.padding, self.kernel_size),
             num_spatial_dims=1,

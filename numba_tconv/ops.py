@@ -113,7 +113,7 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     rungs = [rung for rung in gradients.GRADIENTS.values() if rung.of == of]
     able = [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
     if precision in ("tf32", "fp16", "bf16"):
-        able = [r for r in able if r.tensor_cores and r.suits(problem, dtype, precision, gpu)]
+        able = [r for r in able if r.tensor_cores and not r.unsuited(problem, dtype, precision, gpu)]
     return precision if able else None
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
+from .progress import progress
 from .rows import Row, RowsError, latest
 from .workloads import WORKLOADS
 
@@ -54,7 +55,8 @@ def draw_all(rows: Iterable[Row], directory: str | os.PathLike, live: Iterable[R
             figures[name] = throughput([row for row in some if row not in live_here], live_here)
         for what, some in _grouped(recorded, _full_size).items():
             figures[f"roofline_{_suffix(*what)}"] = shares(some)
-        return [path for name, figure in figures.items() for path in _save(figure, Path(directory), name)]
+        drawn = progress(figures.items(), "figures", len(figures))
+        return [path for name, figure in drawn for path in _save(figure, Path(directory), name)]
 
 
 def throughput(rows: list[Row], live: list[Row] = ()) -> Figure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from .kernels import RUNGS
@@ -12,22 +14,40 @@ from .problem import Problem
 
 # For the tensor cores and for k4; below, packing the weights costs more than it saves (a probe; no recorded row).
 SMALL_FLOPS = 10_000_000
-FEW_CHANNELS = 16  # of a group; with fewer, most threads of k3's tile compute nothing
 STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
 # In the place of a precision: the caller has named none, and torch's switch lets convolutions use TF32.
 TF32_ALLOWED = "tf32 allowed"
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The rung that computes a problem, None if none can, and for every other one the reason why it does not."""
+
+    rung: Rung | None
+    passed_over: dict[str, str]
+
+
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
     """The highest rung that can compute ``problem`` and is meant for such, or None if there is none."""
-    able = _able(problem, dtype, precision, device)
+    return decide(problem, dtype, precision, device).rung
+
+
+def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
+    """What ``select`` selects, with its reasons."""
+    refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
+    able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
     if special := _special(problem, dtype, able):
-        return special
-    able.pop("depthwise", None)
-    if problem.out_channels_per_group < FEW_CHANNELS and "k4_register_tile" not in able:
-        able.pop("k3_shared_tile", None)
-    suited = [rung for rung in able.values() if rung.suits(problem, dtype, precision, device)]
-    return [None, *able.values(), *suited][-1]
+        taken, reason = special
+        reasons = dict.fromkeys(able, reason)
+    else:
+        misfits = {name: _misfit(rung, problem, dtype, precision, device) for name, rung in able.items()}
+        suited = [rung for name, rung in able.items() if misfits[name] is None]
+        taken = [None, *able.values(), *suited][-1]
+        reasons = {name: misfit or f"{taken.name} is above it" for name, misfit in misfits.items()}
+    reasons = {name: refusals[name] or reasons[name] for name in RUNGS}
+    if taken:
+        del reasons[taken.name]
+    return Decision(taken, reasons)
 
 
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
@@ -45,19 +65,30 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
         return precision
     if variant:
         return "ieee" if RUNGS[variant].refusal(problem, dtype, "tf32", device) else "tf32"
-    if _special(problem, dtype, _able(problem, dtype, "ieee", device)):
+    able = {name: rung for name, rung in RUNGS.items() if rung.refusal(problem, dtype, "ieee", device) is None}
+    if _special(problem, dtype, able):
         return "ieee"
     return "tf32" if select(problem, dtype, "tf32", device) else "ieee"
 
 
-def _able(problem, dtype, precision, device) -> dict[str, Rung]:
-    return {name: rung for name, rung in RUNGS.items() if rung.refusal(problem, dtype, precision, device) is None}
-
-
-def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> Rung | None:
-    """The rung among ``able`` for a problem that is no work for the ladder's upper end, or None if it is."""
+def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> tuple[Rung, str] | None:
+    """The rung among ``able`` for a problem that is no work for the ladder's upper end, and why the others are not; or
+    None if it is."""
     # depthwise packs nothing, so it is for small problems too; with more weights than registers it stands in for those
     # that cannot do groups of few channels, or not the dtype.
-    if "depthwise" in able and (not able.keys() & STRONGER or choose(problem, dtype).keeps_weights):
-        return able["depthwise"]
-    return able.get("k2_polyphase") if problem.flops < SMALL_FLOPS else None
+    if "depthwise" in able:
+        if choose(problem, dtype).keeps_weights:
+            return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
+        if not able.keys() & STRONGER:
+            return able["depthwise"], "depthwise is for few channels a group where no rung above k3 can do them"
+    if "k2_polyphase" in able and problem.flops < SMALL_FLOPS:
+        small = f"k2_polyphase is for problems of fewer than {SMALL_FLOPS:,} FLOPs"
+        return able["k2_polyphase"], f"{small}, where packed weights and tiles cost more than they save"
+    return None
+
+
+def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
+    """Why a problem that ``rung`` can compute, and that is not special, is not one that it is meant for, or None."""
+    if rung.name == "depthwise":
+        return "it is for weights that its registers hold, or that no rung above k3 takes"
+    return rung.unsuited(problem, dtype, precision, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 
 from .problem import Problem
@@ -109,3 +110,18 @@ def at_length(workload: Workload, length: int, batch: int | None = None) -> Work
     suffix = "total" if batch is None else f"batch{batch}"
     resized = replace(problem, length=length, batch=total // length if batch is None else batch)
     return replace(workload, name=f"{workload.name}@{suffix}", problem=resized)
+
+
+def of_row(name: str, length: int) -> Workload | None:
+    """The workload of a recorded row, by the row's ``workload`` and ``length``: as ``at_length`` names it, or plain.
+    None where there is no such workload, or it has other sizes by now."""
+    parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
+    if not parts or parts[1] not in WORKLOADS:
+        return None
+    workload = WORKLOADS[parts[1]]
+    if not parts[2]:
+        return workload if workload.problem.length == length else None
+    try:
+        return at_length(workload, length, int(parts[3]) if parts[3] else None)
+    except (ValueError, RuntimeError):
+        return None

@@ -76,7 +76,9 @@ def test_rungs_lists_the_ladder_in_order():
 
 
 def test_public_names():
-    assert set(numba_tconv.__all__) == {"ConvTranspose1d", "__version__", "conv_transpose1d", "rungs"}
+    functions = {"conv_transpose1d", "convert", "explain", "routed", "rungs"}
+    assert set(numba_tconv.__all__) == functions | {"ConvTranspose1d", "Conversion", "Explanation", "__version__"}
+    assert all(callable(getattr(numba_tconv, name)) for name in functions)
     assert re.fullmatch(r"\d+\.\d+\.\d+", numba_tconv.__version__)
 
 

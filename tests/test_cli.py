@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_tconv import accuracy, bench, check, cli, commands, demo, inspection, rows, table, workloads
+from numba_tconv import (
+    accuracy,
+    bench,
+    check,
+    cli,
+    commands,
+    demo,
+    explain,
+    inspection,
+    plotting,
+    rows,
+    table,
+    workloads,
+)
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
@@ -40,7 +53,7 @@ def places(tmp_path):
     return "--data", data, "--plots", tmp_path / "plots"
 
 
-VERBS = ["demo", "check", "bench", "sweep", "figures", "inspect", "compile", "info", "kernelbench"]
+VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "info", "kernelbench"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -95,6 +108,13 @@ MISTAKES = {
     "nothing to check": (["check", "--batch", "0"], "has no outputs"),
     "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
     "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
+    "unknown workload to explain": (["explain", "kb65"], "did you mean kb64"),
+    "nothing to explain": (
+        ["explain", "--in-channels", "4"],
+        "name a workload, or give --out-channels, --kernel-size, ",
+    ),
+    "impossible problem to explain": (["explain", "kb64", "--stride", "0"], "stride must be positive"),
+    "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
     "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
     "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
@@ -295,6 +315,35 @@ def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):
     assert asked == [{"device": A100, "precision": "bf16"}]
 
 
+def test_explain_takes_a_workload_or_sizes(capsys, places):
+    sizes = ("--in-channels", 128, "--out-channels", 128, "--kernel-size", 3, "--length", 65536, "--batch", 64)
+    texts = [
+        run(capsys, "explain", *what, "--precision", "ieee", "--cc", "9.0", *places[:2]) for what in (["kb64"], sizes)
+    ]
+    assert texts[0] == texts[1]
+    code, out, err = texts[0]
+    assert (code, err) == (0, "")
+    expected = explain("kb64", precision="ieee", device=H200, data=places[1])
+    assert out == f"{expected}\n"
+    assert expected.recorded_ms
+
+
+def test_explain_takes_dtype_gpu_and_precision(capsys):
+    code, out, _ = run(capsys, "explain", "kb79", "--length", "1000", "--dtype", "bfloat16", "--cc", "8.0",
+                       "--precision", "tf32")  # fmt: skip
+    assert code == 0
+    assert out.startswith("(16, 32->64, k3, s2, p1, d2, L 1000) in bfloat16 on NVIDIA A100\n")
+    assert "it needs a GPU of compute capability 9.0, not 8.0" in out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = (sys.executable, "-m", "numba_tconv", "explain", "kb64")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_info_tells_versions(capsys):
     code, out, _ = run(capsys, "info")
     assert code == 0
@@ -315,7 +364,33 @@ def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
             shown = re.search(rf"^\| {name} +\| +{precision} +\|", out, re.MULTILINE)
             assert bool(shown) == (rung.supports(problem, torch.float32, precision) is None)
     assert table.render([*ladder(), *sweep()]) in out
-    assert str(tmp_path / "plots" / "throughput_kb64_total_float32_ieee.svg") in out
+    last = out.splitlines()[-1]
+    assert last.endswith(f" is in {tmp_path / 'plots' / 'throughput_kb64_total_float32_ieee.png'}")
+    assert "\r" not in out
+
+
+def test_demo_with_a_gpu_ends_with_its_table_and_figure(capsys, places, tmp_path, measuring, monkeypatch):
+    monkeypatch.setattr(demo, "check_live", lambda: 0)
+    monkeypatch.setattr(demo, "print_compiled", lambda: None)
+
+    def measure(workload, names, repeats, budget_s):
+        return [row(workload, name, gpu="NVIDIA H100") for name in names if name != "auto"]
+
+    def draw_all(recorded, directory, live):
+        assert {one.gpu for one in live} == {"NVIDIA H100"}
+        return [directory / f"{name}.{kind}" for name in ("roofline_x", demo.FIGURE) for kind in ("svg", "png")]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(plotting, "draw_all", draw_all)
+    code, out, _ = run(capsys, "demo", *places)
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("| ")][-4:]
+    assert [line.split()[1] for line in lines] == [str(length) for length in demo.LIVE_LENGTHS]
+    floor = row(workloads.at_length(workloads.get("kb64"), demo.LIVE_LENGTHS[-1])).floor_ms
+    times = [float(cell) for cell in lines[-1].split("|")[2:-1]]
+    assert times[-3:] == pytest.approx([2.5 * floor, 1.6 * floor, floor], rel=1e-2)
+    path = tmp_path / "plots" / "live" / "throughput_kb64_total_float32_ieee.png"
+    assert out.splitlines()[-1].endswith(f" is in {path}")
 
 
 @no_gpu

@@ -23,7 +23,7 @@ FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
 # From the bottom up; a module imports from its own layer (without a circle) and from those above it in this list.
 # "" is the package itself, numba_tconv/__init__.py.
 LAYERS = (
-    ("taps",),
+    ("requirements", "taps"),
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress"),
     ("cache", "elements", "ptx", "ptx.*"),
@@ -34,6 +34,7 @@ LAYERS = (
     ("ops",),
     ("functional",),
     ("module",),
+    ("convert", "explain", "explanation", "routed", "taps_picture"),
     ("",),
     ("directions", "timing"),
     ("accuracy",),
@@ -156,7 +157,7 @@ def test_every_target_is_listed_as_phony_and_in_the_help():
     assert make_targets() == phony == documented
 
 
-@pytest.mark.parametrize("name", ["README.md", ".ci/run"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", ".ci/run"])
 def test_commands_named_to_people_and_machines_exist(name):
     text = (ROOT / name).read_text()
     code = re.findall(r"```.*?```|`[^`]+`", text, flags=re.DOTALL) if name.endswith(".md") else [text]
@@ -169,8 +170,9 @@ def test_the_readme_opens_with_two_commands():
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
-def test_what_the_readme_links_to_exists():
-    links = re.findall(r"\]\((?!http|#)([^)]+)\)", (ROOT / "README.md").read_text())
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_what_is_linked_to_exists(name):
+    links = re.findall(r"\]\((?!http|#)([^)]+)\)", (ROOT / name).read_text())
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
 

@@ -72,3 +72,21 @@ def test_fixed_batch_keeps_the_batch():
 def test_a_total_that_the_length_does_not_divide_is_refused(length):
     with pytest.raises(ValueError, match=f"length {length} does not divide"):
         workloads.at_length(workloads.get("kb64"), length)
+
+
+def test_a_row_leads_back_to_what_was_measured():
+    for name, workload in WORKLOADS.items():
+        length = workload.problem.length
+        assert workloads.of_row(name, length) is workload
+        assert workloads.of_row(name, length + 1) is None
+        for batch in (None, 3):
+            resized = workloads.at_length(workload, length if batch is None else 77, batch)
+            assert workloads.of_row(resized.name, resized.problem.length) == resized
+
+
+@pytest.mark.parametrize(
+    "name", ["kb65", "kb65@total", "kb64@", "kb64@batch", "kb64@batchx", "kb64@total3", "kb64@batch2@total"]
+)
+def test_other_rows_lead_nowhere(name):
+    assert workloads.of_row(name, 65536) is None
+    assert workloads.of_row("kb64@total", 65537) is None

@@ -224,6 +224,12 @@ class Depthwise(Rung):
     def config(self, problem, dtype, precision=None):
         return choose(problem, dtype)
 
+    def tile(self, config):
+        weights = "registers" if config.keeps_weights else "the caches"
+        teams = config.threads // config.lanes
+        windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
+        return f"{windows}, {config.lanes} threads each; weights in {weights}"
+
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
         # A row in many stretches of a pass or several; two rows a block; too few lanes for some phases to repeat.

@@ -21,17 +21,13 @@ import torch
 from ..problem import Problem
 from . import device as gpu
 from . import planes, tensor_pack
-from .grad_rung import GradientRung
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .k5_mma import WarpMatrix, config_of
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
 from .tensor_rung import default_precision
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix())  # the ones to prefer first
-ORDERS = {"k6_wgmma": "wgmma", "k5_mma": "mma"}  # in which they take their weights
-
-
-FEWEST_CHANNELS = 16  # of a group, and pairs: with fewer, most products are zeros
 
 
 def reads_grad_output(problem: Problem) -> bool:
@@ -75,14 +71,15 @@ class InputPlanes(GradientRung):
     def supports(self, problem, dtype, precision):
         return FORWARD[-1].supports(adjoint(problem), dtype, precision)
 
-    def suits(self, problem, dtype, precision, device):
+    def unsuited(self, problem, dtype, precision, device):
         p = adjoint(problem)
-        return min(p.in_channels_per_group, p.out_channels_per_group) >= FEWEST_CHANNELS
+        fewest = min(p.in_channels_per_group, p.out_channels_per_group)
+        return None if fewest >= FEWEST_CHANNELS else too_few(fewest)
 
     def forward_rung(self, problem, dtype, precision, device) -> Rung:
         """The rung that computes the transposed convolution."""
         able = [r for r in FORWARD if r.refusal(adjoint(problem), dtype, precision, device) is None]
-        return next((r for r in able if r.suits(adjoint(problem), dtype, precision, device)), able[-1])
+        return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
         """That of the planes, or None where there are none; the forward rung's name; and that rung's own, for a
@@ -100,7 +97,7 @@ class InputPlanes(GradientRung):
     def kernels(self, config):
         apart, name, of_rung = config
         kernel = _forward(name).kernel(of_rung)
-        pack = tensor_pack.make_kernel(of_rung.tile, ORDERS[name])
+        pack = tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])
         found = [(kernel, kernel.shared_bytes), (pack, pack.shared_bytes)]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 

@@ -52,9 +52,9 @@ from ..ptx import (
 )
 from . import device as gpu
 from .fragments import wgmma_d
-from .grad_input_planes import FEWEST_CHANNELS, reads_grad_output
+from .grad_input_planes import reads_grad_output
 from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose, entry_of, place_of
-from .grad_rung import GradientRung
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, publish, row_bytes
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
@@ -300,9 +300,11 @@ class InputWarpgroup(GradientRung):
             return f"no tile fits {p.kernel_size} taps of stride {p.stride} and dilation {p.dilation}"
         return "it counts tiles in 32 bits" if config.tiles(p)[2] >= LARGEST_SIZE else None
 
-    def suits(self, problem, dtype, precision, device):
+    def unsuited(self, problem, dtype, precision, device):
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group * problem.kernel_size)
-        return fewest >= FEWEST_CHANNELS and not reads_grad_output(problem)
+        if reads_grad_output(problem):
+            return "with stride 1 it is a transposed convolution, whose weights stay in shared memory"
+        return None if fewest >= FEWEST_CHANNELS else too_few(fewest)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, precision or default_precision(dtype))

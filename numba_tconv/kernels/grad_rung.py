@@ -9,6 +9,13 @@ from ..problem import Problem
 from .device import Device
 from .rung import Rung
 
+FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, for tensor cores
+
+
+def too_few(channels: int) -> str:
+    """Why a rung on tensor cores is not meant for a problem."""
+    return f"it is for at least {FEWEST_CHANNELS} channels a group, not {channels}: most of its products would be zeros"
+
 
 class GradientRung(Rung):
     """One way to compute one of the three gradients. Subclasses live in one file each, named like the rung.

@@ -54,7 +54,7 @@ from ..ptx import (
 from . import device as gpu
 from . import grad_weight_sum, planes
 from .fragments import wgmma_d
-from .grad_rung import GradientRung
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .grad_weight_wgmma_config import (
     CONSUMERS,
     PRODUCTS,
@@ -70,7 +70,6 @@ from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
 KNOWN = "tf32", "fp16", "bf16"
-FEWEST_CHANNELS = 16  # of a group, and pairs: with fewer, most of a tile is empty
 # prmt: the upper half of a word, then the lower half of the next; the lower halves of two words.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
 
@@ -269,8 +268,9 @@ class WeightWarpgroup(GradientRung):
             return f"no tile fits {problem.taps.step} positions between two taps"
         return None
 
-    def suits(self, problem, dtype, precision, device):
-        return min(problem.in_channels_per_group, planes.pairs_of(problem)) >= FEWEST_CHANNELS
+    def unsuited(self, problem, dtype, precision, device):
+        fewest = min(problem.in_channels_per_group, planes.pairs_of(problem))
+        return None if fewest >= FEWEST_CHANNELS else too_few(fewest)
 
     def config(self, problem, dtype, device=None, precision=None):
         """That of the planes, or None where grad_output is read as it lies, and its own; of contiguous tensors."""

@@ -84,7 +84,7 @@ def select(
     able = [rung for rung in rungs if not refusals[rung.name]]
     if not able:
         raise NotImplementedError("; ".join(f"{name} cannot do {problem}: {why}" for name, why in refusals.items()))
-    return [*able[-1:], *(rung for rung in able if rung.suits(problem, dtype, precision, gpu))][-1]
+    return [*able[-1:], *(rung for rung in able if not rung.unsuited(problem, dtype, precision, gpu))][-1]
 
 
 def _compute(of: str, variant, operands, shape, problem: Problem, config, precision) -> torch.Tensor:

@@ -75,6 +75,9 @@ class Gather(Rung):
     def config(self, problem, dtype, precision=None):
         return Config(dtype)
 
+    def tile(self, config):
+        return f"{config.threads} outputs, one a thread"
+
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=32)]
 

@@ -85,6 +85,9 @@ class Polyphase(Rung):
     def config(self, problem, dtype, precision=None):
         return Config(dtype)
 
+    def tile(self, config):
+        return f"{config.threads} outputs, one a thread"
+
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=32)]
 

@@ -24,6 +24,7 @@ from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, flat, strided
 from .rung import Rung, adjacent, cuda_core_reason
 
+FEW_CHANNELS = 16  # of a group; with fewer output channels, most threads compute nothing
 MIN_DEPTH = 4  # input channels of a stage; with fewer, fetching the weights takes longer than multiplying
 
 
@@ -168,9 +169,17 @@ class SharedTile(Rung):
             return f"{channels} input channels need {need} bytes of shared memory, of {STATIC_SHARED_LIMIT}"
         return None
 
+    def unsuited(self, problem, dtype, precision, device):
+        if (channels := problem.out_channels_per_group) < FEW_CHANNELS:
+            return f"it is for at least {FEW_CHANNELS} output channels a group, not {channels}: most of a tile is empty"
+        return None
+
     def config(self, problem, dtype, precision=None):
         # float64 takes two registers a sum.
         return Config(dtype, channels=4 if dtype == torch.float64 else 8)
+
+    def tile(self, config):
+        return f"{config.outputs} positions of {config.channels} output channels, one position a thread"
 
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, 16, 2, depth=2), Config(dtype, 8, 1, depth=1)]

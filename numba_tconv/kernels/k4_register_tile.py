@@ -28,6 +28,7 @@ from numba import cuda, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
+from ..problem import Problem
 from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
 from . import device
 from .k4_config import Config, choose, tiny
@@ -255,6 +256,15 @@ class RegisterTile(Rung):
     def config(self, problem, dtype, precision=None):
         return choose(problem, dtype)
 
+    def config_on(self, device, problem, dtype, precision):
+        x = torch.empty((problem.batch, problem.in_channels, problem.length), dtype=dtype, device="meta")
+        return _config_for(x, problem, device)
+
+    def tile(self, config):
+        c = config
+        sums = f"{c.block_m} rows by {c.block_n} columns, {c.thread_m} by {c.thread_n} a thread"
+        return f"{sums}; {c.stages} stages of {c.block_k} input channels"
+
     def tiny_configs(self, problem, dtype):
         return tiny(problem, dtype)
 
@@ -264,8 +274,7 @@ class RegisterTile(Rung):
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         p, t = problem, problem.taps
         if config is None:
-            x_vector = 16 // x.element_size() if vectors_align(x) else 1
-            config = choose(problem, x.dtype, x_vector, device.of(x.device.index))
+            config = _config_for(x, problem, device.of(x.device.index))
             if y.data_ptr() % 16:
                 config = replace(config, y_vector=1)
         packed = pack_weights(w, problem, config)
@@ -279,6 +288,10 @@ class RegisterTile(Rung):
             *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
             t.kernel_size - (t.taps_per_row - 1) * t.rows,
         )
+
+
+def _config_for(x: torch.Tensor, problem: Problem, gpu: device.Device) -> Config:
+    return choose(problem, x.dtype, 16 // x.element_size() if vectors_align(x) else 1, gpu)
 
 
 def vectors_align(x: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, lru_cache
 
+import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
@@ -44,7 +45,7 @@ from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import alignment_of, make_aim, make_store_any
-from .tensor_tile import SECTOR, staged_at
+from .tensor_tile import COLUMNS, SECTOR, staged_at
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -350,6 +351,14 @@ class WarpMatrix(TensorRung):
     idea = "tensor cores by mma.sync: a window in registers for all taps, cp.async stages, aligned runs of outputs"
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
+
+    def config_on(self, device, problem, dtype, precision):
+        x = torch.empty((problem.batch, problem.in_channels, problem.length), dtype=dtype, device="meta")
+        return config_of(problem, precision, device, x.shape, x.stride(), 0)
+
+    def tile(self, config):
+        c, tiles = config, "a tile" if config.tiles == 1 else f"{config.tiles} tiles"
+        return f"{tiles} of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels"
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))

@@ -70,7 +70,7 @@ from .k6_config import (
     configs,
     sample_columns,
 )
-from .k6_cost import choose, grid_of
+from .k6_cost import choose, cost, grid_of
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
@@ -291,10 +291,32 @@ class WarpgroupMatrix(TensorRung):
 
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
-    def suits(self, problem, dtype, precision, device):
-        """Large tiles whose outputs leave in long runs, or at least lie in one sample: of others k5 is faster."""
+    def unsuited(self, problem, dtype, precision, device):
+        """It is for large tiles whose outputs leave in long runs, or at least lie in one sample: of others k5 is
+        faster."""
         tile = configs(problem, precision)[0].tile  # the highest
-        return tile.rows >= FEWEST_ROWS // tile.parts and (tile.whole or tile.columns(problem)[1] >= COLUMNS)
+        if tile.rows < (fewest := FEWEST_ROWS // tile.parts):
+            return f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}"
+        if not tile.whole and (columns := tile.columns(problem)[1]) < COLUMNS:
+            return (
+                f"its tiles hold a part of the phases, and with {columns} columns a sample, fewer than {COLUMNS}, "
+                "their outputs would leave in short runs"
+            )
+        return None
+
+    def tile(self, config):
+        c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"
+        weights = "resident" if c.resident else "streamed"
+        stores = "in bulk by the copy engine" if c.bulk_channels else "by the warps' stores"
+        return (
+            f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.tile.depth} input channels; "
+            f"weights {weights}; outputs leave {stores}"
+        )
+
+    def predicted_ms(self, problem, config, device):
+        # The model's constants were fitted in TF32 and bfloat16. In tf32x3 it tells the better configuration, not the
+        # time, which was recorded to be nearly twice as long.
+        return None if config.tile.parts == 2 else cost(problem, config, device)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config = config or self.config(problem, x.dtype, precision)

@@ -38,9 +38,10 @@ class Rung:
         """None if this rung computes ``problem`` on ``device``, otherwise the reason why it cannot."""
         return self.supports(problem, dtype, precision) or self.runs_on(device)
 
-    def suits(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> bool:
-        """Whether a problem that it computes is one that it is meant for; if not, the selection takes a lower rung."""
-        return True
+    def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
+        """None if this rung is meant for ``problem``, which it computes; otherwise why the selection takes a lower
+        rung, if one can do it."""
+        return None
 
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
         """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code.
@@ -48,6 +49,21 @@ class Rung:
         ``precision`` counts where a rung has several for a dtype; None is the fastest of them.
         """
         raise NotImplementedError
+
+    def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
+        """The configuration that ``run`` takes for contiguous tensors on ``device``.
+
+        Their addresses are taken to be aligned, as they are in memory of torch's allocator.
+        """
+        return self.config(problem, dtype, precision)
+
+    def tile(self, config) -> str:
+        """The work of a block of the kernel of ``config``, in words."""
+        raise NotImplementedError
+
+    def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
+        """Milliseconds by the model that chose ``config``, which leaves out what every launch costs; None without."""
+        return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
         """Configurations with tiles so small that seams and tails occur in tiny problems."""

@@ -25,6 +25,7 @@ from ..ptx import round_tf32
 from .fragments import mma_a, wgmma_b_at
 from .tensor_tile import Tile
 
+ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # in which rungs take their weights
 THREADS = 256
 
 wgmma_place = cuda.jit(device=True, inline="always")(wgmma_b_at)

@@ -1,0 +1,74 @@
+"""Which of the packages that this one needs are missing, or have a version that does not fit.
+
+It imports nothing but Python's own modules, since it is asked when an import has failed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+OWN = "numba-tconv"
+PROJECT = Path(__file__).parent.parent / "pyproject.toml"  # in a checkout
+THEIRS = ("numba-cuda", "numba", "torch")  # whose own requirements another package's installation may have broken
+
+
+def version(package: str) -> str | None:
+    """The installed version of ``package``, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def misfits() -> list[str]:
+    """A line for each package that is missing or does not fit, with what to do."""
+    lines = []
+    for owner, requirement in stated():
+        name = re.match(r"[\w.-]+", requirement)[0]
+        installed = version(name)
+        if installed is None:
+            lines.append(f"{name} is not installed, and {owner} needs it: pip install '{requirement}'")
+        elif not fits(requirement, installed):
+            lines.append(f"{name} is {installed}, and {owner} needs {requirement}: pip install '{requirement}'")
+    return list(dict.fromkeys(lines))
+
+
+def stated() -> Iterator[tuple[str, str]]:
+    """Each package, and a requirement that holds for it here, as in "numpy<2.5"."""
+    for owner in (OWN, *THEIRS):
+        for line in requirements_of(owner):
+            requirement, _, condition = (part.strip() for part in line.partition(";"))
+            if not condition or holds(condition):
+                yield owner, requirement
+
+
+def requirements_of(package: str) -> list[str]:
+    """The requirements that a package states, with their conditions; of this one, as they stand in its checkout."""
+    if package == OWN and PROJECT.exists():
+        return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    try:
+        return importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def holds(condition: str) -> bool:
+    """Whether a requirement's condition holds for this Python, without extras."""
+    try:
+        from packaging.markers import Marker
+    except ImportError:  # which matplotlib needs, so it is missing where others are too
+        return False
+    return Marker(condition).evaluate({"extra": ""})
+
+
+def fits(requirement: str, installed: str) -> bool:
+    """Whether a version is one that a requirement allows."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return True
+    return Requirement(requirement).specifier.contains(installed, prereleases=True)
