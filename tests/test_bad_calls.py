@@ -10,6 +10,8 @@ import torch
 from tests.bad_calls import disagreements, is_huge, is_left_to_torch, pairs_of_arguments, tensors_of
 from tests.test_errors import taken, watched  # noqa: F401  (fixtures)
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
+
 
 @pairs_of_arguments
 @pytest.mark.parametrize("device", ["cpu", "meta"])
