@@ -12,6 +12,7 @@ import torch
 
 from . import bench, commands, rows
 from .demo import run_demo
+from .fuzz import run_fuzz
 from .kernels import RUNGS
 from .problem import Problem
 
@@ -141,6 +142,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
     one.add_argument("--precision", choices=("tf32", "tf32x3"), default="tf32", help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
+
+    one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
+    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="which cases (0)")
+    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first one (0)")
+    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="how many (20,000)")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

@@ -39,7 +39,7 @@ LAYERS = (
     ("bench", "check", "compile_ahead", "info", "kernelbench", "plotting", "table"),
     ("search",),
     ("commands",),
-    ("demo",),
+    ("demo", "fuzz"),
     ("cli",),
     ("__main__",),
 )

@@ -1,6 +1,7 @@
 """Problem against torch: the same output length, the same refusals; its counts against a count by hand."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,19 @@ def test_flops_are_two_for_every_product_of_the_definition(problem):
     uncropped = p.out_length + 2 * p.padding
     products = _products(x_shape, w_shape, uncropped, p.stride, 0, p.groups, p.dilation)
     assert p.flops == 2 * sum(1 for _ in products)
+
+
+@given(problems())
+def test_no_sum_has_more_terms(problem):
+    """Counted by a convolution of ones, without cropping, and by its gradients."""
+    p = replace(problem, padding=0)
+    x, w, _ = (None if t is None else torch.ones_like(t).requires_grad_() for t in operands(p, torch.float64))
+    y = torch.conv_transpose1d(x, w, **parameters(p))
+    y.backward(torch.ones_like(y))
+    assert y.max() <= p.terms()
+    assert x.grad.max() == p.terms("grad_input")
+    assert w.grad.max() == p.terms("grad_weight")
+    assert p.terms("grad_bias") == p.batch * y.shape[2]
 
 
 @given(problems(), st.sampled_from(sorted(PEAK_FLOPS)))

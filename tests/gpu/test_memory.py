@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import numba_tconv
+from numba_tconv.fuzz import bound
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import current_device
 from numba_tconv.kernels.gradients import GRADIENTS
 from tests.exact import RANGES, exact_operands
 from tests.fences import VIEWS, fenced
 from tests.gpu.common import FEW, LARGE, TENSOR_CORES, able, arithmetic, in_float64, rungs
-from tests.gpu.test_fuzz import bound
 from tests.gpu.test_gradients import expected
 from tests.gradient_parity import gradient_operands, gradient_terms, inputs_of, poisoned_gradient
 from tests.parity import DTYPES, SMALL, operands, parameters, poisoned, verdict
@@ -44,7 +44,7 @@ def test_rungs(rung, dtype, precision, view, shift):
         )
         # A number that is repeated is rounded the same way everywhere, so errors do not average out as torch's do.
         far = (y.double() - in_float64(x, w, bias, problem)).abs()
-        assert (far <= bound(x, w, bias, problem, dtype, precision)).all(), reason
+        assert (far <= bound("forward", (x, w, bias), problem, dtype, precision)).all(), reason
 
 
 @pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
