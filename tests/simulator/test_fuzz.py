@@ -87,6 +87,14 @@ def test_a_mistake_is_found_and_reproduced(capsys, monkeypatch, name):
     exec(lines[1], {})
 
 
+def test_what_is_not_written_is_found(monkeypatch):
+    for rung in ABLE.values():
+        monkeypatch.setattr(type(rung), "run", lambda *_, **__: None)
+    for number in range(20):
+        with pytest.raises(fuzz.Mismatch):
+            fuzz.draw(5, number).check()
+
+
 def test_an_interrupted_run_says_where_to_go_on(capsys, monkeypatch):
     def check(case):
         if case == fuzz.draw(5, 12):
