@@ -56,7 +56,11 @@ fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done
 bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
 	$(REQUIRE_GPU)
 	-$(PY) -m numba_tconv compile
+	-$(PY) -m numba_tconv compile --direction step
 	$(PY) -m numba_tconv bench
+	$(PY) -m numba_tconv bench --direction grad_input
+	$(PY) -m numba_tconv bench --direction grad_weight
+	$(PY) -m numba_tconv bench --direction step
 	$(PY) -m numba_tconv sweep
 	$(PY) -m numba_tconv sweep --fixed batch
 

@@ -1,12 +1,9 @@
 """Measurement: our kernels, torch's own op and the conv1d formulation, interleaved in one run and checked.
 
-Every call is timed with CUDA events, after the cache was flushed. The events are queued behind that flush, so what is
-timed is the work of the GPU; the time that Python takes to launch it is hidden as long as it is below the flush's.
-All contestants take turns, so a change of clocks or temperature meets them alike, and so does the copy that gives the
-bandwidth for the roofline.
+How calls are timed is in timing.py. The copy that gives the bandwidth for the roofline takes turns with them.
 
-What is timed is also what is checked: before each timed call of ours the output's memory is filled with NaN, and the
-output of the last timed call is compared with a float64 result, every element. No row comes of a wrong output.
+What is timed is also what is checked: before each timed call of ours the memory of its results is filled with NaN, and
+the results of the last timed call are compared with float64 results, every element. No row comes of a wrong result.
 """
 
 from __future__ import annotations
@@ -14,35 +11,46 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import torch
-from torch.nn.functional import conv_transpose1d as torch_conv_transpose1d
 
 from . import expert, machine
-from .functional import PRECISIONS, conv_transpose1d
-from .kernels import RUNGS
+from .accuracy import Error, errors, right
+from .directions import (
+    FORWARD,
+    STEP,
+    Operands,
+    by_autograd,
+    by_selection,
+    by_torch,
+    costs_of,
+    our_forward,
+    results_of,
+    rung_direction,
+    rungs_of,
+    shape_of,
+    torch_forward,
+)
+from .functional import PRECISIONS
 from .kernels.device import Device, current_device
 from .problem import Problem
-from .progress import progress
 from .rows import Row
+from .timing import FLUSHES, Contestant, interleave, quantile
 from .workloads import Workload
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 AUTO, CUDNN, CONV1D = "auto", "cudnn", "conv1d"
 
-WARMUP_CALLS = 2
-FEWEST_REPEATS = 5
-FLUSHES = 4
+# A step is queued by torch.autograd and by several operators, which takes Python longer than one call.
+FLUSHES_OF = {STEP: 4 * FLUSHES}
 COPY_BYTES = 2 << 30
-ORACLE_ELEMENTS = 1 << 27  # float64 outputs held at once, 1 GiB
-NO_TF32 = 1e-5  # relative norms: below, torch has not computed in TF32, which rounds operands to 11 bits
 
 
 class WrongResult(Exception):
-    """An output that was timed is wrong. ``rows`` are the rows of the contestants that were right."""
+    """A result that was timed is wrong. ``rows`` are the rows of the contestants that were right."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)
@@ -84,185 +92,55 @@ def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int =
     )
 
 
-def torch_result(x, weight, bias, p: Problem) -> torch.Tensor:
-    """torch's own transposed convolution."""
-    return torch_conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
-
-
-# --- checking ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Error:
-    """How far an output is from the float64 result: the relative norm, and the largest element error, which is
-    relative to the largest element of the result."""
-
-    norm: float
-    largest: float
-
-    def __str__(self) -> str:
-        return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
-
-    def within(self, of_torch: Error, dtype: torch.dtype, precision: str, p: Problem) -> bool:
-        """At most twice torch's own error in the same precision, in both measures.
-
-        TF32 is only a permission, and cuDNN does not always use it (for groups of few channels, or with weights of
-        many megabytes): its error is then that of float32, which says nothing about TF32. In its place stands what
-        rounding both operands to 11 bits costs, 2.9e-4 of the norm for random data, with a margin.
-
-        Nothing is asked to be closer than the spacing of the dtype's numbers: torch's error can be next to nothing by
-        luck where few products are summed. In float64 the result that both are held against is itself rounded, at
-        random in each of its sums.
-        """
-        if precision == "tf32" and of_torch.norm < NO_TF32:
-            return self.norm <= TF32_ERROR.norm and self.largest <= TF32_ERROR.largest
-        spacing = torch.finfo(dtype).eps
-        if dtype == torch.float64:
-            spacing *= math.sqrt(p.in_channels_per_group * p.taps.taps_per_row)
-        return self.norm <= max(2 * of_torch.norm, spacing) and self.largest <= max(2 * of_torch.largest, spacing)
-
-
-TF32_ERROR = Error(4e-4, 6e-4)
-
-
-def errors(outputs: dict[str, torch.Tensor], x, weight, bias, p: Problem) -> dict[str, Error]:
-    """The error of each output (N, C_out, L_out) against torch in float64, over every sample; NaN stays NaN.
-
-    The float64 result comes from torch without cuDNN, a few samples at a time.
-    """
-    device, zero = x.device, torch.zeros((), dtype=torch.float64, device=x.device)
-    squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
-    truth_square = truth_largest = zero
-    weight64, bias64 = weight.double(), None if bias is None else bias.double()
-    step = max(1, ORACLE_ELEMENTS // max(1, p.out_channels * p.out_length))
-    for first in range(0, p.batch, step):
-        some = slice(first, first + step)
-        with _without_cudnn() if device.type == "cuda" else contextlib.nullcontext():
-            truth = torch_result(x[some].double(), weight64, bias64, p)
-        truth_square, truth_largest = truth_square + truth.square().sum(), torch.maximum(truth_largest, _peak(truth))
-        for name, y in outputs.items():
-            difference = y[some].double() - truth
-            squares[name] = squares[name] + difference.square().sum()
-            largest[name] = torch.maximum(largest[name], _peak(difference))
-
-    def relative(value, to):
-        return (value / to).item() if to else value.item()
-
-    return {
-        name: Error(relative(squares[name].sqrt(), truth_square.sqrt()), relative(largest[name], truth_largest))
-        for name in outputs
-    }
-
-
-def _peak(values: torch.Tensor) -> torch.Tensor:
-    return values.abs().amax() if values.numel() else values.sum()
-
-
-@contextlib.contextmanager
-def _without_cudnn() -> Iterator[None]:
-    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
-
-
-# --- timing -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Contestant:
-    """``call`` enqueues one computation and returns its output; ``prepare`` runs before it, untimed."""
-
-    call: Callable[[], torch.Tensor]
-    prepare: Callable[[], object] = lambda: None
-    output: torch.Tensor | None = None
-    every: int = 1  # takes part in every so many rounds
-    events: list = field(default_factory=list)
-
-    def times(self) -> list[float]:
-        """Milliseconds of the timed calls."""
-        return [start.elapsed_time(stop) for start, stop in self.events]
-
-
-class Flush:
-    """Drives everything out of the L2 cache by reading a buffer of eight times its size; so often that Python queues
-    the timed call meanwhile (half a millisecond by an H200's bandwidth)."""
-
-    def __init__(self):
-        size = 8 * torch.cuda.get_device_properties().L2_cache_size
-        self._buffer = torch.zeros(size // 4, device="cuda")
-        self._sum = torch.zeros((), device="cuda")
-
-    def __call__(self):
-        for _ in range(FLUSHES):
-            torch.sum(self._buffer, dim=0, out=self._sum)
-
-
-def timed_call(contestant: Contestant, flush: Flush) -> None:
-    """One call of the contestant between two events, on a cold cache."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    contestant.output = None
-    contestant.prepare()
-    flush()
-    start.record()
-    contestant.output = contestant.call()
-    stop.record()
-    contestant.events.append((start, stop))
-
-
-def interleave(contestants: list[Contestant], repeats: int, budget_s: float, label: str) -> None:
-    """Time the contestants in turns, ``repeats`` times each; one that would take longer than ``budget_s`` for that
-    sits out rounds, but is called FEWEST_REPEATS times at least."""
-    flush = Flush()
-    for contestant in progress(contestants, f"{label}: compile and warm up"):
-        for _ in range(WARMUP_CALLS):
-            contestant.events.clear()
-            timed_call(contestant, flush)
-        torch.cuda.synchronize()
-        affordable = int(1e3 * budget_s / max(contestant.times()[0], 1e-3))
-        contestant.every = max(1, repeats // min(repeats, max(FEWEST_REPEATS, affordable)))
-        contestant.events.clear()
-    for turn in progress(range(repeats), f"{label}: timed rounds"):
-        for contestant in contestants:
-            if turn % contestant.every == 0:
-                timed_call(contestant, flush)
-        torch.cuda.synchronize()
-
-
-def quantile(times: list[float], share: float) -> float:
-    return torch.tensor(times, dtype=torch.float64).quantile(share).item()
+def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients: bool) -> Operands:
+    """``make_inputs``, and where gradients are computed a random grad_output (N, C_out, L_out) beside them."""
+    inputs = Operands(*make_inputs(workload, dtype, device))
+    if not gradients:
+        return inputs
+    generator = torch.Generator(device).manual_seed(1)
+    grad_output = torch.randn(shape_of(FORWARD, workload.problem), generator=generator, device=device)
+    return inputs._replace(grad_output=grad_output.to(dtype))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def rungs_for(
-    names: list[str], problem: Problem, dtype: torch.dtype, precision: str, device: Device | None = None
+    names: list[str],
+    problem: Problem,
+    dtype: torch.dtype,
+    precision: str,
+    device: Device | None = None,
+    direction: str = FORWARD,
 ) -> tuple[list[str], list[str]]:
-    """The contestants that ``names`` stand for, and a line on each that is left out.
+    """The contestants that ``names`` stand for in ``direction``, and a line on each that is left out.
 
     "all" is every rung that can do the problem on ``device`` (torch's current GPU; where there is none, an H200) and
     ``auto``; where no rung computes in that precision, ``cudnn``. Nor is there then an ``auto``: the public function
-    may compute "tf32x3" as "ieee", and a row says what was computed.
-    Raises ValueError for an unknown name, NotImplementedError for a rung named alone that cannot do the problem.
+    may compute "tf32x3" as "ieee", and a row says what was computed. A step, which is the work of several rungs, is
+    computed by ``auto`` alone, where a rung can do its forward pass.
+    Raises ValueError for a name that is unknown or of another direction, NotImplementedError for a rung named alone
+    that cannot do the problem.
     """
     peak, device = peak_name(dtype, precision), device or current_device()
-    refusals = {name: rung.refusal(problem, dtype, peak, device) for name, rung in RUNGS.items()}
+    rungs = rungs_of(FORWARD if direction == STEP else direction)
+    refusals = {name: rung.refusal(problem, dtype, peak, device) for name, rung in rungs.items()}
+    single = {} if direction == STEP else rungs
     chosen, left_out = [], []
     for name in dict.fromkeys(names):
         if name == "all":
-            able = [rung for rung in RUNGS if refusals[rung] is None]
-            left_out += [f"{rung} cannot do {problem} in {peak}: {why}" for rung, why in refusals.items() if why]
-            chosen += [*able, AUTO] if able else [CUDNN]
+            able = [rung for rung in rungs if refusals[rung] is None]
+            left_out += [f"{rung} cannot do {problem} in {peak}: {refusals[rung]}" for rung in single if refusals[rung]]
+            chosen += [*(rung for rung in able if rung in single), AUTO] if able else [CUDNN]
         elif name == CUDNN:
             chosen.append(name)
         elif name == AUTO:
             if all(refusals.values()):
                 raise NotImplementedError(f"no rung can do {problem} in {peak}, so there is none to select")
             chosen.append(name)
-        elif name not in RUNGS:
-            raise ValueError(f"no rung is called {name!r}; there are {', '.join([*RUNGS, AUTO, CUDNN, 'all'])}")
+        elif name not in single:
+            there_are = ", ".join([*single, AUTO, CUDNN, "all"])
+            raise ValueError(f"{_not_in(direction, name)}; there are {there_are}")
         elif refusals[name]:
             raise NotImplementedError(f"{name} cannot do {problem} in {peak}: {refusals[name]}")
         else:
@@ -270,68 +148,111 @@ def rungs_for(
     return list(dict.fromkeys(chosen)), left_out
 
 
+def _not_in(direction: str, name: str) -> str:
+    """Why no rung of ``direction`` has that name."""
+    words = {FORWARD: "the forward pass", STEP: "a whole step"}
+    try:
+        computes = rung_direction(name)
+    except ValueError:
+        return f"no rung is called {name!r}"
+    return f"{name} computes {words.get(computes, computes)}, not {words.get(direction, direction)}"
+
+
 def measure(
     workload: Workload,
     rungs: list[str],
     dtype: torch.dtype = torch.float32,
     precision: str = "ieee",
+    direction: str = FORWARD,
     *,
     repeats: int = 30,
     budget_s: float = 1.0,
 ) -> list[Row]:
-    """Rows for ``rungs`` on ``workload``, forward, all from one interleaved run on torch's current GPU.
+    """Rows for ``rungs`` on ``workload`` in ``direction``, all from one interleaved run on torch's current GPU.
 
     ``rungs`` are registry names, ``auto`` or ``cudnn`` (see ``rungs_for``, which also refuses what cannot be done).
     ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". ``budget_s``
-    is the time on the GPU, in seconds, that each contestant may take. Raises WrongResult when an output is wrong; it
+    is the time on the GPU, in seconds, that each contestant may take. Raises WrongResult when a result is wrong; it
     then holds the rows of those that are not.
     """
     p, peak = workload.problem, peak_name(dtype, precision)
-    names, _ = rungs_for(rungs, p, dtype, precision)
+    names, _ = rungs_for(rungs, p, dtype, precision, direction=direction)
+    title = f"{workload.name} {peak}" if direction == FORWARD else f"{workload.name} {direction} {peak}"
     with torch_switches(tf32=precision == "tf32"), torch.no_grad():
-        x, weight, bias = make_inputs(workload, dtype, "cuda")
-        ours = {name: _ours(name, x, weight, bias, p, precision) for name in names if name != CUDNN}
-        everyone = ours | _theirs(x, weight, bias, p)
+        operands = make_operands(workload, dtype, "cuda", gradients=direction != FORWARD)
+        ours = {name: _ours(name, direction, operands, p, peak) for name in names if name != CUDNN}
+        everyone = ours | _theirs(direction, operands, p)
         copy = _copy()
-        interleave([*everyone.values(), copy], repeats, budget_s, f"{workload.name} {peak}")
-        found = errors({name: contestant.output for name, contestant in everyone.items()}, x, weight, bias, p)
+        flushes = FLUSHES_OF.get(direction, FLUSHES)
+        interleave([*everyone.values(), copy], repeats, budget_s, title, flushes)
+        found = {
+            result: errors({name: one.output[result] for name, one in everyone.items()}, operands, p, result)
+            for result in results_of(direction, p)
+        }
 
     times = {name: contestant.times() for name, contestant in everyone.items()}
     bandwidth = 2 * copy.output.nbytes / (1e-3 * quantile(copy.times(), 0.5))
-    wrong = [name for name in names if not found[name].within(found[CUDNN], dtype, precision, p)]
-    rows = _rows([name for name in names if name not in wrong], workload, dtype, precision, times, found, bandwidth)
+    wrong = {name: said for name in names if (said := _wrong(name, found, dtype, precision, p))}
+    kept = [name for name in names if name not in wrong]
+    rows = _rows(kept, workload, dtype, precision, direction, times, found, bandwidth)
     if wrong:
-        which = ", ".join(f"{name} ({found[name]})" for name in wrong)
-        message = f"wrong on {workload.name} ({peak}): {which}; torch's own error: {found[CUDNN]}; no row of it is kept"
-        raise WrongResult(message, rows)
+        said = "; ".join(line for lines in wrong.values() for line in lines)
+        raise WrongResult(f"wrong on {title}: {said}; no row of it is kept", rows)
     return rows
 
 
-def _ours(name: str, x, weight, bias, p: Problem, precision: str) -> Contestant:
-    """A rung, or the public function, with its output's memory full of NaN before every call."""
-    shape, arithmetic = (p.batch, p.out_channels, p.out_length), peak_name(x.dtype, precision)
+def _wrong(name: str, found: dict[str, dict[str, Error]], dtype, precision: str, p: Problem) -> list[str]:
+    """A line on each result of the contestant that is too far from float64."""
+    return [
+        f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
+        for result, of in found.items()
+        if not right(result, error := of[name], of[CUDNN], dtype, precision, p)
+    ]
+
+
+def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
+    """A rung, or what is selected, with the memory of its results full of NaN before every call."""
+    shapes = [shape_of(result, p) for result in results_of(direction, p)]
+
+    def change_weights():
+        if direction != FORWARD:  # whoever trains a layer changes them at every step, so they are packed at every step
+            torch.autograd.graph.increment_version(operands.weight)
+
+    def poison():
+        change_weights()
+        # The allocator hands the blocks that are filled with NaN and freed to the results, which have their sizes.
+        return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
+
+    def step():
+        return by_autograd(lambda *inputs: our_forward(*inputs, p, precision), operands, p)
+
+    def selected():
+        return {direction: by_selection(direction, operands, p, precision)}
+
     if name == AUTO:
-        arguments = x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation
-        # The allocator hands the block that was just filled with NaN and freed to the output, which has its size.
-        return Contestant(
-            call=lambda: conv_transpose1d(*arguments, precision=arithmetic),
-            prepare=lambda: torch.full(shape, math.nan, dtype=x.dtype, device=x.device),
-        )
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+        return Contestant(step if direction == STEP else selected, prepare=poison)
+    rung, (result,) = rungs_of(direction)[name], poison()
+
+    def prepare():
+        change_weights()
+        result.fill_(math.nan)
 
     def call():
-        RUNGS[name].run(x, weight, bias, y, p, precision=arithmetic)
-        return y
+        rung.run(*operands.of(direction), result, p, precision=precision)
+        return {direction: result}
 
-    return Contestant(call, prepare=lambda: y.fill_(math.nan))
+    return Contestant(call, prepare)
 
 
-def _theirs(x, weight, bias, p: Problem) -> dict[str, Contestant]:
-    """torch's own op, and the conv1d formulation where it applies, its weight packed beforehand."""
-    contestants = {CUDNN: Contestant(lambda: torch_result(x, weight, bias, p))}
-    if expert.applies(p):
-        packed, packed_bias = expert.pack(weight, p), expert.pack_bias(bias, p)
-        contestants[CONV1D] = Contestant(lambda: expert.run(x, packed, packed_bias, p))
+def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
+    """torch's own op, or its gradient or step, and for the forward pass, where it applies, the conv1d formulation, its
+    weight packed beforehand."""
+    if direction == STEP:
+        return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
+    contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}
+    if direction == FORWARD and expert.applies(p):
+        packed, packed_bias = expert.pack(operands.weight, p), expert.pack_bias(operands.bias, p)
+        contestants[CONV1D] = Contestant(lambda: {FORWARD: expert.run(operands.x, packed, packed_bias, p)})
     return contestants
 
 
@@ -340,34 +261,41 @@ def _rows(
     workload: Workload,
     dtype: torch.dtype,
     precision: str,
+    direction: str,
     times: dict[str, list[float]],
-    found: dict[str, Error],
+    found: dict[str, dict[str, Error]],
     bandwidth: float,
 ) -> list[Row]:
     """The rows of ``names``; ``bandwidth`` is the copy's, in bytes a second."""
-    p, itemsize, peak = workload.problem, dtype.itemsize, peak_name(dtype, precision)
+    costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
     where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
     # PEAK_FLOPS are an H200's: elsewhere the roofline is not known.
-    floor = p.floor_ms(itemsize, peak, bandwidth) if "H200" in where.gpu else None
+    floor = sum(cost.floor_ms(itemsize, peak, bandwidth) for cost in costs) if "H200" in where.gpu else None
+    min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
+
+    def error(name):
+        """That of the worst result."""
+        return max(of[name].norm for of in found.values())
+
     common = dict(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(where),
         workload=workload.name,
-        direction="forward",
+        direction=direction,
         dtype=dtype_name,
         precision=precision if len(PRECISIONS[dtype]) > 1 else dtype_name,
-        length=p.length,
+        length=workload.problem.length,
         cudnn_ms_p50=quantile(times[CUDNN], 0.5),
         conv1d_ms_p50=quantile(times[CONV1D], 0.5) if CONV1D in times else None,
-        cudnn_relerr=found[CUDNN].norm,
+        cudnn_relerr=error(CUDNN),
     )
     rows = []
     for name in names:
         p20, p50, p80 = (quantile(times[name], share) for share in (0.2, 0.5, 0.8))
-        rates = dict(gbps=p.min_bytes(itemsize) / p50 / 1e6, tflops=p.flops / p50 / 1e9)
+        rates = dict(gbps=min_bytes / p50 / 1e6, tflops=flops / p50 / 1e9)
         share = None if floor is None else floor / p50
         quantiles = dict(ms_p20=p20, ms_p50=p50, ms_p80=p80)
-        rows.append(Row(**common, **quantiles, **rates, rung=name, roofline=share, relerr=found[name].norm))
+        rows.append(Row(**common, **quantiles, **rates, rung=name, roofline=share, relerr=error(name)))
     return rows
 
 

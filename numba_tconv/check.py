@@ -1,4 +1,5 @@
-"""Parity of one problem: every rung against float64, beside torch's own error and the scatter reference."""
+"""Parity of one problem: every rung, and every gradient's, against float64, beside torch's own error and the scatter
+reference."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from . import bench
-from .kernels import RUNGS
+from .accuracy import Error, errors, right
+from .directions import FORWARD, RESULTS, Operands, by_torch, rungs_of, shape_of
 from .kernels.device import current_device
 from .problem import Problem
 from .ptx import SIMULATOR
@@ -32,7 +34,7 @@ class Outcome:
     """What came out for one way to compute a problem. ``error`` is None where it cannot; ``note`` then says why."""
 
     name: str
-    error: bench.Error | None
+    error: Error | None
     right: bool
     note: str = ""
 
@@ -48,6 +50,12 @@ def where() -> str:
     return "in the CUDA simulator" if SIMULATOR else f"on {torch.cuda.get_device_name()}"
 
 
+def require_checkable(problem: Problem) -> None:
+    """Raise ValueError for a problem without outputs, of which nothing could be wrong."""
+    if not math.prod(shape_of(FORWARD, problem)):
+        raise ValueError(f"{problem} has no outputs, so there is nothing to check")
+
+
 def require_simulable(problem: Problem) -> None:
     """Raise ValueError for a problem that would keep the simulator busy for minutes."""
     products = problem.flops // 2
@@ -58,42 +66,60 @@ def require_simulable(problem: Problem) -> None:
         )
 
 
-def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[Outcome]:
-    """Compute ``problem`` on random data by the reference, by torch and by every rung, one outcome after the other.
+def steps() -> int:
+    """How many outcomes ``parity`` gives, at most."""
+    return sum(2 + len(rungs_of(result)) for result in RESULTS)
+
+
+def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
+    """Compute every result of ``problem``, the output and the gradients, on random data by the reference, by torch and
+    by every rung: one outcome after the other, each with the result that it is of.
 
     On the GPU, or in the CUDA simulator where that is on. Right is: at most twice torch's own error in the same
-    precision (see bench.Error.within), with the output's memory full of NaN before.
+    precision (see accuracy.right), with the result's memory full of NaN before.
     """
-    device, peak = "cpu" if SIMULATOR else "cuda", bench.peak_name(dtype, precision)
-    inputs = bench.make_inputs(Workload("", problem, "", ""), dtype, device)
-    x, weight, bias = inputs
-
-    def error(y):
-        return bench.errors({"": y}, x, weight, bias, problem)[""]
-
+    device = "cpu" if SIMULATOR else "cuda"
+    operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
-        if problem.flops // 2 <= REFERENCE_PRODUCTS:
-            yield _by_reference(inputs, problem, error)
-        of_torch = error(bench.torch_result(x, weight, bias, problem))
-        yield Outcome("torch", of_torch, True, "the measure")
-        for name, rung in RUNGS.items():
-            if reason := rung.refusal(problem, dtype, peak, current_device()):
-                yield Outcome(name, None, True, f"cannot do it: {reason}")
-                continue
-            shape = (problem.batch, problem.out_channels, problem.out_length)
-            y = torch.full(shape, math.nan, dtype=dtype, device=device)
-            rung.run(x, weight, bias, y, problem, precision=peak)
-            found = error(y)
-            yield Outcome(name, found, found.within(of_torch, dtype, precision, problem))
+        for result in RESULTS:
+            for outcome in _parity(result, operands, problem, precision):
+                yield result, outcome
 
 
-def _by_reference(inputs, p: Problem, error) -> Outcome:
+def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iterator[Outcome]:
+    dtype, device = operands.x.dtype, operands.x.device
+    peak = bench.peak_name(dtype, precision)
+
+    def error(values):
+        return errors({"": values}, operands, p, result)[""]
+
+    if p.flops // 2 <= REFERENCE_PRODUCTS:
+        yield _by_reference(result, operands, p, error)
+    of_torch = error(by_torch(result, operands, p))
+    yield Outcome("torch", of_torch, True, "the measure")
+    for name, rung in rungs_of(result).items():
+        if reason := rung.refusal(p, dtype, peak, current_device()):
+            yield Outcome(name, None, True, f"cannot do it: {reason}")
+            continue
+        values = torch.full(shape_of(result, p), math.nan, dtype=dtype, device=device)
+        rung.run(*operands.of(result), values, p, precision=peak)
+        found = error(values)
+        yield Outcome(name, found, right(result, found, of_torch, dtype, precision, p))
+
+
+def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
     """The plain loops of ``reference``, which stands beside this package in its repository and is not installed."""
     try:
-        from reference import conv_transpose1d
+        import reference
     except ImportError:
         return Outcome("scatter loops", None, True, "only in a checkout of the repository")
-    x, weight, bias = (None if tensor is None else tensor.double().cpu().numpy() for tensor in inputs)
-    y = conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
-    found = error(torch.from_numpy(y).to(inputs[0].device))
+    arrays = (None if tensor is None else tensor.double().cpu().numpy() for tensor in operands.of(result))
+    sizes = dict(stride=p.stride, padding=p.padding, groups=p.groups, dilation=p.dilation)
+    compute, parameters = {
+        FORWARD: (reference.conv_transpose1d, dict(output_padding=p.output_padding) | sizes),
+        "grad_input": (reference.grad_input, dict(length=p.length) | sizes),
+        "grad_weight": (reference.grad_weight, dict(kernel_size=p.kernel_size) | sizes),
+        "grad_bias": (reference.grad_bias, {}),
+    }[result]
+    found = error(torch.from_numpy(compute(*arrays, **parameters)).to(operands.x.device))
     return Outcome("scatter loops", found, found.norm <= REFERENCE_TOLERANCE)

@@ -10,15 +10,20 @@ from pathlib import Path
 
 import torch
 
-from . import bench, commands, rows
+from . import bench, commands, rows, training
 from .demo import run_demo
+from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from .fuzz import run_fuzz
 from .kernels import RUNGS
+from .kernels.gradients import GRADIENTS
 from .problem import Problem
 
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / "search" / "k6_wgmma.csv"
+TRAINING = DATA / "training" / "decoder.csv"
+# What --rung may name, by direction; a step is computed by several rungs.
+NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,9 +82,13 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
         one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
 
+    def directed(one, text):
+        one.add_argument("--direction", choices=DIRECTIONS, default=FORWARD, help=f"{text} ({FORWARD})")
+
     def measurement(one, out):
+        directed(one, "the forward pass, a gradient, or a training step: the forward pass and all gradients")
         one.add_argument("--rung", action="append", metavar="NAME",
-                         help=f"{', '.join(RUNGS)}, auto, cudnn or all (all); may be repeated")  # fmt: skip
+                         help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
         arithmetic(one)
         one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
         one.add_argument("--budget", type=float, default=1.0, metavar="S",
@@ -89,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     one = command("demo", run_demo, "see it: check the rungs, inspect them, draw the figures; live with a GPU")
     places(one)
 
-    one = command("check", commands.run_check, "compare every rung with float64 on one problem")
+    one = command("check", commands.run_check, "compare every rung, those of the gradients too, with float64")
     one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take (those of a small problem)")
     for field in dataclasses.fields(Problem):
         flag = "--" + field.name.replace("_", "-")
@@ -119,20 +128,21 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE", help="(README.md)")
 
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
-    one.add_argument("rung", metavar="RUNG", help=f"{', '.join(RUNGS)}, or all")
+    one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
     arithmetic(one)
-    one.add_argument("--cc", choices=commands.ARCHITECTURES, default="9.0", help="compute capability (9.0)")
+    one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
 
     one = command("compile", commands.run_compile, "compile what workloads need, into the cache; needs no GPU")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    directed(one, "of whose kernels; a step: those that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{', '.join(RUNGS)}, auto or all (all); may be repeated")  # fmt: skip
+                     help=f"{NAMES}; auto or all (all); may be repeated")  # fmt: skip
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
     one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
                      help="of float32 products; may be repeated (ieee)")  # fmt: skip
-    one.add_argument("--cc", choices=commands.ARCHITECTURES,
+    one.add_argument("--cc", choices=commands.DEVICES,
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
 
@@ -147,6 +157,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="which cases (0)")
     one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first one (0)")
     one.add_argument("--count", type=positive, default=20_000, metavar="N", help="how many (20,000)")
+
+    one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
+    one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")
+    one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

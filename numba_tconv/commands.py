@@ -14,7 +14,22 @@ from pathlib import Path
 
 import torch
 
-from . import bench, cache, check, compile_ahead, info, kernelbench, offline, plotting, rows, search, table, workloads
+from . import (
+    bench,
+    cache,
+    check,
+    compile_ahead,
+    info,
+    inspection,
+    kernelbench,
+    offline,
+    plotting,
+    rows,
+    search,
+    table,
+    workloads,
+)
+from .directions import FORWARD, RESULTS, rung_direction, rungs_of
 from .kernels import RUNGS
 from .kernels.device import A100, H200, current_device
 from .launch import target
@@ -26,8 +41,6 @@ from .workloads import Workload
 FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
 DEVICES = {"8.0": A100, "9.0": H200}
-ARCHITECTURES = {name: target(device.cc) for name, device in DEVICES.items()}
-MOST_COMMON = 12  # instructions that `inspect` lists
 
 
 class Mistake(Exception):
@@ -78,8 +91,11 @@ def run_sweep(arguments) -> int:
 def record(chosen: list[Workload], arguments) -> int:
     """Measure the workloads and add the rows to the file, after each workload."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
+    arithmetic = dtype, arguments.precision
     with mistakes():
-        plans = [plan(names, workload.problem, dtype, arguments.precision, len(chosen)) for workload in chosen]
+        plans = [plan(names, workload.problem, *arithmetic, arguments.direction, len(chosen)) for workload in chosen]
+        if not any(rungs for rungs, _ in plans):
+            raise ValueError(f"none of the workloads can be done: {plans[0][1][0]}")
     require_gpu()
     rows.check_writable(arguments.out)
     wrong = []
@@ -90,7 +106,7 @@ def record(chosen: list[Workload], arguments) -> int:
             continue
         try:
             measured = bench.measure(
-                *(workload, rungs, dtype, arguments.precision),
+                *(workload, rungs, *arithmetic, arguments.direction),
                 repeats=arguments.repeats,
                 budget_s=arguments.budget,
             )
@@ -106,14 +122,14 @@ def record(chosen: list[Workload], arguments) -> int:
     return FAILED if wrong else 0
 
 
-def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, workloads: int):
+def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
     """As ``bench.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
     if workloads == 1:
-        return bench.rungs_for(names, problem, dtype, precision)
+        return bench.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
     for name in names:
         try:
-            able, unable = bench.rungs_for([name], problem, dtype, precision)
+            able, unable = bench.rungs_for([name], problem, dtype, precision, direction=direction)
         except NotImplementedError as error:
             able, unable = [], [str(error)]
         chosen, left_out = chosen + able, left_out + unable
@@ -124,8 +140,9 @@ def describe(row: rows.Row) -> str:
     """One row as a line for the terminal."""
     share = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
     conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
+    direction = "" if row.direction == FORWARD else f"{row.direction} "
     return (
-        f"{row.workload} L {row.length} {row.dtype} {row.precision} {row.rung}: {row.ms_p50:.4g} ms"
+        f"{row.workload} L {row.length} {direction}{row.dtype} {row.precision} {row.rung}: {row.ms_p50:.4g} ms"
         f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
         f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e})"
     )
@@ -137,6 +154,8 @@ def describe(row: rows.Row) -> str:
 def run_check(arguments) -> int:
     with mistakes():
         problems = check.SMALL if arguments.small else [problem_of(arguments)]
+        for problem in problems:
+            check.require_checkable(problem)
         if SIMULATOR or not torch.cuda.is_available():
             for problem in problems:
                 check.require_simulable(problem)
@@ -149,11 +168,13 @@ def run_check(arguments) -> int:
 
 
 def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> bool:
-    """Print the table of one problem; whether everything was right."""
-    outcomes = list(progress(check.parity(problem, dtype, precision), f"check {problem}", len(RUNGS) + 2))
-    print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64\n")
-    print(table.markdown(["computed by", "norm", "largest", ""], [outcome.cells() for outcome in outcomes]), flush=True)
-    return all(outcome.right for outcome in outcomes)
+    """Print a table for each result of one problem; whether everything was right."""
+    found = list(progress(check.parity(problem, dtype, precision), f"check {problem}", check.steps()))
+    print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64")
+    for result in RESULTS:
+        cells = [outcome.cells() for of, outcome in found if of == result]
+        print(f"\n{table.markdown([f'{result} by', 'norm', 'largest', ''], cells)}", flush=True)
+    return all(outcome.right for _, outcome in found)
 
 
 def problem_of(arguments) -> Problem:
@@ -196,56 +217,25 @@ def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row]
 
 
 def run_inspect(arguments) -> int:
-    dtype, cc = bench.DTYPES[arguments.dtype], ARCHITECTURES[arguments.cc]
-    if arguments.rung not in (*RUNGS, "all"):
-        raise Mistake(f"no rung is called {arguments.rung!r}; there are {', '.join(RUNGS)}")
+    dtype, device = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc]
     with mistakes():
         workload = workloads.get(arguments.workload)
-        names, left_out = bench.rungs_for(
-            [arguments.rung], workload.problem, dtype, arguments.precision, DEVICES[arguments.cc]
-        )
+        directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
+        found = [
+            bench.rungs_for([arguments.rung], workload.problem, dtype, arguments.precision, device, direction)
+            for direction in directions
+        ]
     require_compiler()
-    for line in left_out:
-        print(f"left out: {line}")
-    for name in names:
-        if name in RUNGS:
-            inspect_one(name, workload, dtype, arguments.precision, cc)
+    for direction, (names, left_out) in zip(directions, found, strict=True):
+        for line in left_out:
+            print(f"left out: {line}")
+        for name in names:
+            if name in rungs_of(direction):
+                try:
+                    inspection.print_rung(name, workload, dtype, arguments.precision, device)
+                except offline.ToolMissing as error:
+                    raise Mistake(str(error)) from error
     return 0
-
-
-def inspect_one(name: str, workload: Workload, dtype: torch.dtype, precision: str, cc: tuple) -> None:
-    try:
-        config, report = compiled(name, workload.problem, dtype, precision, cc)
-    except offline.ToolMissing as error:
-        raise Mistake(str(error)) from error
-    print(f"\n{name} for {workload.name} {workload.problem}, {config}\n")
-    print(table.markdown(REPORT_HEADER, [report_cells(report)]))
-    total = report.instruction_mix.total()
-    if total:
-        common = report.instruction_mix.most_common(MOST_COMMON)
-        print(f"\n{total} instructions, most often:\n")
-        print(table.markdown(["instruction", "times", "share"], [(i, n, f"{n / total:.0%}") for i, n in common]))
-    else:
-        print("\nnvdisasm is missing, so instructions are not shown: pip install nvidia-cuda-nvdisasm")
-
-
-REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
-
-
-def architecture(cc: tuple) -> str:
-    return "sm_" + "".join(map(str, cc))
-
-
-def report_cells(report: offline.Report) -> list:
-    memory = report.spill_bytes, report.local_bytes, report.shared_bytes
-    return [architecture(report.cc), report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
-
-
-def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, cc: tuple = (9, 0, "a")) -> tuple:
-    """A rung's configuration for a problem, and the offline report of its kernel. Raises offline.ToolMissing."""
-    rung = RUNGS[name]
-    config = rung.config(problem, dtype, bench.peak_name(dtype, precision))
-    return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
 
 
 # --- compile ----------------------------------------------------------------------------------------------------------
@@ -263,12 +253,13 @@ def run_compile(arguments) -> int:
     ]
     with mistakes():
         chosen = workloads.expand(arguments.workloads)
-        calls = compile_ahead.calls(arguments.rung or ["all"], [w.problem for w in chosen], arithmetic, device)
+        names, problems = arguments.rung or ["all"], [workload.problem for workload in chosen]
+        calls = compile_ahead.calls(names, problems, arithmetic, device, arguments.direction)
     require_compiler()
     folder, began, cc = writable_cache(), time.monotonic(), target(device.cc)
     compiled, kept = compile_ahead.fill(calls, cc, arguments.jobs or os.cpu_count() or 1)
-    took = time.monotonic() - began
-    print(f"kernels for {architecture(cc)}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
+    took, where = time.monotonic() - began, inspection.architecture(cc)
+    print(f"kernels for {where}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
     return 0
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from . import bench, cache
-from .kernels import RUNGS, k4_config, k4_pack, k5_config, tensor_pack
+from . import bench, cache, ops
+from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
+from .kernels import RUNGS, gradients, k4_config, k4_pack, k5_config, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_register_tile import vectors_align
 from .kernels.tensor_rung import by_vectors
@@ -27,7 +29,8 @@ from .select import arithmetic, select
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors. Unlike the kernels that it launches, it can be told to a process."""
+    """A rung's computation of contiguous tensors, of the forward pass or of a gradient. Unlike the kernels that it
+    launches, it can be told to a process."""
 
     rung: str
     problem: Problem
@@ -36,7 +39,12 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """What ``run`` of the rung launches: its kernel, and the one that packs the weights, where it has one."""
+        """What ``run`` of the rung launches: its kernel, and the one that packs the weights, where it has one.
+
+        A gradient that is a long sum may also launch the kernel that adds up the parts; here it always does.
+        """
+        if self.rung in gradients.GRADIENTS:
+            return self._kernels_of_gradient()
         rung, p = RUNGS[self.rung], self.problem
         # Of a tensor without memory all addresses are aligned, as they are in memory of torch's allocator.
         x = torch.empty((p.batch, p.in_channels, p.length), dtype=self.dtype, device="meta")
@@ -54,29 +62,53 @@ class Call:
             return [rung.kernel(config), tensor_pack.make_kernel(config.tile, "wgmma")]
         return [rung.kernel(config)]
 
+    def _kernels_of_gradient(self) -> list[Kernel]:
+        rung, p = gradients.GRADIENTS[self.rung], self.problem
+        config = rung.config(p, self.dtype, device=self.device, precision=self.precision)
+        if self.rung == "grad_weight_split" and self.dtype in (torch.float32, torch.float64):
+            x = torch.empty((p.batch, p.in_channels, p.length), dtype=self.dtype, device="meta")
+            config = replace(config, x_vector=config.vector) if vectors_align(x) else config
+        return [kernel for kernel, _ in rung.kernels(config)]
+
 
 def calls(
-    names: list[str], problems: list[Problem], arithmetics: list[tuple[torch.dtype, str]], device: Device
+    names: list[str],
+    problems: list[Problem],
+    arithmetics: list[tuple[torch.dtype, str]],
+    device: Device,
+    direction: str = FORWARD,
 ) -> list[Call]:
     """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
-    ``bench.rungs_for``; "auto" is the one that the selection picks. What a rung cannot do is passed over.
+    ``bench.rungs_for``; "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
+    passed over.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for a name that is unknown or of another direction.
     """
     found = []
     for problem in problems:
         for dtype, named in arithmetics:
             precision = bench.peak_name(dtype, named)
             for name in names:
-                if name == bench.AUTO:
-                    own = arithmetic(problem, dtype, "", precision, device)
-                    picked = select(problem, dtype, own, device)
-                    found += [Call(picked.name, problem, dtype, own, device)] if picked else []
+                if name == bench.AUTO or (name, direction) == ("all", STEP):
+                    found += _selected(direction, problem, dtype, precision, device)
                     continue
                 with contextlib.suppress(NotImplementedError):
-                    rungs, _ = bench.rungs_for([name], problem, dtype, named, device)
-                    found += [Call(rung, problem, dtype, precision, device) for rung in rungs if rung in RUNGS]
+                    rungs, _ = bench.rungs_for([name], problem, dtype, named, device, direction)
+                    able = (rung for rung in rungs if rung in rungs_of(direction))
+                    found += [Call(rung, problem, dtype, precision, device) for rung in able]
     return list(dict.fromkeys(found))
+
+
+def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Iterator[Call]:
+    """What this package's operators launch for the direction; nothing where they leave it to torch."""
+    own = arithmetic(problem, dtype, "", precision, device)
+    if direction in (FORWARD, STEP) and (picked := select(problem, dtype, own, device)):
+        yield Call(picked.name, problem, dtype, own, device)
+    for of in OF_GRADIENTS:
+        named = ops.gradient_precision(of, problem, dtype, precision, device) if direction in (of, STEP) else None
+        if named:
+            rung = gradients.select(of, problem, dtype, device, precision=named)
+            yield Call(rung.name, problem, dtype, named, device)
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:

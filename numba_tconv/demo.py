@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import bench, check, commands, offline, rows, table, workloads
+from . import bench, check, commands, inspection, offline, rows, table, workloads
 from .kernels import RUNGS
 from .progress import progress
 from .ptx import SIMULATOR
@@ -53,12 +53,12 @@ def print_compiled() -> None:
     for rung, precision in progress(cases, "compile"):
         if rung.supports(problem, torch.float32, precision) is None:
             try:
-                _, report = commands.compiled(rung.name, problem, torch.float32, precision)
+                _, (report,) = inspection.compiled(rung.name, problem, torch.float32, precision)
             except offline.ToolMissing as error:
                 print(f"not compiled: {error}")
                 return
-            lines.append([rung.name, precision, *commands.report_cells(report)])
-    print(table.markdown(["rung", "precision", *commands.REPORT_HEADER], lines))
+            lines.append([rung.name, precision, *inspection.report_cells(report)])
+    print(table.markdown(["rung", "precision", *inspection.REPORT_HEADER], lines))
 
 
 def sweep() -> tuple[list[rows.Row], int]:

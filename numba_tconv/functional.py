@@ -7,7 +7,7 @@ import operator
 
 import torch
 
-from . import ops
+from . import ops, transforms
 from .kernels import RUNGS
 from .select import TF32_ALLOWED
 
@@ -64,7 +64,8 @@ def conv_transpose1d(
     CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
     without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch) is handed
     to torch's own operator. Gradients are of kernels of this package where the forward pass is on CUDA cores, and of
-    torch's where it is on tensor cores (ops.py).
+    torch's where it is on tensor cores (ops.py). Derivatives may be of any order, in reverse and in forward mode, and
+    taken by the transforms of torch.func, vmap included, which computes one slice after the other.
 
     Raises:
         TypeError: an argument of the wrong type, as in torch.
@@ -97,7 +98,8 @@ def conv_transpose1d(
     if not ours or (input.dim() == 3 and input.shape[0] == 0):
         return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
-    output = ops.conv_transpose1d(
+    output = transforms.apply(
+        ops.conv_transpose1d,
         *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
         *_integers(stride, padding, output_padding, groups, dilation),
         *(variant or "", precision or _default_precision(input.dtype)),

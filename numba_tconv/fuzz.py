@@ -62,7 +62,7 @@ class Layout:
 @dataclass(frozen=True)
 class Case:
     """A problem and what computes it; ``rung`` is of RUNGS or GRADIENTS, ``layouts`` those of input, weight and
-    grad_output, ``dtype`` a name. For gradients ``precision`` is that of the products, which they have one of."""
+    grad_output, ``dtype`` a name."""
 
     rung: str
     problem: Problem
@@ -86,26 +86,18 @@ class Case:
         )
         x, w, g = (one.random(shape, dtype, generator) for one, shape in zip(self.layouts, shapes, strict=True))
         bias = Layout().random((1, 1, p.out_channels), dtype, generator)[0, 0] if p.bias else None
-        if self.rung in RUNGS:
-            of, operands, size = "forward", (x, w, bias), shapes[2]
-        else:
-            of = GRADIENTS[self.rung].of
-            operands = {"grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
-            size = {"grad_input": shapes[0], "grad_weight": shapes[1], "grad_bias": (p.out_channels,)}[of]
+        rung = (RUNGS | GRADIENTS)[self.rung]
+        of = "forward" if self.rung in RUNGS else rung.of
+        operands = {"forward": (x, w, bias), "grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
+        size = dict(zip(("grad_input", "grad_weight", "forward"), shapes, strict=True)).get(of, (p.out_channels,))
         result = torch.full(size, math.nan, dtype=dtype, device=where)
-        if of == "forward":
-            RUNGS[self.rung].run(*operands, result, p, _config(RUNGS[self.rung], p, dtype), self.precision)
-        else:
-            GRADIENTS[self.rung].run(*operands, result, p, _config(GRADIENTS[self.rung], p, dtype))
+        # In the simulator tiny tiles, so that seams and tails occur.
+        config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
+        rung.run(*operands, result, p, config, self.precision)
         far = (result.double() - in_float64(of, operands, p)).abs()
         wrong = ~(far <= bound(of, operands, p, dtype, self.precision))  # true for NaN too
         if wrong.any():
             raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the worst by {far.max():.3g}")
-
-
-def _config(rung, problem, dtype):
-    """In the simulator tiny tiles, so that seams and tails occur; else what the rung chooses."""
-    return rung.tiny_configs(problem, dtype)[0] if SIMULATOR else None
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
@@ -142,7 +134,7 @@ def draw(seed: int, number: int) -> Case:
     while True:
         problem = _problem(drawn)
         name, dtype = drawn.choice([*RUNGS, *GRADIENTS]), drawn.choice(list(PRECISIONS))
-        precision = drawn.choice(PRECISIONS[dtype]) if name in RUNGS else PRECISIONS[dtype][0]
+        precision = drawn.choice(PRECISIONS[dtype])
         rung = (RUNGS | GRADIENTS)[name]
         if rung.refusal(problem, dtype, precision, gpu) is None:
             layouts = tuple(_layout(drawn) for _ in range(3))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .bench import Error, errors
+from .accuracy import Error, errors
+from .directions import Operands
 from .module import ConvTranspose1d
 from .workloads import get
 
@@ -146,7 +147,7 @@ def run(number: int) -> Verdict:
                 same_shape = False
                 continue
             passed += torch.allclose(expected, y, atol=TOLERANCE, rtol=TOLERANCE)
-            found.append(errors({"ours": y, "torch": expected}, x, theirs.weight, None, p))
+            found.append(errors({"ours": y, "torch": expected}, Operands(x, theirs.weight, None), p))
         torch_ms, ms = mean_ms(theirs, x), mean_ms(ours, x)
     return Verdict(number, passed, same_shape, _largest(found, "ours"), _largest(found, "torch"), ms, torch_ms)
 

@@ -91,15 +91,27 @@ class Kernel:
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
-        """The driver's function for ``device``, compiled and loaded at the first call."""
+        """The driver's function for ``device``, compiled and loaded at the first call.
+
+        Raises RuntimeError if that were to happen while a CUDA graph is captured.
+        """
         known = self._handles.get(device)
         if known is None or known[1] < shared_bytes:
             # Threads that call at the same time wait for one compilation, and none lowers another's shared memory.
             with self._lock:
                 known = self._handles.get(device)
                 if known is None or known[1] < shared_bytes:
+                    self._refuse_capture()
                     known = self._handles[device] = self._load(device, shared_bytes), shared_bytes
         return known[0]
+
+    def _refuse_capture(self):
+        """Loading allocates and may wait for the GPU, for which a capture, now or at a replay, has no place."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{self.name} is not compiled and loaded yet, which cannot be done while a CUDA graph is captured: "
+                "run what is to be captured once before, with the same sizes"
+            )
 
     def _load(self, device: int, shared_bytes: int):
         """Compile, load on ``device``, which is the current one, and allow blocks ``shared_bytes``.

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 
+from . import transforms
 from .kernels import RUNGS, device, grad_ops, gradients
 from .problem import Problem
 from .select import arithmetic, select
@@ -95,40 +96,47 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 # The gradients
 
-torch.library.register_autograd(NAME, grad_ops.backward, setup_context=grad_ops.setup_context)
+transforms.register(conv_transpose1d, grad_ops.backward, grad_ops.setup_context, grad_ops.jvp)
 
 
 @lru_cache(maxsize=1024)
-def left_to_torch(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> bool:
-    """Whether a GPU computes the gradient ``of`` ("grad_input", "grad_weight" or "grad_bias") by torch's own operators.
+def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
+    """The precision in which a GPU computes the gradient ``of`` ("grad_input", "grad_weight" or "grad_bias") by kernels
+    of this package; None where torch's own operators do.
 
-    This package's kernels for them multiply on CUDA cores. Where the forward pass is meant for tensor cores, torch's
-    gradients are too, and faster, until there are such kernels. Not so "tf32x3": it promises errors like those of
-    float32, and torch's gradients may be rounded to TF32. torch also computes what no kernel can on that GPU.
+    Where the forward pass is meant for tensor cores, so are its gradients: by rungs of this package that are meant for
+    such a problem, else by torch. "tf32x3" promises errors like those of float32, so its gradients are formed as in
+    "ieee"; torch's could be rounded to TF32. torch also computes what no kernel can on that GPU.
     """
-    if arithmetic(problem, dtype, "", precision, gpu) in ("tf32", "fp16", "bf16"):
-        return True
-    return all(rung.refusal(problem, dtype, "", gpu) for rung in gradients.GRADIENTS.values() if rung.of == of)
+    precision = arithmetic(problem, dtype, "", precision, gpu)
+    precision = "ieee" if precision == "tf32x3" else precision
+    rungs = [rung for rung in gradients.GRADIENTS.values() if rung.of == of]
+    able = [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
+    if precision in ("tf32", "fp16", "bf16"):
+        able = [r for r in able if r.tensor_cores and r.suits(problem, dtype, precision, gpu)]
+    return precision if able else None
 
 
-def _is_torchs(of, problem, grad_output, precision):
-    return left_to_torch(of, problem, grad_output.dtype, precision, device.of(grad_output.device.index))
+def _precision_of(of, problem, grad_output, precision):
+    return gradient_precision(of, problem, grad_output.dtype, precision, device.of(grad_output.device.index))
 
 
 @torch.library.impl("numba_tconv::grad_input", "cuda")
 def _grad_input(grad_output, weight, length, *parameters):
     problem = grad_ops.problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
-    if _is_torchs("grad_input", problem, grad_output, parameters[-1]):
+    precision = _precision_of("grad_input", problem, grad_output, parameters[-1])
+    if precision is None:
         return grad_ops.torchs_input(grad_output, weight, length, parameters)
-    return gradients.grad_input(grad_output, weight, problem)
+    return gradients.grad_input(grad_output, weight, problem, precision=precision)
 
 
 @torch.library.impl("numba_tconv::grad_weight", "cuda")
 def _grad_weight(grad_output, input, kernel_size, *parameters):
     problem = grad_ops.problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
-    if _is_torchs("grad_weight", problem, grad_output, parameters[-1]):
+    precision = _precision_of("grad_weight", problem, grad_output, parameters[-1])
+    if precision is None:
         return grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
-    return gradients.grad_weight(grad_output, input, problem)
+    return gradients.grad_weight(grad_output, input, problem, precision=precision)
 
 
 @torch.library.impl("numba_tconv::grad_bias", "cuda")
@@ -138,6 +146,6 @@ def _grad_bias(grad_output, precision):
         return grad_output.new_zeros((channels,))
     # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
     problem = Problem(batch, channels, channels, 1, length, groups=channels)
-    if _is_torchs("grad_bias", problem, grad_output, precision):
+    if _precision_of("grad_bias", problem, grad_output, precision) is None:
         return grad_output.sum((0, 2))
     return gradients.grad_bias(grad_output, problem)

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
 from .rows import Row, RowsError, latest
 from .workloads import WORKLOADS
 
@@ -30,6 +31,7 @@ STYLE = {
 # The ladder runs from light to dark, so its order is seen in grey too; markers and dashes tell the lines apart as well.
 LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
 MARKERS = "osDv^P"
+PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
 CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
 CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
 ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
@@ -39,19 +41,19 @@ LABEL_GAP = 11  # points between the baselines of two labels
 def draw_all(rows: Iterable[Row], directory: str | os.PathLike, live: Iterable[Row] = ()) -> list[Path]:
     """Draw every figure that ``rows`` give, as SVG and PNG in ``directory``; the paths written.
 
-    One figure of throughput against length for each sweep, one of the shares of the roofline for each dtype and
-    precision measured at full size. ``live`` rows are drawn beside the recorded ones, with hollow markers. Raises
+    One figure of throughput against length for each sweep, one of the shares of the roofline for each direction, dtype
+    and precision measured at full size. ``live`` rows are drawn beside the recorded ones, with hollow markers. Raises
     RowsError where a file cannot be written.
     """
     recorded, fresh = list(latest(rows).values()), list(latest(live).values())
     figures: dict[str, Figure] = {}
     with matplotlib.rc_context(STYLE):
-        for (workload, dtype, precision), some in _grouped(recorded + fresh, _sweep).items():
-            name = f"throughput_{workload.replace('@', '_')}_{_arithmetic(dtype, precision)}"
+        for (workload, *what), some in _grouped(recorded + fresh, _sweep).items():
+            name = f"throughput_{workload.replace('@', '_')}_{_suffix(*what)}"
             live_here = [row for row in some if row in fresh]
             figures[name] = throughput([row for row in some if row not in live_here], live_here)
-        for (dtype, precision), some in _grouped(recorded, _full_size).items():
-            figures[f"roofline_{_arithmetic(dtype, precision)}"] = shares(some)
+        for what, some in _grouped(recorded, _full_size).items():
+            figures[f"roofline_{_suffix(*what)}"] = shares(some)
         return [path for name, figure in figures.items() for path in _save(figure, Path(directory), name)]
 
 
@@ -147,25 +149,37 @@ def _marks(axes: Axes, points: list[tuple[int, float]], label: str, style: dict)
 
 
 def _style(rung: str) -> dict:
-    """The look of a rung, by the number in its name; the darkest for a name without one."""
+    """The look of a rung, by the number in its name or its place among the rungs of its gradient; the darkest for a
+    name without either."""
     number = re.match(r"k(\d+)_", rung)
-    step = (int(number[1]) - 1) % len(LADDER) if number else len(LADDER) - 1
-    return {"color": LADDER[step], "linestyle": "-", "marker": MARKERS[step], "markeredgecolor": "0.2"}
+    step = int(number[1]) - 1 if number else PLACES.get(rung, len(LADDER) - 1)
+    return {
+        "color": LADDER[step % len(LADDER)],
+        "linestyle": "-",
+        "marker": MARKERS[step % len(LADDER)],
+        "markeredgecolor": "0.2",
+    }
 
 
 def _rungs(rows: list[Row]) -> list[str]:
-    """The rungs of the ladder among ``rows``; what the selection picked is one of them and is not drawn again."""
-    return sorted({row.rung for row in rows} - {"auto", "cudnn"})
+    """What is drawn of ``rows``, by name."""
+    return sorted({row.rung for row in rows if _drawn(row)})
+
+
+def _drawn(row: Row) -> bool:
+    """Whether the row has a mark of its own: what the selection picked is one of the rungs and is not drawn again, but
+    for a step, which is computed by several."""
+    return row.rung != "cudnn" and (row.rung != "auto" or row.direction == STEP)
 
 
 def _sweep(row: Row) -> tuple | None:
-    drawn = "@" in row.workload and row.rung not in ("auto", "cudnn")
-    return (row.workload, row.dtype, row.precision) if drawn else None
+    drawn = "@" in row.workload and _drawn(row)
+    return (row.workload, row.direction, row.dtype, row.precision) if drawn else None
 
 
 def _full_size(row: Row) -> tuple | None:
-    drawn = "@" not in row.workload and row.roofline is not None and row.direction == "forward"
-    return (row.dtype, row.precision) if drawn else None
+    drawn = "@" not in row.workload and row.roofline is not None
+    return (row.direction, row.dtype, row.precision) if drawn else None
 
 
 def _grouped(rows: list[Row], key: Callable[[Row], tuple | None]) -> dict[tuple, list[Row]]:
@@ -178,6 +192,11 @@ def _grouped(rows: list[Row], key: Callable[[Row], tuple | None]) -> dict[tuple,
 
 def _arithmetic(dtype: str, precision: str) -> str:
     return dtype if dtype == precision else f"{dtype}_{precision}"
+
+
+def _suffix(direction: str, dtype: str, precision: str) -> str:
+    """What the name of a figure ends with; the forward pass goes without saying."""
+    return "_".join([*([] if direction == FORWARD else [direction]), _arithmetic(dtype, precision)])
 
 
 def _words(row: Row) -> str:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 
 class RowsError(Exception):
@@ -20,9 +21,11 @@ class Row:
     """One measurement. Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum
     traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
 
-    ``rung`` is a registry name, ``auto`` for what the selection picked, or ``cudnn`` for torch's own op, recorded
-    where no rung computes in that precision. ``roofline`` is floor time / our time; errors are relative norms against
-    float64. ``workload`` may carry a suffix from a sweep: ``@total`` or ``@batch<N>``.
+    ``direction`` is one of directions.DIRECTIONS. ``rung`` is a registry name, ``auto`` for what the selection picked,
+    or ``cudnn`` for torch's own op, recorded where no rung computes in that precision. ``cudnn_ms_p50`` is the time of
+    torch's own op, gradient or step; conv1d is a formulation of the forward pass alone. ``roofline`` is floor time /
+    our time; errors are relative norms against float64, of a step those of its worst result. ``workload`` may carry a
+    suffix from a sweep: ``@total`` or ``@batch<N>``.
     """
 
     time: str
@@ -60,17 +63,19 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+Kind = TypeVar("Kind")  # the dataclass of a row: Row, or one of another file's
 _PARSE = {
     "str": str,
     "int": int,
+    "bool": {"True": True, "False": False}.__getitem__,
     "float": float,
     "float | None": lambda text: float(text) if text else None,
 }
 
 
-def read(path: str | os.PathLike) -> list[Row]:
+def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
     """The rows of the file at ``path``, in order. Raises RowsError."""
-    return _parse(_text(Path(path)), path)
+    return _parse(_text(Path(path)), path, kind)
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
@@ -84,12 +89,22 @@ def append(path: str | os.PathLike, rows: Iterable[Row]) -> None:
     The whole file is written beside the old one and then renamed over it, so that it is never seen half-written.
     Raises RowsError, leaving the file as it was, when it has other columns or cannot be written.
     """
-    replace_text(path, _format([*_existing(path), *rows]))
+    replace(path, [*existing(path), *rows])
 
 
-def check_writable(path: str | os.PathLike) -> None:
-    """Raise RowsError now if ``append`` would later: before minutes of measurement, not after."""
-    _existing(path)
+def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
+    """Write ``rows`` in the place of the file at ``path``; else as ``append``."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_columns(kind))
+    for row in rows:
+        writer.writerow(_cell(value) for value in astuple(row))
+    replace_text(path, out.getvalue())
+
+
+def check_writable(path: str | os.PathLike, kind: type = Row) -> None:
+    """Raise RowsError now if ``append`` or ``replace`` would later: before minutes of measurement, not after."""
+    existing(path, kind)
     check_replaceable(path)
 
 
@@ -122,8 +137,9 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
     return newest
 
 
-def _existing(path: str | os.PathLike) -> list[Row]:
-    return read(path) if Path(path).exists() else []
+def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
+    """The rows of the file at ``path``; none if there is none. Raises RowsError."""
+    return read(path, kind) if Path(path).exists() else []
 
 
 def _beside(path: Path) -> str:
@@ -144,11 +160,15 @@ def _text(path: Path) -> str:
         raise RowsError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _parse(text: str, path) -> list[Row]:
+def _columns(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _parse(text: str, path, kind: type[Kind]) -> list[Kind]:
     lines = csv.reader(io.StringIO(text))
     header = tuple(next(lines, ()))
-    if header != COLUMNS:
-        different = sorted(set(header) ^ set(COLUMNS)) or ["their order"]
+    if header != _columns(kind):
+        different = sorted(set(header) ^ set(_columns(kind))) or ["their order"]
         raise RowsError(
             f"{path} has the columns of another version (different: {', '.join(different)}); "
             "it is left as it is: move it away, or name another file"
@@ -156,20 +176,11 @@ def _parse(text: str, path) -> list[Row]:
     rows = []
     for line in lines:
         try:
-            values = [_PARSE[field.type](text) for field, text in zip(fields(Row), line, strict=True)]
-        except ValueError as error:
+            values = [_PARSE[field.type](text) for field, text in zip(fields(kind), line, strict=True)]
+        except (ValueError, KeyError) as error:
             raise RowsError(f"{path}, line {lines.line_num}: not a row ({error})") from error
-        rows.append(Row(*values))
+        rows.append(kind(*values))
     return rows
-
-
-def _format(rows: Iterable[Row]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow(_cell(value) for value in astuple(row))
-    return out.getvalue()
 
 
 def _cell(value) -> str:

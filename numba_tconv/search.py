@@ -6,20 +6,18 @@ one run, and the model's choice is marked, so that a test can say how much it lo
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import multiprocessing
 import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
-from . import bench, machine, rows
+from . import accuracy, bench, machine, rows, timing
+from .directions import FORWARD, Operands, torch_forward
 from .kernels import RUNGS
 from .kernels.k6_config import Config, configs
 from .kernels.k6_cost import choose
@@ -55,34 +53,19 @@ COLUMNS = tuple(field.name for field in fields(Tried))
 
 def read(path: str | os.PathLike) -> list[Tried]:
     """The rows of the file at ``path``; none if there is none. Raises rows.RowsError if it is of another version."""
-    if not Path(path).exists():
-        return []
-    lines = list(csv.reader(io.StringIO(Path(path).read_text(encoding="utf-8"))))
-    if not lines or tuple(lines[0]) != COLUMNS:
-        raise rows.RowsError(f"{path} has the columns of another version")
-    parse = {"str": str, "int": int, "float": float, "bool": lambda text: text == "True"}
-    try:
-        return [Tried(*(parse[f.type](t) for f, t in zip(fields(Tried), line, strict=True))) for line in lines[1:]]
-    except ValueError as error:
-        raise rows.RowsError(f"{path}: not a row ({error})") from error
+    return rows.existing(path, Tried)
 
 
 def check_writable(path: str | os.PathLike) -> None:
     """Raise rows.RowsError now if ``append`` would later: before minutes of measurement, not after."""
-    read(path)
-    rows.check_replaceable(path)
+    rows.check_writable(path, Tried)
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
     """Add rows to the file at ``path``, in the place of older ones of the same workloads and precisions."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in [*kept, *tried]:
-        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in astuple(row))
-    rows.replace_text(path, out.getvalue())
+    rows.replace(path, [*kept, *tried], Tried)
 
 
 def described(config: Config) -> dict:
@@ -125,23 +108,24 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
                 rung.run(x, weight, bias, y, p, config, name)
                 return y
 
-            return bench.Contestant(call, prepare=lambda: y.fill_(math.nan))
+            return timing.Contestant(call, prepare=lambda: y.fill_(math.nan))
 
         contestants, outputs = [contestant(config) for config in found], {}
         for number, one in enumerate(contestants):
             one.prepare()
             outputs[str(number)] = one.call()[ends].clone()
-        outputs["torch"] = bench.torch_result(x[ends], weight, bias, p)
-        errors = bench.errors(outputs, x[ends], weight, bias, p)
+        outputs["torch"] = torch_forward(x[ends], weight, bias, p)
+        errors = accuracy.errors(outputs, Operands(x[ends], weight, bias), p)
         for number, config in enumerate(found):
-            if not errors[str(number)].within(errors["torch"], dtype, precision, p):
-                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {errors[str(number)]}", [])
-        bench.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
+            error = errors[str(number)]
+            if not accuracy.right(FORWARD, error, errors["torch"], dtype, precision, p):
+                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {error}", [])
+        timing.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
     where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}
     common = dict(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **where, workload=workload.name, precision=name
     )
     return [
-        Tried(**common, **described(config), chosen=config == chosen, ms_p50=bench.quantile(one.times(), 0.5))
+        Tried(**common, **described(config), chosen=config == chosen, ms_p50=timing.quantile(one.times(), 0.5))
         for config, one in zip(found, contestants, strict=True)
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .directions import DIRECTIONS, FORWARD
 from .rows import Row, RowsError, latest, replace_text
 from .workloads import AUDIO, WORKLOADS
 
@@ -30,8 +31,8 @@ def markdown(header: list[str], lines: Iterable[Iterable[str]]) -> str:
 def render(rows: Iterable[Row]) -> str:
     """The tables of all measurements at full size, one for each GPU, direction, dtype and precision, newest rows only.
 
-    Times are medians in milliseconds. The last column divides the faster of cuDNN and conv1d by the fastest rung, both
-    taken from that rung's own run.
+    Times are medians in milliseconds. The last column divides the faster of cuDNN and conv1d, which there is for the
+    forward pass alone, by the fastest rung, both taken from that rung's own run.
     """
     tables: dict[tuple, list[Row]] = {}
     for row in latest(row for row in rows if "@" not in row.workload).values():
@@ -63,7 +64,11 @@ def update(path: str | os.PathLike, rows: Iterable[Row]) -> None:
 def _order(key: tuple) -> tuple:
     gpu, direction, dtype, precision = key
     dtypes = ["float32", "bfloat16", "float16", "float64"]
-    return gpu, direction, dtypes.index(dtype) if dtype in dtypes else len(dtypes), dtype, precision
+    return gpu, _place(direction, DIRECTIONS), direction, _place(dtype, dtypes), dtype, precision
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def _table(rows: list[Row]) -> str:
@@ -72,6 +77,7 @@ def _table(rows: list[Row]) -> str:
         by_workload.setdefault(row.workload, {})[row.rung] = row
     rungs = sorted({row.rung for row in rows} - {"cudnn"}, key=lambda rung: (rung == "auto", rung))
     names = [name for name in WORKLOADS if name in by_workload] + sorted(set(by_workload) - set(WORKLOADS))
+    forward = rows[0].direction == FORWARD
     lines, speedups = [], {}
     for name in names:
         measured = by_workload[name]
@@ -83,7 +89,9 @@ def _table(rows: list[Row]) -> str:
             [
                 name,
                 *(_time(measured[rung].ms_p50 if rung in measured else None) for rung in rungs),
-                *(_time(shown.cudnn_ms_p50), _time(shown.conv1d_ms_p50), _time(shown.floor_ms)),
+                _time(shown.cudnn_ms_p50),
+                *((_time(shown.conv1d_ms_p50),) if forward else ()),
+                _time(shown.floor_ms),
                 *((f"{fastest.roofline:.0%}" if fastest and fastest.roofline else "-",) if rungs else ()),
                 *((f"{speedups[name]:.2f}x" if fastest else "-",) if rungs else ()),
             ]
@@ -91,7 +99,8 @@ def _table(rows: list[Row]) -> str:
     first = rows[0]
     arithmetic = first.dtype if first.precision == first.dtype else f"{first.dtype}, {first.precision}"
     title = f"**{first.direction}, {arithmetic}**, milliseconds (median), {_where(rows)}"
-    header = ["workload", *rungs, "cuDNN", "conv1d", "floor", *(["of floor", "speed-up"] if rungs else [])]
+    theirs = ["cuDNN", "conv1d"] if forward else ["cuDNN"]
+    header = ["workload", *rungs, *theirs, "floor", *(["of floor", "speed-up"] if rungs else [])]
     parts = [title, markdown(header, lines)]
     if speedups.keys() >= set(AUDIO):
         mean = math.exp(sum(math.log(speedups[name]) for name in AUDIO) / len(AUDIO))

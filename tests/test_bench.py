@@ -1,48 +1,33 @@
-"""Measurement: the conv1d formulation, the check of outputs, the choice of contestants; on a GPU, the whole of it."""
+"""Measurement: the choice of contestants, rows of every direction, wrong results; on a GPU, the whole of it."""
 
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from numba_tconv import bench, expert, workloads
-from numba_tconv.kernels import RUNGS
+from numba_tconv import bench, functional, timing, workloads
+from numba_tconv.accuracy import errors
+from numba_tconv.directions import (
+    DIRECTIONS,
+    OF_GRADIENTS,
+    RESULTS,
+    STEP,
+    by_selection,
+    by_torch,
+    results_of,
+    rungs_of,
+    torch_forward,
+)
+from numba_tconv.kernels import RUNGS, grad_ops
 from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.rung import Rung
+from numba_tconv.machine import Machine
 from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
 from numba_tconv.workloads import Workload
-
-FORMULATION = {
-    "stride 1": Problem(2, 3, 5, 4, 11, bias=True),
-    "stride 1, padding": Problem(2, 3, 5, 4, 11, padding=2),
-    "stride 1, padding beyond the kernel": Problem(1, 3, 2, 3, 11, padding=4),
-    "stride 1, dilation": Problem(1, 3, 2, 5, 9, dilation=3, padding=1, bias=True),
-    "stride 1, output_padding": Problem(1, 3, 2, 5, 9, dilation=3, padding=1, output_padding=2),
-    "stride 1, groups": Problem(2, 6, 4, 3, 7, groups=2, padding=1, bias=True),
-    "K = s": Problem(1, 4, 6, 3, 8, stride=3, bias=True),
-    "K = 2s": Problem(2, 4, 6, 8, 8, stride=4, padding=2, bias=True),
-    "K = 3s, groups": Problem(2, 6, 9, 6, 5, stride=2, padding=3, groups=3, bias=True),
-    "depthwise": Problem(2, 5, 5, 4, 9, stride=2, padding=1, groups=5),
-    "output_padding within the padding": Problem(1, 3, 2, 4, 6, stride=2, padding=1, output_padding=1),
-    "output_padding beyond the padding": Problem(1, 3, 2, 8, 6, stride=4, padding=1, output_padding=3, bias=True),
-    "padding beyond the kernel": Problem(1, 2, 2, 4, 9, stride=2, padding=5),
-    "one sample": Problem(1, 1, 1, 2, 1, stride=2),
-}
-
-
-@pytest.mark.parametrize("reason", FORMULATION)
-def test_the_conv1d_formulation_is_the_same_function(reason):
-    p = FORMULATION[reason]
-    assert expert.applies(p)
-    x, weight, bias = bench.make_inputs(Workload("", p, "", ""), torch.float64, "cpu")
-    y = expert.run(x, expert.pack(weight, p), expert.pack_bias(bias, p), p)
-    torch.testing.assert_close(y, bench.torch_result(x, weight, bias, p))
-
-
-def test_where_the_formulation_does_not_apply():
-    assert not expert.applies(Problem(1, 1, 1, 3, 8, stride=2))
-    assert not expert.applies(Problem(1, 1, 1, 4, 8, stride=2, dilation=3))
-    assert not expert.applies(workloads.get("kb79").problem)
 
 
 def test_inputs_are_reproducible_and_an_expanded_weight_is_a_view():
@@ -55,72 +40,6 @@ def test_inputs_are_reproducible_and_an_expanded_weight_is_a_view():
 
 
 PROBLEM = Problem(3, 4, 5, 4, 50, stride=2, padding=1, bias=True)
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Inputs, torch's output, and the error of any output, with one sample at a time held against float64."""
-    monkeypatch.setattr(bench, "ORACLE_ELEMENTS", 1)
-    x, weight, bias = bench.make_inputs(Workload("", PROBLEM, "", ""), torch.float32, "cpu")
-    y = bench.torch_result(x, weight, bias, PROBLEM)
-    return y, lambda output: bench.errors({"": output}, x, weight, bias, PROBLEM)[""]
-
-
-def test_errors_are_relative_to_float64(measured):
-    y, error = measured
-    assert 0 < error(y).norm < 1e-6
-    doubled = error(2 * y)
-    assert doubled.norm == pytest.approx(1, rel=1e-5)
-    assert doubled.largest == pytest.approx(1, rel=1e-5)
-
-
-@pytest.mark.parametrize("where", [(0, 0, 0), (1, 2, 3), (2, 4, -1)])
-@pytest.mark.parametrize("value", [math.nan, math.inf, 0.5])
-def test_one_wrong_element_is_found(measured, where, value):
-    y, error = measured
-    wrong = y.clone()
-    wrong[where] = wrong[where] + value
-    assert error(y).within(error(y), torch.float32, "ieee", PROBLEM)
-    assert not error(wrong).within(error(y), torch.float32, "ieee", PROBLEM)
-
-
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
-def test_within_is_twice_torchs_error_and_no_more(precision):
-    def within(norm, largest):
-        return bench.Error(norm, largest).within(bench.Error(1e-6, 2e-6), torch.float32, precision, PROBLEM)
-
-    assert within(2e-6, 4e-6)
-    assert not within(2.1e-6, 1e-6)
-    assert not within(1e-6, 4.1e-6)
-    assert not within(math.nan, math.nan)
-
-
-def test_tf32_is_held_against_torchs_tf32_or_where_torch_has_not_used_it_against_a_bound():
-    def within(norm, largest, of_torch):
-        return bench.Error(norm, largest).within(bench.Error(of_torch, of_torch), torch.float32, "tf32", PROBLEM)
-
-    assert within(6e-4, 6e-4, of_torch=3e-4)
-    assert not within(6.1e-4, 1e-4, of_torch=3e-4)
-    assert within(4e-4, 6e-4, of_torch=2e-7)
-    assert not within(4.1e-4, 4e-4, of_torch=2e-7)
-    assert not within(3e-4, 6.1e-4, of_torch=2e-7)
-    assert not within(math.nan, math.nan, of_torch=2e-7)
-
-
-def test_only_float64_is_allowed_the_rounding_of_its_sums():
-    """PROBLEM sums 4 channels of 2 taps, so the sums are rounded by about sqrt(8) spacings."""
-    exact = bench.Error(0.0, 0.0)
-    for dtype, spacings in ((torch.float64, math.sqrt(8)), (torch.float32, 1)):
-        edge = spacings * torch.finfo(dtype).eps
-        assert bench.Error(0.99 * edge, 0.99 * edge).within(exact, dtype, "ieee", PROBLEM)
-        assert not bench.Error(1.01 * edge, 0.0).within(exact, dtype, "ieee", PROBLEM)
-        assert not bench.Error(0.0, 1.01 * edge).within(exact, dtype, "ieee", PROBLEM)
-
-
-def test_an_empty_batch_has_no_error():
-    p = Problem(0, 2, 3, 4, 5)
-    x, weight, bias = bench.make_inputs(Workload("", p, "", ""), torch.float32, "cpu")
-    assert bench.errors({"": bench.torch_result(x, weight, bias, p)}, x, weight, bias, p)[""] == bench.Error(0, 0)
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -150,7 +69,7 @@ def test_where_no_rung_computes_torch_is_recorded():
 
     p = workloads.get("kb64").problem
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "RUNGS", {"k0": Unable()})
+        patch.setattr(bench, "rungs_of", lambda _: {"k0": Unable()})
         names, left_out = bench.rungs_for(["all"], p, torch.float32, "tf32")
         assert names == ["cudnn"]
         assert left_out == [f"k0 cannot do {p} in tf32: it only pretends"]
@@ -173,6 +92,46 @@ def test_an_unknown_rung_is_answered_with_the_names():
         bench.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")
 
 
+@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
+@pytest.mark.parametrize("precision", bench.PRECISIONS[torch.float32])
+def test_all_means_every_rung_of_the_gradient(of, precision):
+    p = workloads.get("kb64").problem
+    refusals = {name: rung.refusal(p, torch.float32, precision, H200) for name, rung in rungs_of(of).items()}
+    able = [name for name, reason in refusals.items() if reason is None]
+    names, left_out = bench.rungs_for(["all"], p, torch.float32, precision, H200, of)
+    assert names == ([*able, "auto"] if able else ["cudnn"])
+    assert [line.split()[0] for line in left_out] == [name for name in refusals if name not in able]
+    for name in refusals:
+        if name not in able:
+            with pytest.raises(NotImplementedError, match=rf"{name} cannot do .* in {precision}: "):
+                bench.rungs_for([name], p, torch.float32, precision, H200, of)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+def test_a_step_is_computed_by_the_selection_alone():
+    p = workloads.get("kb64").problem
+    for precision in bench.PRECISIONS[torch.float32]:
+        assert bench.rungs_for(["all"], p, torch.float32, precision, H200, STEP) == (["auto"], [])
+    no_channels = workloads.get("depthwise").problem
+    assert bench.rungs_for(["all"], no_channels, torch.float32, "tf32", H200, STEP) == (["cudnn"], [])
+
+
+@pytest.mark.parametrize(
+    ("direction", "name", "said"),
+    [
+        ("forward", "grad_input_tile", "grad_input_tile computes grad_input, not the forward pass"),
+        ("grad_input", "k1_gather", "k1_gather computes the forward pass, not grad_input"),
+        ("grad_input", "grad_weight_split", "grad_weight_split computes grad_weight, not grad_input"),
+        ("grad_weight", "grad_bias", "grad_bias computes grad_bias, not grad_weight"),
+        ("step", "k1_gather", "k1_gather computes the forward pass, not a whole step; there are "),
+        ("step", "k9", "no rung is called 'k9'"),
+    ],
+)
+def test_a_rung_of_another_direction_is_refused(direction, name, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}.*auto, cudnn, all$"):
+        bench.rungs_for([name], PROBLEM, torch.float32, "ieee", H200, direction)
+
+
 def test_slow_contestants_sit_out_rounds(monkeypatch):
     calls = []
 
@@ -180,24 +139,168 @@ def test_slow_contestants_sit_out_rounds(monkeypatch):
         calls.append(contestant)
         contestant.events.append(contestant)
 
-    class Timed(bench.Contestant):
+    class Timed(timing.Contestant):
         def times(self):
             return [self.ms for _ in self.events]
 
     fast, medium, slow = (Timed(call=None) for _ in range(3))
     fast.ms, medium.ms, slow.ms = 1, 100, 1000
-    monkeypatch.setattr(bench, "timed_call", call)
-    monkeypatch.setattr(bench, "Flush", lambda: None)
+    monkeypatch.setattr(timing, "timed_call", call)
+    monkeypatch.setattr(timing, "Flush", lambda times: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    bench.interleave([fast, medium, slow], repeats=30, budget_s=1.0, label="")
+    timing.interleave([fast, medium, slow], repeats=30, budget_s=1.0, label="")
     assert [len(one.events) for one in (fast, medium, slow)] == [30, 10, 5]
-    after_warm_up = calls[3 * bench.WARMUP_CALLS :]
+    after_warm_up = calls[3 * timing.WARMUP_CALLS :]
     assert after_warm_up[:4] == [fast, medium, slow, fast]
 
 
 def test_powers_of_two():
     assert bench.powers_of_two(1000, 4096) == [1024, 2048, 4096]
     assert bench.powers_of_two(5, 7) == []
+
+
+TINY = Workload("tiny test", Problem(2, 4, 6, 4, 50, stride=2, padding=1, bias=True), "", "")
+X, W, Y, B = 2 * 4 * 50, 4 * 6 * 4, 2 * 6 * 100, 6  # elements of its tensors
+
+
+class Right(Rung):
+    """Stands for a rung of a result: torch computes it."""
+
+    def __init__(self, of, operands):
+        self.of, self.operands = of, operands
+
+    def supports(self, *_):
+        return None
+
+    def run(self, *given, precision):
+        *operands, result, p = given
+        assert all(one is other for one, other in zip(operands, self.operands[-1].of(self.of), strict=True))
+        assert result.isnan().all()
+        assert precision == "ieee"
+        result.copy_(bench.by_torch(self.of, self.operands[-1], p))
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """``measure`` as if on an H200 on which the first contestant takes 1 ms, the second 2 ms and so on; memory moves 8
+    bytes a nanosecond."""
+    made, make_operands = [], bench.make_operands
+
+    def make(workload, dtype, device, gradients):
+        made.append(make_operands(workload, dtype, "cpu", gradients))
+        return made[-1]
+
+    def interleave(contestants, *_):
+        for ms, one in enumerate(contestants, 1):
+            one.prepare()
+            one.output = one.call()
+            one.events = [(SimpleNamespace(elapsed_time=lambda _, ms=ms: ms), None)]
+
+    class Copy(timing.Contestant):
+        def times(self):
+            return [1.0]
+
+    monkeypatch.setattr(bench, "make_operands", make)
+    monkeypatch.setattr(bench, "interleave", interleave)
+    monkeypatch.setattr(bench, "_copy", lambda: Copy(lambda: torch.empty(4_000_000, dtype=torch.int8)))
+    monkeypatch.setattr(bench, "rungs_of", lambda of: {"right": Right(of, made)})
+    monkeypatch.setattr(bench.machine, "describe", lambda: Machine("0123abc", "H200", "580", "2.11", "9.19", "0.30"))
+    return made
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_rows_of_every_direction(on_the_cpu, direction):
+    rows = bench.measure(TINY, ["all", "cudnn"] if direction == "step" else ["all"], direction=direction)
+    names = ["auto", "cudnn"] if direction == "step" else ["right", "auto"]
+    assert [(row.rung, row.direction) for row in rows] == [(name, direction) for name in names]
+    passes = 3 if direction == "step" else 1
+    biases = 1 if direction in ("forward", "step") else 0
+    moved = 4 * (passes * (X + W + Y) + biases * B)
+    p, (operands,) = TINY.problem, on_the_cpu
+    outputs = {result: {"": by_torch(result, operands, p)} for result in results_of(direction, p)}
+    worst = max(errors(output, operands, p, result)[""].norm for result, output in outputs.items())
+    for ms, row in enumerate(rows, 1):
+        assert (row.ms_p50, row.cudnn_ms_p50) == (ms, 2 if direction == "step" else 3)
+        assert row.conv1d_ms_p50 == (4 if direction == "forward" else None)
+        assert row.gbps == pytest.approx(moved / ms / 1e6)
+        assert row.tflops == pytest.approx(passes * 2 * 2 * 4 * 6 * 4 * 50 / ms / 1e9)
+        assert row.roofline == pytest.approx(moved / 8e9 / (1e-3 * ms))
+        assert (row.relerr, row.cudnn_relerr) == pytest.approx((worst, worst))
+
+
+@pytest.mark.parametrize("direction", ["grad_input", "grad_weight"])
+@pytest.mark.parametrize("value", [math.nan, 0.0])
+def test_no_row_comes_of_a_wrong_gradient(on_the_cpu, monkeypatch, direction, value):
+    class Forgetful(Right):
+        def run(self, *given, precision):
+            super().run(*given, precision=precision)
+            given[-2].view(-1)[-1] = value
+
+    rungs = {"right": Right(direction, on_the_cpu), "forgetful": Forgetful(direction, on_the_cpu)}
+    monkeypatch.setattr(bench, "rungs_of", lambda of: rungs)
+    with pytest.raises(bench.WrongResult, match=rf"wrong on tiny test {direction} ieee: forgetful \(error") as caught:
+        bench.measure(TINY, ["all"], direction=direction)
+    assert [row.rung for row in caught.value.rows] == ["right", "auto"]
+
+
+@pytest.mark.parametrize("wrong", ["forward", "grad_input", "grad_weight", "grad_bias"])
+def test_every_result_of_a_step_is_checked(on_the_cpu, monkeypatch, wrong):
+    def spoilt(x, weight, bias, p, precision):
+        operands = {"grad_input": x, "grad_weight": weight, "grad_bias": bias}
+        extra = 1e-3 * operands.get(wrong, x.detach() + 1).sum()
+        return torch_forward(x, weight, bias, p) + (extra if wrong == "forward" else extra - extra.detach())
+
+    monkeypatch.setattr(bench, "our_forward", spoilt)
+    with pytest.raises(
+        bench.WrongResult, match=rf"auto \({wrong}: error norm [^;]*; torch's own [^;]*; no row"
+    ) as caught:
+        bench.measure(TINY, ["auto", "cudnn"], direction="step")
+    assert [row.rung for row in caught.value.rows] == ["cudnn"]
+
+
+def test_what_is_selected_is_the_operators_of_this_package(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    called = []
+
+    def recorded(module, name):
+        operator = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arguments: called.append(name) or operator(*arguments))
+
+    recorded(functional.ops, "conv_transpose1d")
+    for of in OF_GRADIENTS:
+        recorded(grad_ops, of)
+    expected = {"forward": ["conv_transpose1d"], "step": ["conv_transpose1d", *OF_GRADIENTS]}
+    for direction in DIRECTIONS:
+        called.clear()
+        bench.measure(TINY, ["auto"], direction=direction)
+        assert called == expected.get(direction, [direction])
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_what_is_selected_computes_in_the_precision_that_is_named(monkeypatch, result):
+    monkeypatch.setattr(functional, "conv_transpose1d", lambda *_, precision: precision)
+    for of in OF_GRADIENTS:
+        monkeypatch.setattr(grad_ops, of, lambda *arguments: arguments[-1])
+    operands = bench.make_operands(TINY, torch.float32, "cpu", gradients=True)
+    assert by_selection(result, operands, TINY.problem, "tf32x3") == "tf32x3"
+
+
+def test_a_step_is_given_longer_to_be_queued(on_the_cpu, monkeypatch):
+    flushes, interleave = [], bench.interleave
+    monkeypatch.setattr(bench, "interleave", lambda *given: flushes.append(given[-1]) or interleave(*given))
+    for direction in DIRECTIONS:
+        bench.measure(TINY, ["auto"], direction=direction)
+    *others, step = flushes
+    assert set(others) == {timing.FLUSHES}
+    assert step > timing.FLUSHES
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_weights_are_new_where_a_layer_is_trained(on_the_cpu, direction):
+    """So that what is packed of them is packed within the time."""
+    bench.measure(TINY, ["auto"], direction=direction)
+    (operands,) = on_the_cpu
+    assert operands.weight._version == (direction != "forward")
 
 
 SMALL = Workload("small test", Problem(4, 16, 24, 4, 1000, stride=2, padding=1, bias=True), "", "")
@@ -231,9 +334,9 @@ def test_no_row_comes_of_a_kernel_that_leaves_an_output_out(monkeypatch):
             return None
 
         def run(self, x, w, bias, y, p, config=None, precision=None):
-            y[..., :-1] = bench.torch_result(x, w, bias, p)[..., :-1]
+            y[..., :-1] = torch_forward(x, w, bias, p)[..., :-1]
 
-    monkeypatch.setitem(bench.RUNGS, "forgetful", Forgetful())
+    monkeypatch.setitem(RUNGS, "forgetful", Forgetful())
     with pytest.raises(bench.WrongResult, match=r"forgetful \(error norm nan") as caught:
         bench.measure(SMALL, ["k2_polyphase", "forgetful"], repeats=5, budget_s=0.1)
     assert [row.rung for row in caught.value.rows] == ["k2_polyphase"]
@@ -243,6 +346,50 @@ def test_no_row_comes_of_a_kernel_that_leaves_an_output_out(monkeypatch):
 def test_the_output_of_the_public_function_lies_where_nan_was(monkeypatch):
     """The poison reaches what the selection returns: a function that writes nothing is caught."""
     shape = (4, 24, SMALL.problem.out_length)
-    monkeypatch.setattr(bench, "conv_transpose1d", lambda x, *_, **__: torch.empty(shape, device=x.device))
+    monkeypatch.setattr(functional, "conv_transpose1d", lambda x, *_, **__: torch.empty(shape, device=x.device))
     with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):
         bench.measure(SMALL, ["auto"], repeats=5, budget_s=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "ieee"), (torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str
+)
+def test_every_direction_on_the_gpu(direction, dtype, precision):
+    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision, direction=direction)
+    rows = bench.measure(SMALL, names, dtype, precision, direction, repeats=6, budget_s=0.1)
+    assert [(row.rung, row.direction) for row in rows] == [(name, direction) for name in names]
+    for row in rows:
+        assert 0 < row.ms_p20 <= row.ms_p50 <= row.ms_p80
+        assert row.cudnn_ms_p50 == rows[0].cudnn_ms_p50 > 0
+        assert (row.conv1d_ms_p50 is not None) == (direction == "forward")
+        assert row.roofline is None or 0 < row.roofline < 1.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
+def test_no_row_comes_of_a_gradient_that_leaves_an_element_out(monkeypatch, of):
+    class Forgetful(Rung):
+        def supports(self, *_):
+            return None
+
+        def run(self, *operands_result_problem, precision):
+            operands_result_problem[-2].view(-1)[:-1] = 0
+
+    forgetful = Forgetful()
+    forgetful.of = of
+    monkeypatch.setitem(GRADIENTS, "forgetful", forgetful)
+    right = {"grad_input": "grad_input_tile", "grad_weight": "grad_weight_split"}[of]
+    with pytest.raises(bench.WrongResult, match=r"forgetful \(error norm nan") as caught:
+        bench.measure(SMALL, [right, "forgetful"], direction=of, repeats=5, budget_s=0.1)
+    assert [row.rung for row in caught.value.rows] == [right]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
+def test_the_result_of_an_operator_lies_where_nan_was(monkeypatch, of):
+    shape = bench.shape_of(of, SMALL.problem)
+    monkeypatch.setattr(grad_ops, of, lambda g, *_: torch.empty(shape, device=g.device))
+    with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):
+        bench.measure(SMALL, ["auto"], direction=of, repeats=5, budget_s=0.1)

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_tconv import bench, cli, commands, demo, rows, table, workloads
+from numba_tconv import accuracy, bench, check, cli, commands, demo, inspection, rows, table, workloads
 from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.gradients import GRADIENTS
 
 from .samples import ladder, row, sweep
 
 ROOT = Path(__file__).parent.parent
+RUNGS_OF = {"forward": RUNGS} | {
+    of: [name for name, rung in GRADIENTS.items() if rung.of == of] for of in ("grad_input", "grad_weight", "grad_bias")
+}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so this is no mistake")
 
 
@@ -60,6 +64,35 @@ MISTAKES = {
         ["bench", "kb64", "--rung", "k1_gather", "--precision", "tf32"],
         "k1_gather cannot do",
     ),
+    "a rung that cannot do any of several": (
+        ["bench", "kernelbench", "--direction", "grad_weight", "--rung", "grad_weight_split", "--precision", "tf32"],
+        "none of the workloads can be done: grad_weight_split cannot do",
+    ),
+    "a gradient's rung that cannot do it": (
+        ["bench", "kb64", "--direction", "grad_input", "--rung", "grad_input_tile", "--precision", "tf32"],
+        "grad_input_tile cannot do",
+    ),
+    "a gradient's rung that cannot be inspected so": (
+        ["inspect", "grad_weight_split", "--precision", "tf32x3"],
+        "grad_weight_split cannot do",
+    ),
+    "a rung of another direction": (
+        ["bench", "--direction", "grad_input", "--rung", "k1_gather"],
+        "k1_gather computes the forward pass, not grad_input; there are grad_input_gather",
+    ),
+    "a gradient's rung for the forward pass": (
+        ["sweep", "--rung", "grad_input_tile"],
+        "grad_input_tile computes grad_input, not the forward pass",
+    ),
+    "a rung for a step": (
+        ["bench", "--direction", "step", "--rung", "k1_gather"],
+        "not a whole step; there are auto, cudnn, all",
+    ),
+    "a rung of another direction to compile": (
+        ["compile", "--direction", "grad_weight", "--rung", "grad_input_tile"],
+        "grad_input_tile computes grad_input, not grad_weight",
+    ),
+    "nothing to check": (["check", "--batch", "0"], "has no outputs"),
     "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
     "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
@@ -79,7 +112,14 @@ def test_a_mistake_gets_one_line(capsys, what):
 
 
 @pytest.mark.parametrize(
-    "argv", [["check", "--length", "x"], ["sweep", "--min", "2**"], ["bench", "--dtype", "int8"], []]
+    "argv",
+    [
+        ["check", "--length", "x"],
+        ["sweep", "--min", "2**"],
+        ["bench", "--dtype", "int8"],
+        ["bench", "--direction", "backward"],
+        [],
+    ],
 )
 def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
     code, _, err = run(capsys, *argv)
@@ -88,7 +128,9 @@ def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
 
 
 @no_gpu
-@pytest.mark.parametrize("argv", [["bench", "kb64"], ["sweep"], ["kernelbench", "64"]])
+@pytest.mark.parametrize(
+    "argv", [["bench", "kb64"], ["bench", "kb64", "--direction", "step"], ["sweep"], ["kernelbench", "64"]]
+)
 def test_measuring_without_a_gpu_says_so(capsys, argv):
     code, _, err = run(capsys, *argv)
     assert code == commands.MISTAKE
@@ -107,9 +149,9 @@ def measuring(monkeypatch):
     """As if there were a GPU, on which a measurement returns made-up rows; the workloads that were measured."""
     seen = []
 
-    def measure(workload, rungs, dtype, precision, *, repeats, budget_s):
+    def measure(workload, rungs, dtype, precision, direction, *, repeats, budget_s):
         seen.append(workload.name)
-        return [row(workload, rung) for rung in rungs]
+        return [row(workload, rung, direction=direction) for rung in rungs]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -126,6 +168,18 @@ def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
     assert [one.workload for one in rows.read(out)] == ["patch", *measuring]
     assert len(measuring) == 6
     assert "kb64 L 65536 float32 ieee k1_gather" in printed
+
+
+@pytest.mark.parametrize("direction", ["grad_input", "grad_weight", "step"])
+def test_bench_measures_the_direction_that_is_named(capsys, measuring, tmp_path, direction):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, "bench", "kb64", "kb74", "--direction", direction, "--out", out)
+    assert code == 0
+    names, _ = bench.rungs_for(["all"], workloads.get("kb64").problem, torch.float32, "ieee", H200, direction)
+    assert [(one.workload, one.direction, one.rung) for one in rows.read(out)] == [
+        (workload, direction, name) for workload in ("kb64", "kb74") for name in names
+    ]
+    assert f"kb64 L 65536 {direction} float32 ieee auto" in printed
 
 
 def test_a_named_rung_is_left_out_where_it_cannot_do_one_of_several_workloads(capsys, measuring, tmp_path):
@@ -223,6 +277,24 @@ def test_inspect_works_without_a_gpu(capsys):
     assert "registers" in out
 
 
+def test_inspect_shows_every_kernel_of_a_gradient(capsys):
+    code, out, _ = run(capsys, "inspect", "grad_bias", "kb79", "--cc", "8.0", "--dtype", "bfloat16")
+    assert code == 0
+    assert re.findall(r"^kernel (\w+):", out, re.MULTILINE) == ["grad_bias", "grad_sum"]
+    assert out.count("| sm_80 ") == out.count("instructions, most often") == 2
+
+
+def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):
+    """Rungs on tensor cores have a configuration for each precision."""
+    asked = []
+    rung = GRADIENTS["grad_input_gather"]
+    monkeypatch.setattr(type(rung), "config", lambda _, problem, dtype, **given: asked.append(given))
+    monkeypatch.setattr(type(rung), "kernels", lambda *_: [])
+    problem = workloads.get("kb64").problem
+    inspection.compiled("grad_input_gather", problem, torch.bfloat16, "ieee", A100)
+    assert asked == [{"device": A100, "precision": "bf16"}]
+
+
 def test_info_tells_versions(capsys):
     code, out, _ = run(capsys, "info")
     assert code == 0
@@ -270,9 +342,23 @@ def test_check_runs_in_the_simulator_where_there_is_no_gpu():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "in the CUDA simulator" in done.stdout
-    for name in ("scatter loops", *RUNGS):
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"| {name} ")]
-        assert "right" in line or "the CUDA simulator has no tensor cores" in line
+    for result, rungs in RUNGS_OF.items():
+        _, after = done.stdout.split(f"| {result} by ")
+        shown = after.partition("\n\n")[0].splitlines()
+        for name in ("scatter loops", *rungs):
+            (line,) = [line for line in shown if line.startswith(f"| {name} ")]
+            assert "right" in line or "the CUDA simulator has no tensor cores" in line
+
+
+@pytest.mark.parametrize("result", RUNGS_OF)
+def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
+    monkeypatch.setattr(check, "where", lambda: "here")
+    outcomes = [(of, check.Outcome("torch", accuracy.Error(0, 0), of != result)) for of in RUNGS_OF]
+    monkeypatch.setattr(check, "parity", lambda *_: iter(outcomes))
+    assert not commands.check_one(check.SMALL[0], torch.float32, "ieee")
+    out, _ = capsys.readouterr()
+    assert out.count("| WRONG |") == 1
+    assert out.index(f"| {result} by ") < out.index("WRONG")
 
 
 @pytest.mark.gpu
@@ -283,7 +369,8 @@ def test_check_on_the_gpu(capsys):
 
 
 @pytest.mark.gpu
-def test_bench_on_the_gpu(capsys, tmp_path):
+@pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight", "step"])
+def test_bench_on_the_gpu(capsys, tmp_path, direction):
     out = tmp_path / "rows.csv"
-    assert run(capsys, "bench", "small", "--repeats", "5", "--out", out)[0] == 0
-    assert [one.rung for one in rows.read(out)][-1] == "auto"
+    assert run(capsys, "bench", "small", "--direction", direction, "--repeats", "5", "--out", out)[0] == 0
+    assert [(one.direction, one.rung) for one in rows.read(out)][-1] == (direction, "auto")

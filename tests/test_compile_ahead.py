@@ -6,18 +6,22 @@ import pytest
 import torch
 
 from numba_tconv import cli, commands, compile_ahead, launch, workloads
+from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, device, k6_wgmma
 from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.launch import Kernel
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from tests.gradient_parity import OF, as_on_a_gpu, operator_arguments
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
 # Lengths that are no multiple of a vector, and of half of one.
 ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
+OPERANDS = ("grad_input", "grad_weight", "forward")  # have the shapes of input, weight and grad_output
 PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
 
 
@@ -52,9 +56,15 @@ def launched(monkeypatch):
         kernels.clear()
         with torch.inference_mode():  # whose weights are packed at every call
             x, w, y = (torch.empty(size, dtype=call.dtype, device="meta") for size in sizes)
-            RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
+            if call.rung in RUNGS:
+                RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
+            else:
+                rung = GRADIENTS[call.rung]
+                result = torch.empty(shape_of(rung.of, p), dtype=call.dtype, device="meta")
+                rung.run(*Operands(x, w, None, y).of(rung.of), result, p, precision=call.precision)
         return set(kernels)
 
+    of.kernels = kernels
     return of
 
 
@@ -67,9 +77,58 @@ def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, 
         assert set(call.kernels()) == launched(call), call
 
 
+def but_for_sums(kernels, launched):
+    """The kernels that were not launched, but for those that add up the parts of a sum: there may be one part."""
+    assert launched <= kernels
+    return {kernel.name for kernel in kernels - launched if not kernel.name.endswith("_sum")}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+def test_the_kernels_of_a_gradient_are_those_that_it_launches(launched, arithmetic, gpu):
+    for direction in ("grad_input", "grad_weight"):
+        calls = compile_ahead.calls(["all"], PROBLEMS, [arithmetic], gpu, direction)
+        assert {call.rung for call in calls} == able(direction, arithmetic, gpu)
+        for call in calls:
+            assert not but_for_sums(set(call.kernels()), launched(call)), call
+
+
+def able(direction, arithmetic, gpu):
+    """The rungs that can do one of the problems."""
+    rungs = rungs_of(direction).items()
+    return {name for name, rung in rungs if any(rung.refusal(p, *arithmetic, gpu) is None for p in PROBLEMS)}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_launch(
+    launched, monkeypatch, arithmetic, gpu
+):
+    dtype, precision = arithmetic
+    for problem in PROBLEMS:
+        forward = compile_ahead.calls(["auto"], [problem], [arithmetic], gpu)
+        step = compile_ahead.calls(["auto"], [problem], [arithmetic], gpu, "step")
+        assert step == compile_ahead.calls(["all"], [problem], [arithmetic], gpu, "step")
+        assert step[: len(forward)] == forward
+        gradients = step[len(forward) :]
+        assert [call.rung in GRADIENTS for call in gradients] == [True] * len(gradients)
+        monkeypatch.setattr(device, "of", lambda _: gpu)
+        launched.kernels.clear()
+        with torch.inference_mode():  # as above
+            x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)
+            for of in OF:
+                as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, precision))
+        kernels = {kernel for call in gradients for kernel in call.kernels()}
+        assert not but_for_sums(kernels, set(launched.kernels)), problem
+
+
 def test_every_kernel_can_be_kept():
-    calls = compile_ahead.calls(["all"], PROBLEMS, ARITHMETICS, H200)
-    assert {call.rung for call in calls} == set(RUNGS)
+    calls = [
+        call
+        for direction in ("forward", "grad_input", "grad_weight", "step")
+        for call in compile_ahead.calls(["all"], PROBLEMS, ARITHMETICS, H200, direction)
+    ]
+    assert {call.rung for call in calls} == {*RUNGS, *GRADIENTS}
     kernels = {kernel for call in calls for kernel in call.kernels()}
     keys = {(kernel.name, kernel.key) for kernel in kernels}
     assert len(keys) == len(kernels)
@@ -129,6 +188,18 @@ def test_arithmetics_are_combined(capsys, monkeypatch):
     assert [(call.rung, call.precision) for call in seen] == [
         ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("k6_wgmma", "bf16")
     ]  # fmt: skip
+
+
+def test_the_direction_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(
+        compile_ahead, "fill", lambda calls, *_: (seen.append([call.rung for call in calls]), (0, 0))[1]
+    )
+    seen = []
+    for direction in ("grad_input", "step"):
+        assert run(capsys, "kb64", "--direction", direction)[0] == 0
+    gather_tile, step = seen
+    assert gather_tile == ["grad_input_gather", "grad_input_tile"]
+    assert step == ["k4_register_tile", "grad_input_tile", "grad_weight_split", "grad_bias"]
 
 
 def test_what_a_rung_cannot_do_is_passed_over(capsys):

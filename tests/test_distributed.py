@@ -1,4 +1,4 @@
-"""Data parallel training: two processes on the CPU, through gloo, have the gradients of one."""
+"""Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one."""
 
 import tempfile
 from pathlib import Path
@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from numba_tconv import ConvTranspose1d
 
 PROCESSES = 2
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < PROCESSES, reason="needs two GPUs")
 
 
 def decoder():
@@ -33,34 +35,38 @@ def gradients_of(model, x, wanted):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def replicated(model):
+def replicated(model, device):
     return DistributedDataParallel(model)
 
 
-def sharded(model):
-    mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+def sharded(model, device):
+    mesh = dist.device_mesh.init_device_mesh(device, (PROCESSES,))
     for layer in model:
         if isinstance(layer, ConvTranspose1d):
             fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-def work(rank, wrap, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+def work(rank, wrap, device, folder):
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(BACKENDS[device], init_method=meeting, rank=rank, world_size=PROCESSES)
     try:
-        x, wanted = (tensor.chunk(PROCESSES)[rank] for tensor in batch())
-        gradients = gradients_of(wrap(decoder()), x, wanted)
+        x, wanted = (tensor.chunk(PROCESSES)[rank].to(device) for tensor in batch())
+        gradients = gradients_of(wrap(decoder().to(device), device), x, wanted)
         whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
-        torch.save(whole, Path(folder) / f"gradients{rank}")
+        torch.save([gradient.cpu() for gradient in whole], Path(folder) / f"gradients{rank}")
     finally:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 @pytest.mark.parametrize("wrap", [replicated, sharded])
-def test_two_processes_have_the_gradients_of_one(wrap):
+def test_two_processes_have_the_gradients_of_one(wrap, device):
     alone = gradients_of(decoder(), *batch())
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, args=(wrap, folder), nprocs=PROCESSES)
+        torch.multiprocessing.spawn(work, args=(wrap, device, folder), nprocs=PROCESSES)
         for rank in range(PROCESSES):
             for ours, expected in zip(torch.load(Path(folder) / f"gradients{rank}"), alone, strict=True):
                 torch.testing.assert_close(ours, expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv import kernelbench
-from numba_tconv.bench import Error
+from numba_tconv.accuracy import Error
 from numba_tconv.kernelbench import CORRECTNESS_TRIALS, ENTRIES, Verdict
 
 CONSTRUCTORS = {

@@ -13,6 +13,14 @@ from numba_tconv.launch import Kernel, flat, strided
 from numba_tconv.ptx import SIMULATOR
 
 
+@pytest.fixture(autouse=True)
+def capturing(monkeypatch):
+    """Says whether a CUDA graph is captured, which torch without CUDA does not."""
+    state = {"now": False}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["now"])
+    return state
+
+
 def test_threads_wait_for_one_compilation(monkeypatch):
     loads, threads = [], 8
     together = threading.Barrier(threads)
@@ -41,6 +49,24 @@ def test_more_shared_memory_is_asked_for_and_less_is_not(monkeypatch):
     for shared_bytes in (100, 50, 200, 100):
         kernel.handle(0, shared_bytes)
     assert loads == [100, 200]
+
+
+def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(monkeypatch, capturing):
+    monkeypatch.setattr(Kernel, "_load", lambda kernel, device, shared_bytes: f"loaded with {shared_bytes}")
+    kernel = Kernel("kernel", lambda: None, (), threads=32)
+    capturing["now"] = True
+    refused = pytest.raises(
+        RuntimeError, match=r"kernel is not compiled and loaded yet.* run what is to be captured once"
+    )
+    with refused:
+        kernel.handle(0, 100)
+    capturing["now"] = False
+    kernel.handle(0, 100)
+    capturing["now"] = True
+    assert kernel.handle(0, 50) == "loaded with 100"
+    for device, shared_bytes in ((0, 200), (1, 100)):
+        with refused:
+            kernel.handle(device, shared_bytes)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")

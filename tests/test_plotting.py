@@ -7,11 +7,25 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_rgb
 
-from numba_tconv import plotting, rows, table
+from numba_tconv import plotting, rows, table, workloads
+from numba_tconv.directions import DIRECTIONS, rungs_of
 
 from .samples import SLOWER, ladder, row, sweep
 
 ROOT = Path(__file__).parent.parent
+
+
+def of_direction(direction, workload="kb64"):
+    """Rows of the direction's rungs and of ``auto``, the faster the later."""
+    values = dict(direction=direction) | ({} if direction == "forward" else dict(conv1d_ms_p50=None))
+    names = SLOWER if direction == "forward" else ([] if direction == "step" else rungs_of(direction))
+    made = [row(workload, name, slower=9.0 - number, **values) for number, name in enumerate(names)]
+    return [*made, row(workload, "auto", slower=1.4, **values)]
+
+
+def swept(direction):
+    lengths = (2**10, 2**14)
+    return [one for n in lengths for one in of_direction(direction, workloads.at_length(workloads.get("kb64"), n))]
 
 
 def text_of(path: Path) -> str:
@@ -25,6 +39,40 @@ def test_one_figure_a_sweep_and_one_of_shares_each_as_svg_and_png(tmp_path):
     names = ("throughput_kb64_total_float32_ieee", "throughput_kb64_batch16_float32_ieee", "roofline_float32_ieee")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
     assert all(path.stat().st_size > 5000 for path in paths)
+
+
+@pytest.fixture(scope="module")
+def every_direction(tmp_path_factory):
+    """The figures of all directions at full size, and of a sweep of the forward pass and of a gradient, as SVG."""
+    recorded = [one for direction in DIRECTIONS for one in of_direction(direction)]
+    paths = plotting.draw_all([*recorded, *sweep(), *swept("grad_input")], tmp_path_factory.mktemp("plots"))
+    return {path.stem: path for path in paths if path.suffix == ".svg"}
+
+
+def test_every_direction_has_its_own_figures(every_direction):
+    shares = {f"roofline{direction}_float32_ieee" for direction in ("", "_grad_input", "_grad_weight", "_step")}
+    assert set(every_direction) == shares | {
+        "throughput_kb64_total_float32_ieee", "throughput_kb64_total_grad_input_float32_ieee"
+    }  # fmt: skip
+    for name, path in every_direction.items():
+        direction = next((other for other in DIRECTIONS[1:] if other in name), "forward")
+        svg = text_of(path)
+        assert f"{direction}, float32 ieee" in svg
+        assert all(f">{rung}</text>" in svg for rung in {row.rung for row in of_direction(direction)} - {"auto"})
+        assert (">conv1d</text>" in svg) == (direction == "forward")
+        assert (">auto</text>" in svg) == (direction == "step")
+
+
+def test_forward_is_drawn_as_if_it_were_alone(tmp_path, every_direction):
+    for path in plotting.draw_all([*of_direction("forward"), *sweep()], tmp_path):
+        if path.suffix == ".svg":
+            assert path.read_bytes() == every_direction[path.stem].read_bytes()
+
+
+def test_rungs_of_a_gradient_can_be_told_apart():
+    for of in ("grad_input", "grad_weight"):
+        looks = [(look["color"], look["marker"]) for look in map(plotting._style, rungs_of(of))]
+        assert len(set(looks)) == len(looks)
 
 
 def test_every_line_is_labelled_and_gpu_and_date_stand_below(tmp_path):
@@ -109,6 +157,21 @@ def test_precisions_have_their_own_tables_and_torchs_own_row_has_no_speed_up():
     assert "speed-up" in ieee
     assert "speed-up" not in tf32
     assert "| kb64" in tf32
+
+
+def test_every_direction_has_its_own_table_after_the_forward_pass():
+    recorded = [one for direction in reversed(DIRECTIONS) for one in of_direction(direction, "kb64")]
+    rendered = table.render(recorded)
+    titles = [line.split(",")[0] for line in rendered.splitlines() if line.startswith("**")]
+    assert titles == ["**forward", "**grad_input", "**grad_weight", "**step"]
+    forward, *others = rendered.split("\n\n**")
+    assert forward == table.render(of_direction("forward", "kb64"))
+    for direction, part in zip(DIRECTIONS[1:], others, strict=True):
+        header, _, line = part.splitlines()[2:]
+        names = sorted({one.rung for one in of_direction(direction)} - {"auto"})
+        columns = [cell.strip() for cell in header.split("|")[1:-1]]
+        assert columns == ["workload", *names, "auto", "cuDNN", "floor", "of floor", "speed-up"]
+        assert line.split("|")[-2].strip() == "1.79x"  # torch takes 2.5 floors, the fastest 1.4
 
 
 def test_no_rows_say_so():

@@ -42,8 +42,7 @@ def wgmma_a(warp, lane, i, h, halves):
 
 def wgmma_d(warp, lane, i):
     """(row, n) of D of m64, register i of n/2."""
-    row, n = mma_d(lane, i % 4)
-    return 16 * warp + row, i // 4 * 8 + n
+    return 16 * warp + lane // 4 + 8 * (i % 4 // 2), i // 4 * 8 + lane % 4 * 2 + i % 2
 
 
 def column_of(warp, lane, block, half):

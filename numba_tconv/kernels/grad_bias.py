@@ -95,7 +95,7 @@ class Bias(GradientRung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype, device=None):
+    def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
@@ -104,7 +104,7 @@ class Bias(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
 
-    def run(self, grad_output, result, problem, config=None):
+    def run(self, grad_output, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)
         p, device = problem, gpu.of(result.device.index)
         splits, length = splits_of(p, config, device)

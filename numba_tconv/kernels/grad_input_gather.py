@@ -75,7 +75,7 @@ class InputGather(GradientRung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype, device=None):
+    def config(self, problem, dtype, device=None, precision=None):
         return Config(dtype)
 
     def tiny_configs(self, problem, dtype):
@@ -84,7 +84,7 @@ class InputGather(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None):
+    def run(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)
         p = problem
         make_kernel(config).launch(

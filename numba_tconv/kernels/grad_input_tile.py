@@ -24,6 +24,7 @@ from ..launch import Kernel, flat
 from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
 from . import device as gpu
 from .grad_input_config import Config, choose, tiny
+from .grad_input_pack import make_kernel as make_pack
 from .grad_input_pack import pack_weights
 from .grad_rung import GradientRung
 from .grad_window import NOWHERE, columns, locate, make_fetch
@@ -192,16 +193,16 @@ class InputTile(GradientRung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype, device=None):
+    def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
     def tiny_configs(self, problem, dtype):
         return tiny(problem, dtype)
 
     def kernels(self, config):
-        return [(make_kernel(config), config.shared_bytes)]
+        return [(make_kernel(config), config.shared_bytes), (make_pack(config), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None):
+    def run(self, grad_output, weight, result, problem, config=None, precision=None):
         p, t = problem, problem.taps
         config = config or choose(p, result.dtype, gpu.of(result.device.index))
         row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)

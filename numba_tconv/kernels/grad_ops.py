@@ -13,8 +13,11 @@ GPU does is decided, and registered, in ops.py.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from .. import transforms
 from ..problem import Problem
 
 # `precision` is that of the forward pass, which their own derivatives are computed in again.
@@ -35,7 +38,8 @@ grad_bias = torch.ops.numba_tconv.grad_bias.default
 def forward(x, weight, parameters):
     """T(x, weight): the forward pass without bias, by the rung that is selected for it."""
     *parameters, precision = parameters
-    return torch.ops.numba_tconv.conv_transpose1d.default(x, weight, None, *parameters, "", precision)
+    operator = torch.ops.numba_tconv.conv_transpose1d.default
+    return transforms.apply(operator, x, weight, None, *parameters, "", precision)
 
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
@@ -47,6 +51,13 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
             f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
         )
     return problem
+
+
+def _product_jvp(operator, tangents, arguments):
+    """The tangent of what ``operator``, linear in each of its first two arguments, makes of them."""
+    first, second, *others = arguments
+    with_first = transforms.apply(operator, tangents[0], second, *others)
+    return with_first + transforms.apply(operator, first, tangents[1], *others)
 
 
 # grad_input
@@ -74,7 +85,7 @@ def _input_backward(ctx, v):
     if ctx.needs_input_grad[0]:
         for_grad_output = forward(v, weight, ctx.parameters)
     if ctx.needs_input_grad[1]:
-        for_weight = grad_weight(grad_output, v, weight.shape[2], *ctx.parameters)
+        for_weight = transforms.apply(grad_weight, grad_output, v, weight.shape[2], *ctx.parameters)
     return for_grad_output, for_weight, *[None] * 7
 
 
@@ -103,7 +114,7 @@ def _weight_backward(ctx, v):
     if ctx.needs_input_grad[0]:
         for_grad_output = forward(input, v, ctx.parameters)
     if ctx.needs_input_grad[1]:
-        for_input = grad_input(grad_output, v, input.shape[2], *ctx.parameters)
+        for_input = transforms.apply(grad_input, grad_output, v, input.shape[2], *ctx.parameters)
     return for_grad_output, for_input, *[None] * 7
 
 
@@ -128,9 +139,13 @@ def _bias_backward(ctx, v):
     return v[:, None].expand(ctx.shape), None
 
 
-torch.library.register_autograd("numba_tconv::grad_input", _input_backward, setup_context=_input_context)
-torch.library.register_autograd("numba_tconv::grad_weight", _weight_backward, setup_context=_weight_context)
-torch.library.register_autograd("numba_tconv::grad_bias", _bias_backward, setup_context=_bias_context)
+def _bias_jvp(tangents, arguments):
+    return transforms.apply(grad_bias, tangents[0], arguments[1])
+
+
+transforms.register(grad_input, _input_backward, _input_context, partial(_product_jvp, grad_input))
+transforms.register(grad_weight, _weight_backward, _weight_context, partial(_product_jvp, grad_weight))
+transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
 # The derivative of the forward operator
@@ -150,11 +165,18 @@ def backward(ctx, grad_output):
     (input, weight), (length, kernel_size) = ctx.saved_tensors, ctx.sizes
     wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     return (
-        grad_input(grad_output, weight, length, *ctx.parameters) if wants_input else None,
-        grad_weight(grad_output, input, kernel_size, *ctx.parameters) if wants_weight else None,
-        grad_bias(grad_output, ctx.parameters[-1]) if wants_bias else None,
+        transforms.apply(grad_input, grad_output, weight, length, *ctx.parameters) if wants_input else None,
+        transforms.apply(grad_weight, grad_output, input, kernel_size, *ctx.parameters) if wants_weight else None,
+        transforms.apply(grad_bias, grad_output, ctx.parameters[-1]) if wants_bias else None,
         *[None] * 7,
     )
+
+
+def jvp(tangents, arguments):
+    """The tangent of the forward operator's output."""
+    without_bias = [*arguments[:2], None, *arguments[3:]]
+    tangent = _product_jvp(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias)
+    return tangent if tangents[2] is None else tangent + tangents[2][:, None]
 
 
 # torch's own gradients

@@ -17,19 +17,24 @@ class GradientRung(Rung):
     """
 
     of: str  # "grad_input", "grad_weight" or "grad_bias"
+    tensor_cores = False  # where it multiplies
 
-    def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None):
-        """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code."""
+    def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
+        """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code.
+
+        ``precision`` counts where a rung has several for a dtype; None is the fastest of them.
+        """
         raise NotImplementedError
 
     def kernels(self, config) -> list[tuple[Kernel, int]]:
         """Every kernel that a run with ``config`` launches, with its dynamic shared memory in bytes."""
         raise NotImplementedError
 
-    def run(self, *operands_result_problem, config=None) -> None:
+    def run(self, *operands_result_problem, config=None, precision: str | None = None) -> None:
         """Launch on torch's current stream: the operands, of any strides, the contiguous result, and the problem.
 
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
-        (grad_output, result, problem). No operand is empty. Nothing is checked here.
+        (grad_output, result, problem). ``config``, where given, is of ``precision``. No operand is empty. Nothing is
+        checked here.
         """
         raise NotImplementedError

@@ -219,7 +219,7 @@ class WeightSplit(GradientRung):
     def supports(self, problem, dtype, precision):
         return cuda_core_reason(dtype, precision)
 
-    def config(self, problem, dtype, device=None):
+    def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, dtype, device or gpu.H200)
 
     def tiny_configs(self, problem, dtype):
@@ -228,7 +228,7 @@ class WeightSplit(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), config.shared_bytes), (make_sum(config.dtype), 0)]
 
-    def run(self, grad_output, x, result, problem, config=None):
+    def run(self, grad_output, x, result, problem, config=None, precision=None):
         p, device = problem, gpu.of(result.device.index)
         if config is None:
             config = choose(p, result.dtype, device)

@@ -1,4 +1,4 @@
-"""The gradients of transposed convolution on CUDA cores: their rungs by name, and one function for each gradient.
+"""The gradients of transposed convolution: their rungs by name, and one function for each gradient.
 
 Which gradients they compute for torch.autograd, and which torch does, is decided in ops.py.
 """
@@ -10,7 +10,15 @@ import contextlib
 import torch
 
 from ..problem import Problem
-from . import device, grad_input_gather, grad_input_tile, grad_weight_split
+from . import (
+    device,
+    grad_input_gather,
+    grad_input_planes,
+    grad_input_tile,
+    grad_input_wgmma,
+    grad_weight_split,
+    grad_weight_wgmma,
+)
 from . import grad_bias as bias_split
 from .device import Device
 from .grad_rung import GradientRung
@@ -21,59 +29,72 @@ GRADIENTS: dict[str, GradientRung] = {
     for rung in (
         grad_input_gather.InputGather(),
         grad_input_tile.InputTile(),
+        grad_input_planes.InputPlanes(),
+        grad_input_wgmma.InputWarpgroup(),
         grad_weight_split.WeightSplit(),
+        grad_weight_wgmma.WeightWarpgroup(),
         bias_split.Bias(),
     )
 }
 
 
-def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None) -> torch.Tensor:
+# The precision of a dtype where the caller names none: products that no operand is rounded for.
+EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
     """The gradient for the input, (N, C_in, L), contiguous, of the dtype and on the device of ``grad_output``.
 
     grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides. ``variant`` names a rung of
-    GRADIENTS, None the fastest that can do it; ``config`` is a configuration of the rung. Equal calls give equal bits.
-    Shapes are not checked. Raises ValueError for a variant that does not compute this gradient, NotImplementedError
-    where no rung, or not the named one, takes the dtype or runs on the GPU.
+    GRADIENTS, None the one that ``select`` picks; ``config`` is a configuration of the rung; ``precision`` is as for
+    the forward pass, None that of EXACT. Equal calls give equal bits. Shapes are not checked. Raises ValueError for a
+    variant that does not compute this gradient, NotImplementedError where no rung, or not the named one, takes the
+    dtype in that precision or runs on the GPU.
     """
     shape = (problem.batch, problem.in_channels, problem.length)
-    return _compute("grad_input", variant, (grad_output, weight), shape, problem, config)
+    return _compute("grad_input", variant, (grad_output, weight), shape, problem, config, precision)
 
 
-def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None) -> torch.Tensor:
+def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
     """The gradient for the weight, (C_in, C_out/groups, K), from grad_output and the input; else as ``grad_input``.
 
     An infinity or NaN in the input or in grad_output may also reach taps that do not use it: those around it meet zeros
     that stand for what lies outside of the signal, as they do in torch.
     """
     shape = (problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
-    return _compute("grad_weight", variant, (grad_output, x), shape, problem, config)
+    return _compute("grad_weight", variant, (grad_output, x), shape, problem, config, precision)
 
 
-def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None) -> torch.Tensor:
-    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``."""
-    return _compute("grad_bias", variant, (grad_output,), (problem.out_channels,), problem, config)
+def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
+    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. It has no products to round."""
+    return _compute("grad_bias", variant, (grad_output,), (problem.out_channels,), problem, config, precision)
 
 
-def select(of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None) -> GradientRung:
-    """The rung that computes the gradient ``of``: the named one, or the last that can do it."""
+def select(
+    of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
+) -> GradientRung:
+    """The rung that computes the gradient ``of``: the named one, or the last that can do it and is meant for such."""
     if variant is not None and variant not in GRADIENTS:
         raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
     rungs = [GRADIENTS[variant]] if variant else [rung for rung in GRADIENTS.values() if rung.of == of]
     if rungs[0].of != of:
         raise ValueError(f"{variant} computes {rungs[0].of}, not {of}")
-    refusals = {rung.name: rung.refusal(problem, dtype, "", gpu) for rung in rungs}
-    if all(refusals.values()):
+    precision = precision or EXACT.get(dtype, "")
+    refusals = {rung.name: rung.refusal(problem, dtype, precision, gpu) for rung in rungs}
+    able = [rung for rung in rungs if not refusals[rung.name]]
+    if not able:
         raise NotImplementedError("; ".join(f"{name} cannot do {problem}: {why}" for name, why in refusals.items()))
-    return next(rung for rung in reversed(rungs) if not refusals[rung.name])
+    return [*able[-1:], *(rung for rung in able if rung.suits(problem, dtype, precision, gpu))][-1]
 
 
-def _compute(of: str, variant: str | None, operands, shape, problem: Problem, config) -> torch.Tensor:
+def _compute(of: str, variant, operands, shape, problem: Problem, config, precision) -> torch.Tensor:
     """Allocate the gradient and let a rung fill it; without outputs, which nothing reached, it is zero."""
     grad_output = operands[0]
-    rung = select(of, problem, grad_output.dtype, device.of(grad_output.device.index), variant)
+    precision = precision or EXACT.get(grad_output.dtype, "")
+    rung = select(of, problem, grad_output.dtype, device.of(grad_output.device.index), variant, precision)
     result = grad_output.new_empty(shape)
     if not grad_output.numel():
         return result.zero_()
     with torch.cuda.device(grad_output.device) if grad_output.is_cuda else contextlib.nullcontext():
-        rung.run(*operands, result, problem, config)
+        rung.run(*operands, result, problem, config, precision)
     return result

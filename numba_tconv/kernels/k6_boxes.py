@@ -18,7 +18,6 @@ from functools import lru_cache
 from numba import cuda, int32
 
 from ..ptx import (
-    SIMULATOR,
     device_function,
     recomputed,
     st_shared_b64,
@@ -28,16 +27,16 @@ from ..ptx import (
     tensormap_replace_size,
 )
 from .k6_config import Config
-
-if not SIMULATOR:
-    from cuda.bindings import driver
-
-MAP_BYTES = 128
-MAP_WORDS = MAP_BYTES // 8
-ALIGNMENT = 16  # bytes: of a tensor and its strides
-LONGEST_STRIDE = 1 << 40  # bytes, of a tensor map
-LARGEST_BOX = 256  # elements along a dimension
-LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: places along a dimension are int32
+from .tensor_map import (
+    ALIGNMENT,
+    LARGEST_BOX,
+    LARGEST_SIZE,
+    LONGEST_STRIDE,
+    MAP_BYTES,
+    MAP_WORDS,
+    encode,
+    row_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def boxes_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     (_, channels, length), tile = shape, config.tile
     if (length > 1 and strides[2] != 1) or (groups > 1 and channels // groups % tile.depth):
         return 0  # a stage must not take channels of the next group
-    n_bytes, c_bytes = _strides(shape, strides, tile.itemsize)
+    n_bytes, c_bytes = row_bytes(shape, strides, tile.itemsize)
     boxes = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if offset or tile.chunk_shift * tile.itemsize % ALIGNMENT:
         boxes = max(2, boxes)
@@ -85,37 +84,17 @@ def boxes_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     return boxes if max(shape) < LARGEST_SIZE else 0
 
 
-def _strides(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
-    """Bytes from a sample to the next and from a channel to the next; any aligned number where there is no next."""
-    return tuple(
-        stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
-    )
-
-
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, boxes: int) -> tuple[int, ...]:
     """The map of the first box's channels, as 64-bit numbers, of an input as in ``boxes_of``, wherever it is: the
     kernel puts in the addresses (``publish``)."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
-    n_bytes, c_bytes = _strides(shape, strides, itemsize)
-    types = driver.CUtensorMapDataType
-    # The copy engine rounds to TF32 on the way.
-    kind = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
-    error, encoded = driver.cuTensorMapEncodeTiled(
-        kind.get(config.tile.precision, types.CU_TENSOR_MAP_DATA_TYPE_UINT16),
-        3,
-        0,
-        [driver.cuuint64_t(v) for v in (length + offset // itemsize, -(-channels // boxes), batch)],
-        [driver.cuuint64_t(v) for v in (c_bytes * boxes, n_bytes)],
-        [driver.cuuint32_t(v) for v in (config.pitch(boxes), config.tile.depth // boxes, 1)],
-        [driver.cuuint32_t(1)] * 3,
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
+    return encode(
+        config.tile.precision,
+        (length + offset // itemsize, -(-channels // boxes), batch),
+        (c_bytes * boxes, n_bytes),
+        (config.pitch(boxes), config.tile.depth // boxes, 1),
     )
-    if int(error):
-        raise RuntimeError(f"the CUDA driver makes no tensor map of {shape}, strides {strides}: {error.name}")
-    return tuple(word - (1 << 64) if word >> 63 else word for word in map(int, encoded.opaque))
 
 
 def make_place(config: Config):

@@ -22,8 +22,9 @@ from ..ptx import (
     recomputed,
     st_shared,
 )
-from .k6_boxes import MAP_BYTES, make_boxes, make_place
+from .k6_boxes import make_boxes, make_place
 from .k6_config import PRODUCERS, Config
+from .tensor_map import MAP_BYTES
 
 
 def make_locate(config: Config):

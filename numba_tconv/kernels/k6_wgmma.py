@@ -58,7 +58,7 @@ from ..ptx import (
 )
 from . import device
 from .fragments import column_of
-from .k6_boxes import ALIGNMENT, MAP_BYTES, MAP_WORDS, boxes_of, geometry, make_boxes, make_place, template_map
+from .k6_boxes import boxes_of, geometry, make_boxes, make_place, template_map
 from .k6_config import (
     BLOCKS,
     CONSUMERS,
@@ -74,6 +74,7 @@ from .k6_cost import choose, grid_of
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
+from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
 from .tensor_store import alignment_of

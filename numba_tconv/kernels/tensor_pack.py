@@ -8,7 +8,9 @@ of are unchanged, so that inference packs once.
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -91,6 +93,7 @@ class _Entry:
 
 
 _entries: dict[tuple, _Entry] = {}
+_captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
 
@@ -98,12 +101,18 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
     """The packed weights of ``w`` (C_in, C_out/groups, K), ready on the current stream.
 
     Remembered by storage, place in it and ``w._version``, which every in-place operation of torch raises; a write that
-    torch does not count (through ``w.data`` or foreign code) is not seen. Inside a CUDA graph's capture the weights
-    are packed anew, so that a replay packs what they are by then.
+    torch does not count (through ``w.data``, foreign code, or a CUDA graph of the optimizer's step alone) is not seen.
+    Inside a graph's capture the weights are packed anew, so that a replay packs what they are by then; and from then on
+    at every call, since replays that include the optimizer's step write them uncounted.
     """
-    if w.is_inference() or torch.cuda.is_current_stream_capturing():
+    if w.is_inference():
         return _pack(w, problem, tile, order, channel_chunks)
-    storage, stream = w.untyped_storage(), torch.cuda.current_stream()
+    storage = w.untyped_storage()
+    if torch.cuda.is_current_stream_capturing():
+        _remember(_captured, storage._cdata, StorageWeakRef(storage), expired=StorageWeakRef.expired)
+    if storage._cdata in _captured or _warming_up(w.device.index):
+        return _pack(w, problem, tile, order, channel_chunks)
+    stream = torch.cuda.current_stream()
     key = (
         storage._cdata,
         w.storage_offset(),
@@ -120,14 +129,28 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
         packed, ready = _pack(w, problem, tile, order, channel_chunks), torch.cuda.Event()
         ready.record(stream)
         entry = _Entry(w._version, packed, stream, ready, StorageWeakRef(storage))
-        with _lock:
-            for old in [k for k, e in _entries.items() if e.storage.expired()]:
-                del _entries[old]
-            _entries[key] = entry
+        _remember(_entries, key, entry, expired=lambda entry: entry.storage.expired())
     elif entry.stream != stream:
         stream.wait_event(entry.ready)
         entry.packed.record_stream(stream)
     return entry.packed
+
+
+def _warming_up(device: int) -> bool:
+    """Whether torch.compile runs what it is about to capture: in the graph's memory, in which nothing may be kept."""
+    trees, kept = sys.modules.get("torch._inductor.cudagraph_trees"), "tree_manager_containers"
+    if trees is None or not (hasattr(trees.local, kept) or torch._C._is_key_in_tls(kept)):  # of this thread
+        return False
+    manager = trees.get_manager(device, create_if_none_exists=False)
+    return manager is not None and manager.in_warmup
+
+
+def _remember(memory: dict, key, value, expired: Callable) -> None:
+    """Put ``value`` in the place of what has expired."""
+    with _lock:
+        for old in [k for k, v in memory.items() if expired(v)]:
+            del memory[old]
+        memory[key] = value
 
 
 def _pack(w, problem, tile, order, channel_chunks):

@@ -36,7 +36,17 @@ from .copies import (
     take,
 )
 from .core import SIMULATOR, device_function, recomputed, repeated
-from .matrix import mma, opaque, prmt, wgmma, wgmma_commit, wgmma_descriptor, wgmma_fence, wgmma_wait
+from .matrix import (
+    mma,
+    opaque,
+    prmt,
+    swizzled_descriptor,
+    wgmma,
+    wgmma_commit,
+    wgmma_descriptor,
+    wgmma_fence,
+    wgmma_wait,
+)
 from .tensor_maps import (
     cp_async_bulk_tensor,
     st_shared_b64,
@@ -92,6 +102,7 @@ __all__ = [
     "st_shared_halves",
     "store_vector",
     "store_vectors",
+    "swizzled_descriptor",
     "take",
     "tensormap_acquire",
     "tensormap_publish",

@@ -110,6 +110,14 @@ def wgmma_descriptor(address, leading, stride):
     return (address >> 4 & 0x3FFF) | (leading >> 4) << 16 | (stride >> 4) << 32
 
 
+def swizzled_descriptor(address):
+    """Descriptor of a K-major operand whose rows are 128 bytes, one after another, as the copy engine swizzles them.
+
+    Eight rows begin at a multiple of 1,024 bytes; ``address`` is theirs, plus 32 bytes for each product before along k.
+    """
+    return (address >> 4 & 0x3FFF) | 1 << 16 | (1024 >> 4) << 32 | 1 << 62
+
+
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
     """prmt.b32: four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the digits of ``selector``."""

@@ -158,3 +158,17 @@ def test_a_captured_graph_packs_at_every_replay(layer, x):
         layer.weight.copy_(torch.randn_like(layer.weight))
         graph.replay()
         assert torch.equal(y, fresh(layer, x))
+
+
+def test_what_a_replay_wrote_is_seen_outside_of_the_graph(layer, x):
+    """Torch does not count the writes of a replay."""
+    with torch.no_grad():
+        layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+            layer.weight.mul_(1.5)
+        layer(x)  # kept from here on, if anything is
+        graph.replay()
+        assert torch.equal(layer(x), fresh(layer, x))
+        assert not torch.equal(layer(x), y)

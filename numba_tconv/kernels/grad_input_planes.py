@@ -1,0 +1,114 @@
+"""grad_input_planes: the gradient for the input is a transposed convolution again, and runs on the rungs for those.
+
+Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``. By pairs of an output channel
+and a phase (planes.py) that is a correlation without a stride; and a correlation is a transposed convolution of stride
+1 whose taps are in the opposite order. So k6 and k5 compute it as they are: their input is the planes, one channel a
+pair, their output channels are the input channels, their taps those of one row.
+
+With stride 1 grad_output is its own plane, but for the padding, which the transposed convolution crops by itself.
+
+Predicted, by bytes: with stride 1 the time of a forward pass with the channels exchanged; else the planes are written
+and read once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..problem import Problem
+from . import device as gpu
+from . import planes, tensor_pack
+from .grad_rung import GradientRung
+from .k5_mma import WarpMatrix
+from .k6_wgmma import WarpgroupMatrix
+from .rung import Rung
+from .tensor_rung import default_precision
+
+FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix())  # the ones to prefer first
+ORDERS = {"k6_wgmma": "wgmma", "k5_mma": "mma"}  # in which they take their weights
+
+
+FEWEST_CHANNELS = 16  # of a group, and pairs: with fewer, most products are zeros
+
+
+def reads_grad_output(problem: Problem) -> bool:
+    """Whether the transposed convolution that computes grad_input reads grad_output itself, not planes of it."""
+    p = problem
+    return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
+
+
+@lru_cache(maxsize=1024)
+def adjoint(problem: Problem) -> Problem:
+    """The transposed convolution whose output is grad_input."""
+    p, t = problem, problem.taps
+    exchanged = dict(out_channels=p.in_channels, stride=1, output_padding=0, bias=False)
+    if reads_grad_output(p):
+        padding = p.dilation * (p.kernel_size - 1) - p.padding
+        return replace(p, in_channels=p.out_channels, length=p.out_length, padding=padding, **exchanged)
+    channels = p.out_channels * min(t.rows, p.kernel_size)
+    sizes = dict(kernel_size=t.taps_per_row, dilation=t.step, padding=(t.taps_per_row - 1) * t.step)
+    return replace(p, in_channels=channels, length=planes.columns_of(p), **sizes, **exchanged)
+
+
+def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """Its weight, (C_out * phases, C_in/groups, taps of a row), from ``weight`` (C_in, C_out/groups, K): the taps of a
+    row in the opposite order, zeros for those that a row lacks."""
+    p, t = problem, problem.taps
+    phases = min(t.rows, p.kernel_size)
+    missing = phases * t.taps_per_row - p.kernel_size
+    padded = torch.nn.functional.pad(weight, (0, missing)) if missing else weight
+    taps = padded.reshape(p.groups, p.in_channels_per_group, p.out_channels_per_group, t.taps_per_row, phases)
+    exchanged = taps.flip(3).permute(0, 2, 4, 1, 3)
+    return exchanged.reshape(p.out_channels * phases, p.in_channels_per_group, t.taps_per_row)
+
+
+class InputPlanes(GradientRung):
+    name = "grad_input_planes"
+    of = "grad_input"
+    tensor_cores = True
+    idea = "a transposed convolution again, of stride 1: the forward pass's tensor-core rungs on phases taken apart"
+    minimum_cc = WarpMatrix.minimum_cc
+
+    def supports(self, problem, dtype, precision):
+        return FORWARD[-1].supports(adjoint(problem), dtype, precision)
+
+    def suits(self, problem, dtype, precision, device):
+        p = adjoint(problem)
+        return min(p.in_channels_per_group, p.out_channels_per_group) >= FEWEST_CHANNELS
+
+    def forward_rung(self, problem, dtype, precision, device) -> Rung:
+        """The rung that computes the transposed convolution."""
+        able = [r for r in FORWARD if r.refusal(adjoint(problem), dtype, precision, device) is None]
+        return next((r for r in able if r.suits(adjoint(problem), dtype, precision, device)), able[-1])
+
+    def config(self, problem, dtype, device=None, precision=None):
+        """That of the planes, or None where there are none; the forward rung's name; and that rung's own."""
+        precision, device = precision or default_precision(dtype), device or gpu.H200
+        rung = self.forward_rung(problem, dtype, precision, device)
+        apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
+        return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
+
+    def kernels(self, config):
+        apart, name, of_rung = config
+        kernel = _forward(name).kernel(of_rung)
+        pack = tensor_pack.make_kernel(of_rung.tile, ORDERS[name])
+        found = [(kernel, kernel.shared_bytes), (pack, pack.shared_bytes)]
+        return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
+
+    def run(self, grad_output, weight, result, problem, config=None, precision=None):
+        precision = precision or default_precision(result.dtype)
+        if config:
+            _, name, of_rung = config
+            rung = _forward(name)
+        else:  # the rung chooses, by where its input lies in memory too
+            rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.device.index)), None
+        x = grad_output if reads_grad_output(problem) else planes.make_planes(grad_output, problem)
+        w = adjoint_weight(weight, problem)
+        rung.run(x, w, None, result, adjoint(problem), of_rung, precision)
+
+
+def _forward(name: str) -> Rung:
+    return next(rung for rung in FORWARD if rung.name == name)

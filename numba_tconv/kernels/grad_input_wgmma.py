@@ -1,0 +1,331 @@
+"""grad_input_wgmma: Hopper's tensor cores, on grad_output and weight as they lie in memory.
+
+Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``, so grad_input is one matrix
+product whose depth is the pairs of an output channel and a tap, in the order in which the weight has them. The weight's
+rows are therefore the operand in shared memory without any packing; the other operand lies in registers, where a lane
+reads each position's elements out of a window of grad_output, whatever the stride. Neighbouring positions share
+most of a window, so each element of grad_output is fetched about once a tile.
+
+* Load: one warp drives a ring of stages: some output channels' taps for the input channels of the tile, which the copy
+  engine swizzles, and boxes of those channels' windows; zeros stand for what lies outside of the signal.
+* Multiply: two warpgroups, with positions of their own of one tile, or with tiles in turn, so that one stores while the
+  other multiplies.
+* Store: neighbouring lanes exchange sums, so that each stores two positions of one channel; a warp's sums of one
+  channel lie side by side.
+
+Where the stride is 1, grad_input is a transposed convolution, which k6 computes with weights that stay in shared memory
+(grad_input_planes.py).
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+from numba import cuda, float32, int32, int64, types, uint32, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, flat
+from ..ptx import (
+    SIMULATOR,
+    bits_of,
+    cp_async_bulk_tensor,
+    device_function,
+    fence_mbarrier_init,
+    float_of,
+    ld_shared,
+    ld_shared_u16,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    opaque,
+    repeated,
+    setmaxnreg,
+    shared_address,
+    swizzled_descriptor,
+    tensormap_acquire,
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
+from . import device as gpu
+from .fragments import wgmma_d
+from .grad_input_planes import FEWEST_CHANNELS, reads_grad_output
+from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose
+from .grad_rung import GradientRung
+from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, publish, row_bytes
+from .tensor_rung import default_precision
+from .tensor_tile import DTYPES
+
+KNOWN = "tf32", "fp16", "bf16"
+
+
+def make_products(config: Config):
+    """A device function: the products of one stage, and the arrival that sets the stage before free.
+
+    Its state: sums, operands, the addresses of the lane's positions in stage 0, where its entries lie from there, the
+    bytes from stage 0 to this stage, descriptor of the weights, and the mbarrier to arrive at, or 0.
+    """
+    blocks, sums, entries = config.blocks, config.channels // 2, config.entries
+    neighbours, halves = 4 // config.itemsize, config.halves
+    lanes_entries = 2 if halves else 1  # places of a register
+    load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
+    wait_for_older, operands = wgmma_wait(1), 4 * blocks
+    masked = entries * config.itemsize < 128  # the rest of a row of weights is the next channel's
+
+    @device_function
+    def load_register(row, places, at, entry):
+        """The elements of a position (``row``) for the lane's entries from ``at`` on; zero beyond the last entry."""
+        if halves:
+            low, high = ld_shared_u16(int32(row + places[at])), ld_shared_u16(int32(row + places[at + 1]))
+            if masked:
+                low = low if entry < entries else int32(0)
+                high = high if entry + 1 < entries else int32(0)
+            return low | high << 16
+        value = load_word(int32(row + places[at]))
+        if masked:
+            value = value if entry < entries else int32(0)
+        return value
+
+    @device_function
+    def step(k, state):
+        acc, v, rows, places, offset, descriptor, done, lane_entry = state
+        at = int32(k % 2 * operands)
+        for half in range(2):
+            entry = int32(lane_entry + (8 * k + 4 * half) * neighbours)
+            for row in range(2 * blocks):
+                z = at + row // 2 * 4 + 2 * half + row % 2
+                v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
+        wgmma_fence()
+        for block in range(blocks):
+            z = at + 4 * block
+            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor + 2 * k, int32(1))
+        wgmma_commit()
+        wait_for_older()
+        if k == 0 and done:  # by now the products of the stage before have read its weights
+            mbarrier_arrive(done)
+
+    return repeated(step, PRODUCTS)
+
+
+def make_store(config: Config):
+    """A device function: a warpgroup's sums into grad_input.
+
+    Its state: sums, grad_input, the element of the tile's first position and channel, elements from a channel to the
+    next, channels and positions that exist from there on, warp of the warpgroup and lane.
+    """
+    blocks, sums = config.blocks, config.channels // 2
+    element = ELEMENTS[DTYPES[config.precision]]
+    store, place = element.store, device_function(wgmma_d)
+
+    @device_function
+    def store_pair(k, state):
+        """Columns n and n + 1 of a row: sums 2*k and the next."""
+        acc, grad, target, length, left, positions, group_warp, lane = state
+        m, n = place(group_warp, lane, k % (sums // 2) * 2)
+        m = int32(m + k // (sums // 2) * 64)
+        first, second = acc[2 * k], acc[2 * k + 1]
+        if (length & 1) == 0:
+            # Lanes of neighbouring positions: the even one takes column n of both, the odd one column n + 1.
+            odd = (lane >> 2) & 1
+            other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(first if odd else second), 4))
+            m, n = int32(m - odd), int32(n + odd)
+            if n < left and m < positions:
+                at = target + n * length + m
+                grad[uint64(at)] = store(other if odd else first)
+                grad[uint64(at + 1)] = store(second if odd else other)
+        else:
+            for e in range(2):
+                if n + e < left and m < positions:
+                    grad[uint64(target + (n + e) * length + m)] = store(second if e else first)
+
+    return repeated(store_pair, blocks * sums // 2)
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    stages, slot, w_bytes, spacing = config.stages, config.slot, config.w_bytes, config.spacing
+    boxes, piece, positions, channels = config.boxes, config.piece, config.positions, config.channels
+    stage_bytes, itemsize = w_bytes + boxes * config.box_bytes, config.itemsize
+    stride, dilation, kernel_size, g_channels = config.stride, config.dilation, config.kernel_size, config.g_channels
+    barriers, map_at, in_turns, blocks = config.barriers, config.map, config.in_turns, config.blocks
+    pitch, neighbours, halves, vector = config.width * itemsize, 4 // itemsize, config.halves, 16 // itemsize
+    all_sums, all_operands, lane_rows = config.sums, 8 * blocks, 2 * blocks
+    lanes_entries = 2 if halves else 1
+    all_places = 2 * PRODUCTS * lanes_entries
+    turns_on = CONSUMERS if in_turns else 1  # from a warpgroup's tile to its next
+    arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, 64 * blocks)
+    multiply_stage, wait_for_all, store_tile = make_products(config), wgmma_wait(0), make_store(config)
+    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
+    descriptor_of = device_function(swizzled_descriptor)
+
+    @device_function
+    def locate(tile, along, across, groups):
+        """Sample, group, tile along input channels and first position of a tile."""
+        rest, channel_tile = uint32(tile) // uint32(across), uint32(tile) % uint32(across)
+        rest, position_tile = rest // uint32(along), rest % uint32(along)
+        sample, group = rest // uint32(groups), rest % uint32(groups)
+        return int32(sample), int32(group), int32(channel_tile), int32(position_tile * positions)
+
+    def grad_input_wgmma(
+        g_template, w_template, g_address, w_address, maps, grad, first, length, groups, group_rows, group_channels,
+        along, across, tiles, tile_stages,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, dtype=float32)
+        base = int32((shared_address(shared, 0) + 1023) & -1024)
+        thread = int32(cuda.threadIdx.x)
+        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
+        full, empty = int32(base + barriers), int32(base + barriers + 8 * stages)
+        product_turn = int32(empty + 8 * stages)
+        if thread == 0:
+            for z in range(stages):
+                mbarrier_init(full + 8 * z, 1)
+                mbarrier_init(empty + 8 * z, arrivals)
+            for z in range(CONSUMERS):
+                mbarrier_init(product_turn + 8 * z, 4)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        tile, tile_hop, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(tile_stages)
+
+        if warp >= 4 * CONSUMERS:
+            shrink()
+            if warp == 4 * CONSUMERS:
+                maps += int64(cuda.blockIdx.x) * (2 * MAP_BYTES)
+                publish(g_template, g_address, maps, base + map_at, lane)
+                publish(w_template, w_address, maps + MAP_BYTES, base + map_at, lane)
+                if lane == 0:
+                    tensormap_acquire(maps)
+                    tensormap_acquire(maps + MAP_BYTES)
+                    s, parity = int32(0), int32(1)
+                    while tile < tiles:
+                        sample, group, channel_tile, position = locate(tile, along, across, groups)
+                        g_row, entry = int32(group * group_rows), int32(0)
+                        w_row = int32(group * group_channels + channel_tile * channels)
+                        column, left = int32((position * stride + first) & -vector), tile_stages
+                        while left > 0:
+                            mbarrier_wait(empty + 8 * s, parity)
+                            mbarrier_arrive_expect_tx(full + 8 * s, stage_bytes)
+                            at = int32(base + s * slot)
+                            cp_async_bulk_tensor(at, maps + MAP_BYTES, entry, w_row, int32(0), full + 8 * s)
+                            for box in range(boxes):
+                                to = int32(at + w_bytes + box * spacing)
+                                cp_async_bulk_tensor(to, maps, int32(column + box * (piece * stride)), g_row, sample,
+                                                     full + 8 * s)  # fmt: skip
+                            entry, g_row = int32(entry + g_channels * kernel_size), int32(g_row + g_channels)
+                            left, s = int32(left - 1), int32(s + 1)
+                            if s == stages:
+                                s, parity = int32(0), int32(parity ^ 1)
+                        tile = int32(tile + tile_hop)
+        else:
+            grow()
+            group_warp, crew = int32(warp & 3), int32(warp >> 2)
+            acc = cuda.local.array(all_sums, dtype=float32)
+            v = cuda.local.array(all_operands, dtype=int32)
+            rows = cuda.local.array(lane_rows, dtype=int32)
+            places = cuda.local.array(all_places, dtype=int32)
+            for z in range(lane_rows):
+                m = int32(16 * group_warp + (lane >> 2) + z // 2 * 64 + z % 2 * 8 + first_row * crew)
+                element = m % piece * stride + (int32(first) & (vector - 1))
+                rows[z] = int32(base + w_bytes + m // piece * spacing + element * itemsize)
+            lane_entry = int32((lane & 3) * neighbours)
+            for z in range(all_places):
+                e = int32(lane_entry + 4 * neighbours * (z // lanes_entries) + z % lanes_entries)
+                e = int32(e if e < g_channels * kernel_size else 0)
+                places[z] = int32(e // kernel_size * pitch + e % kernel_size * (dilation * itemsize))
+            descriptor = descriptor_of(int64(base))
+            s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
+            if in_turns and crew == 1:
+                tile, s = int32(tile + tile_hop), tile_stages
+            while tile < tiles:
+                while s >= stages:
+                    s, parity = int32(s - stages), int32(parity ^ 1)
+                for z in range(all_sums):
+                    acc[z] = opaque(float32(0))
+                if in_turns:  # a warpgroup that ran ahead would take a stage's older phase for the one it waits for
+                    mbarrier_wait(product_turn + 8 * crew, my_turn)
+                left, before = tile_stages, int32(-1)
+                while left > 0:
+                    mbarrier_wait(full + 8 * s, parity)
+                    done = int32(empty + 8 * before) if before >= 0 and lane == 0 else int32(0)
+                    state = acc, v, rows, places, int32(s * slot), descriptor + ((s * slot) >> 4), done, lane_entry
+                    multiply_stage(int32(0), state)
+                    before, left, s = s, int32(left - 1), int32(s + 1)
+                    if s == stages:
+                        s, parity = int32(0), int32(parity ^ 1)
+                if in_turns and lane == 0:
+                    mbarrier_arrive(product_turn + 8 * (1 - crew))
+                wait_for_all()
+                if lane == 0:
+                    mbarrier_arrive(empty + 8 * before)
+                sample, group, channel_tile, position = locate(tile, along, across, groups)
+                position = int32(position + first_row * crew)
+                channel = int64(group) * group_channels + channel_tile * channels
+                target = (int64(sample) * (groups * group_channels) + channel) * length + position
+                left = int32(group_channels - channel_tile * channels)
+                there = int32(min(length - position, int64(positions)))
+                store_tile(int32(0), (acc, grad, target, length, left, there, group_warp, lane))
+                tile = int32(tile + turns_on * tile_hop)
+                if in_turns:
+                    s, my_turn = int32(s + tile_stages), int32(my_turn ^ 1)
+
+    template, integers = types.UniTuple(types.int64, MAP_WORDS), (types.int64,)
+    stored = flat(ELEMENTS[DTYPES[config.precision]].storage)
+    signature = (template, template, *integers * 3, stored, *integers * 9)
+    return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
+
+
+class InputWarpgroup(GradientRung):
+    name = "grad_input_wgmma"
+    of = "grad_input"
+    tensor_cores = True
+    idea = "Hopper's wgmma over output channels and taps: weights as they lie, windows of grad_output at any stride"
+    exact_cc = (9, 0)
+
+    def supports(self, problem, dtype, precision):
+        if SIMULATOR:
+            return "the CUDA simulator has no tensor cores"
+        if precision not in KNOWN:
+            return f"it multiplies on tensor cores, in {', '.join(KNOWN)}, not in {precision}"
+        if dtype != DTYPES[precision]:
+            return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+        p = problem
+        if max(p.batch, p.length, p.out_length, p.out_channels, p.in_channels) >= LARGEST_SIZE:
+            return "it counts samples, channels and positions in 32 bits"
+        config = choose(p, precision)
+        if config is None:
+            return f"no tile fits {p.kernel_size} taps of stride {p.stride} and dilation {p.dilation}"
+        return "it counts tiles in 32 bits" if config.tiles(p)[2] >= LARGEST_SIZE else None
+
+    def suits(self, problem, dtype, precision, device):
+        fewest = min(problem.in_channels_per_group, problem.out_channels_per_group * problem.kernel_size)
+        return fewest >= FEWEST_CHANNELS and not reads_grad_output(problem)
+
+    def config(self, problem, dtype, device=None, precision=None):
+        return choose(problem, precision or default_precision(dtype))
+
+    def kernels(self, config):
+        return [(make_kernel(config), config.shared_bytes)]
+
+    def run(self, grad_output, weight, result, problem, config=None, precision=None):
+        p = problem
+        config = config or choose(p, precision or default_precision(result.dtype))
+        g, w = in_rows(grad_output), in_rows(weight.reshape(1, p.in_channels, -1))
+        along, across, tiles = config.tiles(p)
+        blocks = min(tiles, gpu.of(result.device.index).multiprocessors)
+        maps = torch.empty(blocks * 2 * MAP_BYTES, dtype=torch.uint8, device=result.device)
+        make_kernel(config).launch(
+            blocks,
+            *(_template(g.shape, g.stride(), config, False), _template(w.shape, w.stride(), config, True)),
+            *(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result, -p.padding, p.length, p.groups),
+            *(p.out_channels_per_group, p.in_channels_per_group, along, across, tiles, config.stages_of(p)),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _template(shape: tuple, strides: tuple, config: Config, swizzled: bool) -> tuple[int, ...]:
+    """The map of the weight (``swizzled``), or of grad_output."""
+    box = (128 // config.itemsize, config.channels, 1) if swizzled else (config.width, config.g_channels, 1)
+    n_bytes, c_bytes = row_bytes(shape, strides, config.itemsize)
+    return encode(config.precision, shape[::-1], (c_bytes, n_bytes), box, swizzled)

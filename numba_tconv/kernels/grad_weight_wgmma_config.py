@@ -1,0 +1,289 @@
+"""Tiles of grad_weight_wgmma: what they are, which one a problem gets, and into how many splits its reduction goes.
+
+The letters of wgmma: m counts pairs of an output channel and a phase (grad_window.py), n input channels of a group, and
+k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from ..problem import Problem
+from .device import H200, Device
+from .tensor_map import LARGEST_BOX
+from .tensor_tile import DTYPES, KINDS
+
+CONSUMERS = 2  # warpgroups that multiply
+THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup copies
+REGISTERS = 240, 24  # of a thread that multiplies, and of one that copies
+BLOCK = 64  # pairs of one product
+ROW = 128  # bytes of a row of x in a stage
+PRODUCTS = 4  # along k, in a stage: each takes 32 bytes of a row
+MOST_SUMS, OTHER_REGISTERS = 192, 20  # of a thread that multiplies
+MOST_CHANNELS = 256  # of one product
+MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
+MOST_STAGES, FEWEST_STAGES = 8, 3
+LONGEST_SUM = 1 << 15  # positions of one split: tensor cores cut off what an addition cannot hold
+# Rates of a multiprocessor, a clock: bytes that arrive from L2 or memory, and bytes that shared memory reads.
+ARRIVING, READING = 28, 128
+STAGE_CLOCKS = 100  # that a stage takes beside its products
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the pairs' columns lie in rows: column j of phase a is element ``j*stride + a*dilation``."""
+
+    stride: int
+    dilation: int
+    phases: int
+    step: int  # columns between two taps of a row of taps
+    odd: bool  # column 0 of phase 0 is at an odd element of what is fetched
+
+
+@dataclass(frozen=True)
+class Config:
+    precision: str
+    window: Window  # how grad_output, or its planes, is read
+    tap_chunk: int  # taps of a row in a tile
+    blocks: int  # of 64 pairs, of a warpgroup
+    channels: int  # of a tile
+    in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
+    buffers: int = 2  # sets of operands in registers: with two, one is loaded while the other is multiplied
+    stages: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.precision].itemsize
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.precision][0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of products in a tile."""
+        return BLOCK * self.blocks * (1 if self.in_turns else CONSUMERS)
+
+    @property
+    def g_channels(self) -> int:
+        """Output channels of a tile."""
+        return self.rows // self.window.phases
+
+    @property
+    def pairs(self) -> int:
+        """Of a tile: the rows that mean something."""
+        return self.g_channels * self.window.phases
+
+    @property
+    def positions(self) -> int:
+        """Of a stage."""
+        return ROW // self.itemsize
+
+    @property
+    def reach(self) -> int:
+        """Elements of a row of grad_output that the taps and phases of one position span, but for the first."""
+        w = self.window
+        return (self.tap_chunk - 1) * w.step * w.stride + (w.phases - 1) * w.dilation
+
+    @property
+    def pieces(self) -> int:
+        """Boxes that a stage's rows of grad_output are fetched in, for a box is at most 256 elements wide: all of the
+        positions, half of them, or those of one product each. 0: not even those fit."""
+        return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
+
+    def _width(self, pieces: int) -> int:
+        vector = 16 // self.itemsize
+        elements = (self.positions // pieces - 1) * self.window.stride + self.reach + 1
+        # A box begins at a multiple of 16 bytes, which may be before the first element.
+        return -(-(elements + vector - 1) // vector) * vector
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of a box's row: as many as are needed, or a few more, so that what a warp reads together lies in
+        different banks."""
+        least, vector = self._width(self.pieces), 16 // self.itemsize
+        widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
+        return min(widths, key=lambda width: (self._conflicts(width), width))
+
+    def _conflicts(self, width: int) -> int:
+        w, neighbours = self.window, 4 // self.itemsize
+        words = {
+            (m // w.phases * width + m % w.phases * w.dilation + t * neighbours * w.stride) * self.itemsize // 4
+            for m in range(8)
+            for t in range(4)
+        }
+        return max(Counter(word % 32 for word in words).values())
+
+    @cached_property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """What a row gives the products of all taps, each once (``operand_places``)."""
+        return tuple(sorted(set(operand_places(self))))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where in a row a lane of t = 0 reads for one product, in bytes from the product's first position."""
+        return tuple(sorted({place for entry in self.entries for place in entry}))
+
+    @property
+    def lane_bytes(self) -> int:
+        """From what a lane reads to what the lane of the next t reads."""
+        return 4 * self.window.stride
+
+    @property
+    def sums(self) -> int:
+        """Of a thread that multiplies."""
+        return self.blocks * self.tap_chunk * self.channels // 2
+
+    @property
+    def operands(self) -> int:
+        """Registers of one set."""
+        return self.blocks * 2 * len(self.entries)
+
+    @property
+    def odd(self) -> int:
+        """Elements by which words of two positions begin before a position: of what is fetched, not the first element
+        is at a multiple of a word, but the second."""
+        return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
+
+    # A stage is rows of x, a multiple of 1,024 bytes, and boxes of grad_output, each at a multiple of 128.
+
+    @property
+    def x_bytes(self) -> int:
+        return self.channels * ROW
+
+    @property
+    def box_bytes(self) -> int:
+        return self.g_channels * self.width * self.itemsize
+
+    @property
+    def spacing(self) -> int:
+        """Bytes from one box to the next."""
+        return -(-self.box_bytes // 128) * 128
+
+    @property
+    def slot(self) -> int:
+        """Bytes from one stage to the next."""
+        return -(-(self.x_bytes + self.pieces * self.spacing) // 1024) * 1024
+
+    # Where things lie in shared memory, in bytes from the first multiple of 1,024: ring, mbarriers, a tensor map.
+
+    @property
+    def barriers(self) -> int:
+        return self.stages * self.slot
+
+    @property
+    def map(self) -> int:
+        return -(-(self.barriers + 16 * self.stages) // 128) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        return 1024 + self.map + 128
+
+    @property
+    def tile_sums(self) -> int:
+        return self.tap_chunk * self.rows * self.channels
+
+    def tiles(self, problem: Problem) -> tuple[int, int, int]:
+        """Of a group: along tap chunks, pairs and channels."""
+        p, phases = problem, min(problem.taps.rows, problem.kernel_size)
+        counts = p.taps.taps_per_row, p.out_channels_per_group * phases, p.in_channels_per_group
+        sizes = self.tap_chunk, self.pairs, self.channels
+        return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
+
+    def blocks_of(self, problem: Problem) -> int:
+        """Thread blocks of one split."""
+        taps, pairs, channels = self.tiles(problem)
+        return problem.groups * taps * pairs * channels
+
+    def stages_of(self, problem: Problem) -> tuple[int, int]:
+        """Stages of a sample, and of the whole reduction."""
+        of_sample = -(-problem.length // self.positions)
+        return of_sample, problem.batch * of_sample
+
+    def clocks(self) -> float:
+        """Estimated clocks that a stage keeps a multiprocessor: products, shared memory, or what arrives."""
+        warpgroups = 1 if self.in_turns else CONSUMERS
+        products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
+        operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * self._conflicts(self.width)
+        reads = operands + products * self.channels * 32 / READING
+        return max(products * self.channels / 2, reads, self.slot / ARRIVING) + STAGE_CLOCKS
+
+
+def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
+    """For each tap of a chunk and each half of a product's depth, where register 0 (or 1: the row eight further on) and
+    2 (or 3) of A come from: bytes from the product's first position in a pair's row, for a lane of t = 0; a lane of t
+    reads ``t * lane_bytes`` further on.
+
+    With 32-bit elements, the element, twice. With 16-bit elements the register holds two positions: side by side they
+    are one word, or the upper half of one and the lower half of the next; ``stride`` apart, two elements.
+    """
+    neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
+    for b in range(config.tap_chunk):
+        for half in range(2):
+            element = (b * config.window.step + 4 * neighbours * half) * stride + config.odd
+            if neighbours == 2 and stride > 1:
+                found.append((2 * element, 2 * (element + stride)))
+            else:
+                found.append((element // neighbours * 4, -(-element // neighbours) * 4))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, precision: str, apart: bool) -> Config | None:
+    """The tile with the fewest estimated clocks; None if none fits. ``apart``: it reads planes, not grad_output
+    itself. It depends on neither batch nor length."""
+
+    def cost(config):
+        return config.blocks_of(problem) * config.clocks()
+
+    return min(candidates(problem, precision, apart), key=cost, default=None)
+
+
+def candidates(problem: Problem, precision: str, apart: bool):
+    """Every tile that fits in registers and shared memory."""
+    t = problem.taps
+    phases = min(t.rows, problem.kernel_size)
+    as_it_lies = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
+    window = Window(1, 1, 1, t.step, False) if apart else as_it_lies
+    for tap_chunk in range(1, t.taps_per_row + 1):
+        if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
+            continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
+        for blocks in (1, 2):
+            for in_turns in (False, True):
+                most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * tap_chunk) // 8 * 8)
+                tiles = -(-problem.in_channels_per_group // most)
+                channels = -(-problem.in_channels_per_group // tiles // 8) * 8
+                yield from _fitting(Config(precision, window, tap_chunk, blocks, channels, in_turns))
+
+
+def _fitting(config: Config):
+    """The configuration with as many sets of operands as registers hold, and as many stages as shared memory does."""
+    spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
+    if not config.g_channels or not config.pieces or len(config.places) > MOST_PLACES or config.operands > spare:
+        return
+    config = replace(config, buffers=min(2, spare // config.operands))
+    # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
+    for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -2 if config.in_turns else -1):
+        deep = replace(config, stages=stages)
+        if deep.shared_bytes <= H200.shared_per_block:
+            yield deep
+            return
+
+
+@lru_cache(maxsize=1024)
+def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
+    """Splits: as many as take the fewest estimated clocks, none longer than sums may be."""
+    _, stages = config.stages_of(problem)
+    blocks = config.blocks_of(problem)
+    # Each split writes its sums and another kernel reads them.
+    of_split = 3 * 4 * config.tile_sums * (2 if config.in_turns else 1) / ARRIVING + 4 * config.clocks()
+
+    def cost(splits):
+        waves = -(-blocks * splits // device.multiprocessors)
+        return waves * (-(-stages // splits) * config.clocks() + of_split)
+
+    least = -(-stages * config.positions // LONGEST_SUM)
+    most = max(least, min(stages, -(-4 * device.multiprocessors // blocks)))
+    return min(range(least, most + 1), key=cost)

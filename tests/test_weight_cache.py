@@ -1,0 +1,82 @@
+"""When weights are packed anew and when not, with what CUDA has to say about streams and graphs made up."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch._inductor import cudagraph_trees
+
+from numba_tconv.kernels import tensor_pack
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """A function that packs weights, and returns how often they have been packed by then."""
+    cuda = SimpleNamespace(capturing=False, packings=0)
+
+    def pack(w, *_):
+        cuda.packings += 1
+        return w.clone()
+
+    def packed(w, capturing=False):
+        cuda.capturing = capturing
+        assert torch.equal(tensor_pack.packed_weights(w, SimpleNamespace(groups=1), "tile", "mma", 1), w)
+        return cuda.packings
+
+    stream = MagicMock()
+    monkeypatch.setattr(tensor_pack, "_pack", pack)
+    monkeypatch.setattr(tensor_pack, "_entries", {})
+    monkeypatch.setattr(tensor_pack, "_captured", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "Event", MagicMock)
+    return packed
+
+
+def test_weights_are_packed_once_until_torch_changes_them(packed):
+    w = torch.randn(4, 3, 2)
+    assert [packed(w), packed(w), packed(w[:, :2])] == [1, 1, 2]
+    w.mul_(2)
+    assert [packed(w), packed(w)] == [3, 3]
+
+
+def test_weights_of_inference_mode_are_packed_at_every_call(packed):
+    with torch.inference_mode():
+        w = torch.randn(4, 3, 2)
+        assert [packed(w), packed(w)] == [1, 2]
+
+
+def test_weights_that_a_graph_reads_are_packed_at_every_call_from_then_on(packed):
+    """A replay may write them, which torch does not count."""
+    w, other = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
+    assert [packed(w), packed(other)] == [1, 2]
+    assert packed(w, capturing=True) == 3
+    assert [packed(w), packed(w.detach())] == [4, 5]
+    assert packed(other) == 5
+
+
+def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(packed, monkeypatch):
+    warm = SimpleNamespace(in_warmup=True)
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: warm)
+    w = torch.randn(4, 3, 2)
+    assert [packed(w), packed(w)] == [1, 2]
+    warm.in_warmup = False
+    assert [packed(w), packed(w)] == [3, 3]
+
+
+def test_torch_compile_warms_nothing_up_where_it_was_not_called(monkeypatch):
+    assert not tensor_pack._warming_up(0)
+    assert hasattr(cudagraph_trees.CUDAGraphTreeManager, "in_warmup")
+    # Another thread has no managers, and some versions of torch fail when they are asked for one.
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda *_, **__: pytest.fail("asked"))
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(tensor_pack._warming_up, 0).result()
+
+
+def test_nothing_is_remembered_of_weights_that_are_gone(packed):
+    for capturing, memory in ((False, tensor_pack._entries), (True, tensor_pack._captured)):
+        for _ in range(5):
+            packed(torch.randn(4, 3, 2), capturing)
+        assert len(memory) == 1
