@@ -4,11 +4,15 @@
 #   VENV    where the environment is; empty: install nothing and use PYTHON as it is, for a machine whose Python
 #           already has torch with CUDA and numba-cuda, and perhaps no network:  make VENV= PYTHON=python3 test-gpu
 #   WORKERS processes that share the tests; most of the time of the GPU tests, too, goes into compiling
+#   SEED, FIRST, COUNT  which problems `make fuzz` draws
 #   CUDA    the CUDA libraries that numba-cuda gets: cu13, or cu12 for a torch built for CUDA 12
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cu13
 WORKERS ?= auto
+SEED ?= 0
+FIRST ?= 0
+COUNT ?= 20000
 
 ifneq ($(strip $(VENV)),)
 PY := $(VENV)/bin/python
@@ -28,7 +32,7 @@ INSTALL = $(PY) -m pip install --disable-pip-version-check --no-compile -c $(CON
 REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "$@: torch sees no CUDA GPU")'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench figures notebooks lint clean
+.PHONY: help demo test test-gpu fuzz bench figures notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -44,6 +48,9 @@ test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
 	$(REQUIRE_GPU)
 	$(PY) -m pytest -n $(WORKERS) -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
+
+fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done, from number FIRST on
+	$(PY) -m numba_tconv fuzz --seed $(SEED) --first $(FIRST) --count $(COUNT)
 
 # What cannot be compiled ahead, as with the cache turned off, is compiled by the measurement itself.
 bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data

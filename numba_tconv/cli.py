@@ -14,6 +14,7 @@ import torch
 from . import bench, commands, rows, training
 from .demo import run_demo
 from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
+from .fuzz import run_fuzz
 from .kernels import RUNGS
 from .kernels.gradients import GRADIENTS
 from .problem import Problem
@@ -170,6 +171,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
     one.add_argument("--precision", choices=("tf32", "tf32x3"), default="tf32", help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
+
+    one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
+    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="which cases (0)")
+    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first one (0)")
+    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="how many (20,000)")
 
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")

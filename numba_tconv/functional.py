@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 
 import torch
@@ -17,6 +18,9 @@ PRECISIONS = {
     torch.float16: ("fp16",),
     torch.bfloat16: ("bf16",),
 }
+
+# The arguments that are integers, in torch's order.
+INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def conv_transpose1d(
@@ -73,11 +77,6 @@ def conv_transpose1d(
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
-    stride = _one_int("stride", stride)
-    padding = _one_int("padding", padding)
-    output_padding = _one_int("output_padding", output_padding)
-    dilation = _one_int("dilation", dilation)
-    groups = _int("groups", groups)
     if variant is not None and variant not in RUNGS:
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
 
@@ -89,21 +88,20 @@ def conv_transpose1d(
             f"unknown precision {precision!r}: {input.dtype} has {', '.join(precisions) or 'none to name'}"
         )
 
-    if not _ours(input, weight, bias):
-        if variant is not None or precision not in (None, *precisions[:1]):
-            choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
-            raise NotImplementedError(
-                f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
-                f"got {input.dtype} on {input.device}, which torch's own operator computes"
-            )
-        return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if input.dim() == 3 and input.shape[0] == 0:
+    ours = _ours(input, weight, bias)
+    if not ours and (variant is not None or precision not in (None, *precisions[:1])):
+        choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
+        raise NotImplementedError(
+            f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
+            f"got {input.dtype} on {input.device}, which torch's own operator computes"
+        )
+    if not ours or (input.dim() == 3 and input.shape[0] == 0):
         return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
     output = transforms.apply(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
-        *(stride, padding, output_padding, groups, dilation),
+        *_integers(stride, padding, output_padding, groups, dilation),
         *(variant or "", precision or default_precision(input.dtype)),
     )
     return output.squeeze(0) if input.dim() == 2 else output
@@ -140,25 +138,38 @@ def _autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor.to(torch.get_autocast_dtype("cuda"))
 
 
-def _one_int(name: str, value) -> int:
-    """An argument that torch takes as an int or as a sequence of one."""
-    if not isinstance(value, (tuple, list)):
-        return _int(name, value)
-    values = [_int(name, v) for v in value]
-    if len(values) != 1:
-        raise RuntimeError(f"{name} must be one integer or a tuple of one, got {value}")
-    return values[0]
+def _integers(*arguments) -> list[int]:
+    """The arguments that INTEGERS names, each an int, or what stands for one, or but for groups a sequence of one.
+
+    Of several bad ones, the error is about the one that torch finds first. It looks at the types of all of them, of a
+    sequence at its first; then whether all of each are integers of 64 bits; then at the lengths of sequences.
+    """
+    plain = [value[0] if type(value) is tuple and len(value) == 1 else value for value in arguments]
+    groups = arguments[INTEGERS.index("groups")]
+    if type(groups) is int and all(type(value) is int and -(2**63) <= value < 2**63 for value in plain):
+        return plain
+    given = [
+        (name, value, TypeError)
+        if isinstance(value, (tuple, list)) and name != "groups"
+        else (name, (value,), ValueError)
+        for name, value in zip(INTEGERS, arguments, strict=True)
+    ]
+    for name, values, _ in given:
+        for value in values[:1]:
+            _int(name, value)
+    for name, values, too_large in given:
+        for value in values:
+            if not -(2**63) <= _int(name, value) < 2**63:
+                raise too_large(f"{name} must fit in 64 bits, got {value}")
+    for name, values, _ in given:
+        if len(values) != 1:
+            raise RuntimeError(f"{name} must be one integer or a tuple of one, got {values}")
+    return [_int(name, value) for name, (value,), _ in given]
 
 
 def _int(name: str, value) -> int:
     """An integer: int, or what stands for one (a NumPy integer, a tensor of one), but no bool."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not bool")
-    if type(value) is not int:
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} must fit in 64 bits, got {value}")
-    return value
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer, not {type(value).__name__}")

@@ -41,9 +41,16 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         self.precision = precision
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """The output, of length ``output_size[-1]`` if ``output_size`` is given, which stride must make reachable."""
+        """The output, of length ``output_size[-1]`` if ``output_size`` is given, which stride must make reachable.
+
+        Raises what torch's layer raises: ValueError for an ``output_size`` out of reach, and what ``conv_transpose1d``
+        raises.
+        """
+        # Attributes may have been changed since __init__ looked at them.
         if self.padding_mode != "zeros":
-            raise ValueError(f"padding_mode must be 'zeros', got {self.padding_mode!r}")
+            raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
+        if not isinstance(self.padding, tuple):
+            raise AssertionError(f"padding must be a tuple of one integer, got {self.padding!r}")
         output_padding = self._output_padding(
             *(input, output_size, self.stride, self.padding, self.kernel_size),
             num_spatial_dims=1,

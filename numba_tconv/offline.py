@@ -32,8 +32,8 @@ class ToolMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Report:
-    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX and SASS text; what
-    ptxas said; seconds of a processor that the compilers took, to PTX and to machine code."""
+    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX text; machine code;
+    what ptxas said; seconds of a processor that the compilers took, to PTX and to machine code."""
 
     name: str
     cc: tuple
@@ -43,9 +43,20 @@ class Report:
     local_bytes: int
     shared_bytes: int
     ptx: str
-    sass: str | None
+    cubin: bytes
     log: str
     seconds: float
+
+    @cached_property
+    def sass(self) -> str | None:
+        """The machine code as text; None without nvdisasm."""
+        disassembler = tool("nvdisasm", optional=True)
+        if disassembler is None:
+            return None
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            return _run(disassembler, "-c", file.name)
 
     @cached_property
     def instruction_mix(self) -> Counter:
@@ -78,14 +89,14 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
     without ptxas; without nvdisasm the report has no SASS.
     """
     arch = "sm_" + "".join(map(str, cc))
-    disassembler, before = tool("nvdisasm", optional=True), _processor_seconds()
+    before = _processor_seconds()
     ptx = kernel.ptx(cc)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
         seconds = _processor_seconds() - before
-        sass = _run(disassembler, "-c", str(cubin)) if disassembler else None
+        machine_code = cubin.read_bytes()
 
     def number(pattern):
         found = re.search(pattern, log)
@@ -100,7 +111,7 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
         local_bytes=number(r"(\d+) bytes stack frame"),
         shared_bytes=number(r"(\d+) bytes smem") + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
         ptx=ptx,
-        sass=sass,
+        cubin=machine_code,
         log=log,
         seconds=seconds,
     )

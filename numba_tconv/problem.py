@@ -100,6 +100,15 @@ class Problem:
         """Two for every (input element, output channel of its group, tap); what padding crops is counted too."""
         return 2 * self.batch * self.in_channels * self.out_channels_per_group * self.kernel_size * self.length
 
+    def terms(self, of: str = "forward") -> int:
+        """Products in the longest sum of one output, or of one element of the gradient that ``of`` names."""
+        return {
+            "forward": self.in_channels_per_group * self.taps.taps_per_row,
+            "grad_input": self.out_channels_per_group * self.kernel_size,
+            "grad_weight": self.batch * self.length,
+            "grad_bias": self.batch * self.out_length,
+        }[of]
+
     def min_bytes(self, itemsize: int) -> int:
         """Bytes of one read of input, weight and bias and one write of the output."""
         elements = (

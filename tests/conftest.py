@@ -17,6 +17,10 @@ real_stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
+    # On tensors as small as those of tests, threads of several processes that share the cores mostly wait for each
+    # other, at full speed. The variable is for the processes that tests start.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[real_stderr] = os.dup(2)
 

@@ -128,7 +128,7 @@ def parameters(problem):
 
 def terms(problem) -> int:
     """Products in the longest sum of one output."""
-    return problem.in_channels_per_group * problem.taps.taps_per_row
+    return problem.terms()
 
 
 def scatter(x, w, bias, problem):

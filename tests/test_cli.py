@@ -53,7 +53,7 @@ def places(tmp_path):
     return "--data", data, "--plots", tmp_path / "plots"
 
 
-VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "info", "kernelbench"]
+VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info", "kernelbench"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -401,6 +401,12 @@ def test_demo_without_rows_goes_on(capsys, tmp_path, monkeypatch):
     assert code == 0
     assert table.EMPTY in out
     assert "no figure drawn" in out
+
+
+@no_gpu
+def test_fuzz_runs_in_the_simulator_where_there_is_no_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "in_simulator", lambda argv: 1 if argv == ["fuzz", "--count", "3"] else 0)
+    assert run(capsys, "fuzz", "--count", "3")[0] == 1
 
 
 @no_gpu

@@ -224,6 +224,12 @@ def test_depthwise_has_few_instructions_an_output(reason):
             assert "STG.E.128" in inner
 
 
+def test_numbers_below_the_smallest_normal_one_are_kept():
+    """By every instruction of every kernel above."""
+    reports = [*map(simple_report, SIMPLE), *map(tile_report, TILES), *(depthwise_report(r)[1] for r in FEW_CHANNELS)]
+    assert [report.name for report in reports if re.search(r"\.ftz\b", report.ptx)] == []
+
+
 # The rungs on tensor cores: workload, precision.
 MATRIX_PRODUCTS = [
     *[(workload, "tf32") for workload in ("kb64", "kb74", "kb79", "hifigan_u1", "hifigan_u3")],

@@ -76,13 +76,14 @@ def owned(config, problem, column_tile, row, channel, shift):
     n, j, begin = start(config, p, column_tile)
     n_next, _, begin_next = start(config, p, column_tile + 1)
     stop = tile.advance * tile.span - early(tile, p, n_next, channel, begin_next, shift)
+    whole, before = tile.whole, tile.overlap * tile.span
     for e in range(-early(tile, p, n, channel, begin, shift), stop):
         column, rest = divmod(e, tile.span)
         sample, i = n + (j + column) // columns, (j + column) % columns
-        o = (first + i) * p.stride - p.padding + rest + (0 if tile.whole else row * p.dilation)
-        beyond = not tile.whole and p.dilation == 1 and row + rest >= p.taps.rows
+        o = (first + i) * p.stride - p.padding + rest + (0 if whole else row * p.dilation)
+        beyond = not whole and p.dilation == 1 and row + rest >= p.taps.rows
         if 0 <= sample < p.batch and 0 <= o < p.out_length and not beyond:
-            yield sample, o, e + tile.overlap * tile.span
+            yield sample, o, e + before
 
 
 def row_and_column(problem, o):
@@ -106,16 +107,17 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
     # Where column c and phase a of a tile are staged.
     staged = {c * tile.span + a * tile.spread: (c, a) for c in range(COLUMNS) for a in range(tile.phases)}
     assert len(staged) == COLUMNS * tile.phases
+    places = [row_and_column(problem, o) for o in range(problem.out_length)]
     for channel in {0, problem.out_channels // 2, problem.out_channels - 1}:
         owners = Counter()
         for column_tile, part in itertools.product(range(column_tiles), range(tile.row_parts)):
             row = part * tile.phases
             for sample, o, u in owned(config, problem, column_tile, row, channel, shift):
                 owners[sample, o] += 1
-                if (place := row_and_column(problem, o)) is None:
+                if places[o] is None:
                     assert u not in staged
                     continue
-                a, column = place
+                a, column = places[o]
                 assert 0 <= column - first < columns
                 if 0 <= a - row < tile.phases:
                     c = sample * columns + column - first - (column_tile * tile.advance - tile.overlap)

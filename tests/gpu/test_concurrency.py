@@ -1,0 +1,137 @@
+"""First calls from eight threads at once, and from forked and spawned processes, in processes of their own.
+
+Whose first calls they are decides what is compiled, loaded and kept, so each test starts a process that has done none.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import numba_tconv
+from numba_tconv.fuzz import bound
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.device import current_device
+from tests.gpu.common import ARITHMETIC, LARGE, in_float64
+from tests.parity import SMALL, operands, parameters
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+THREADS = 8
+PROBLEM = LARGE["HiFi-GAN's third layer"]
+LIMIT_S = 280  # below that of a test (tests/conftest.py)
+
+
+def in_a_process(name, *, cache=""):
+    """Call one of this module's functions in a new interpreter; ``cache``: the directory of compiled kernels."""
+    program = f"from tests.gpu import test_concurrency; test_concurrency.{name}()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"NUMBA_TCONV_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check(problem, dtype, variant, precision):
+    """One call is right, on the current stream; returns the output."""
+    x, w, bias = operands(problem, dtype, "cuda")
+    choice = {"variant": variant, "precision": precision}
+    y = numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), **choice)
+    far = (y.double() - in_float64(x, w, bias, problem)).abs()
+    assert (far <= bound("forward", (x, w, bias), problem, dtype, precision)).all(), choice
+    return y
+
+
+def first_calls_in_threads():
+    torch.backends.cudnn.allow_tf32 = False
+    gpu, together = current_device(), threading.Barrier(THREADS)
+    cases = [
+        (dtype, name, precision)
+        for name, rung in RUNGS.items()
+        for dtype, precision in ARITHMETIC
+        if rung.refusal(PROBLEM, dtype, precision, gpu) is None
+    ]
+    assert cases
+
+    def work(_):
+        outputs = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for dtype, name, precision in cases:
+                together.wait(LIMIT_S)
+                outputs.append(check(PROBLEM, dtype, name, precision).shape)
+            torch.cuda.current_stream().synchronize()
+        return outputs
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = list(pool.map(work, range(THREADS)))
+    assert all(len(outputs) == len(cases) for outputs in results)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["compiled in memory", "kept on disk"])
+def test_eight_threads_call_first_time_kernels_on_their_own_streams(tmp_path, kept):
+    folder = tmp_path / "kernels"
+    in_a_process("first_calls_in_threads", cache=folder if kept else "")
+    if kept:
+        assert {path.suffix for path in folder.iterdir()} == {".ptx"}
+
+
+def check_small():
+    torch.backends.cudnn.allow_tf32 = False
+    check(SMALL["groups, unequal channels"], torch.float32, "k2_polyphase", "ieee")
+
+
+def fork_before_cuda():
+    """The parent has imported everything and used no GPU."""
+    assert not torch.cuda.is_initialized()
+    child = os.fork()
+    if not child:
+        try:
+            check_small()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    check_small()
+
+
+def fork_after_cuda():
+    """A child cannot use its parent's GPU: torch says so, and so do we, of tensors that the child was given."""
+    problem = SMALL["groups, unequal channels"]
+    x, w, bias = operands(problem, torch.float32, "cuda")
+    torch.cuda.synchronize()
+    child = os.fork()
+    if not child:
+        try:
+            numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem))
+        except RuntimeError as error:
+            os._exit(0 if "forked subprocess" in str(error) else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    check_small()
+
+
+def spawn_after_cuda():
+    check_small()
+    context = torch.multiprocessing.get_context("spawn")
+    process = context.Process(target=check_small)
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("start", ["fork_before_cuda", "fork_after_cuda", "spawn_after_cuda"])
+def test_processes(start):
+    in_a_process(start)
