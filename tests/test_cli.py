@@ -1,4 +1,4 @@
-"""The command line: what it does without a GPU, and one clear line for every mistake."""
+"""The command line: what it does, without a GPU too. What it makes of mistakes: test_cli_mistakes.py."""
 
 import os
 import re
@@ -13,7 +13,6 @@ from numba_tconv import (
     accuracy,
     bench,
     check,
-    cli,
     commands,
     demo,
     explain,
@@ -27,22 +26,13 @@ from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
 
+from .command_line import no_gpu, run
 from .samples import ladder, row, sweep
 
 ROOT = Path(__file__).parent.parent
 RUNGS_OF = {"forward": RUNGS} | {
     of: [name for name, rung in GRADIENTS.items() if rung.of == of] for of in ("grad_input", "grad_weight", "grad_bias")
 }
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so this is no mistake")
-
-
-def run(capsys, *argv):
-    """Exit code, stdout and stderr of a command line."""
-    try:
-        code = cli.main([*map(str, argv)])
-    except SystemExit as left:  # argparse
-        code = left.code
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture
@@ -51,117 +41,6 @@ def places(tmp_path):
     data = tmp_path / "data"
     rows.append(data / "some.csv", [*ladder(), *sweep()])
     return "--data", data, "--plots", tmp_path / "plots"
-
-
-VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info", "kernelbench"]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_command_has_help(capsys, verb):
-    code, out, _ = run(capsys, verb, "--help")
-    assert code == 0
-    assert out.startswith(f"usage: python -m numba_tconv {verb}")
-
-
-MISTAKES = {
-    "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
-    "unknown workload to sweep": (["sweep", "--channels-of", "kb65"], "did you mean kb64"),
-    "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
-    "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
-    "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
-    "a rung that cannot be inspected for an older GPU": (
-        ["inspect", "k6_wgmma", "--precision", "tf32", "--cc", "8.0"],
-        "needs a GPU of compute capability 9.0, not 8.0",
-    ),
-    "a rung that cannot do it": (
-        ["bench", "kb64", "--rung", "k1_gather", "--precision", "tf32"],
-        "k1_gather cannot do",
-    ),
-    "a rung that cannot do any of several": (
-        ["bench", "kernelbench", "--direction", "grad_weight", "--rung", "grad_weight_split", "--precision", "tf32"],
-        "none of the workloads can be done: grad_weight_split cannot do",
-    ),
-    "a gradient's rung that cannot do it": (
-        ["bench", "kb64", "--direction", "grad_input", "--rung", "grad_input_tile", "--precision", "tf32"],
-        "grad_input_tile cannot do",
-    ),
-    "a gradient's rung that cannot be inspected so": (
-        ["inspect", "grad_weight_split", "--precision", "tf32x3"],
-        "grad_weight_split cannot do",
-    ),
-    "a rung of another direction": (
-        ["bench", "--direction", "grad_input", "--rung", "k1_gather"],
-        "k1_gather computes the forward pass, not grad_input; there are grad_input_gather",
-    ),
-    "a gradient's rung for the forward pass": (
-        ["sweep", "--rung", "grad_input_tile"],
-        "grad_input_tile computes grad_input, not the forward pass",
-    ),
-    "a rung for a step": (
-        ["bench", "--direction", "step", "--rung", "k1_gather"],
-        "not a whole step; there are auto, cudnn, all",
-    ),
-    "a rung of another direction to compile": (
-        ["compile", "--direction", "grad_weight", "--rung", "grad_input_tile"],
-        "grad_input_tile computes grad_input, not grad_weight",
-    ),
-    "nothing to check": (["check", "--batch", "0"], "has no outputs"),
-    "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
-    "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
-    "unknown workload to explain": (["explain", "kb65"], "did you mean kb64"),
-    "nothing to explain": (
-        ["explain", "--in-channels", "4"],
-        "name a workload, or give --out-channels, --kernel-size, ",
-    ),
-    "impossible problem to explain": (["explain", "kb64", "--stride", "0"], "stride must be positive"),
-    "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
-    "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
-    "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
-    "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
-}
-
-
-@pytest.mark.parametrize("what", MISTAKES)
-def test_a_mistake_gets_one_line(capsys, what):
-    argv, said = MISTAKES[what]
-    code, _, err = run(capsys, *argv)
-    assert code == commands.MISTAKE
-    assert err.startswith("numba_tconv: ")
-    assert err.count("\n") == 1
-    assert said in err
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["check", "--length", "x"],
-        ["sweep", "--min", "2**"],
-        ["bench", "--dtype", "int8"],
-        ["bench", "--direction", "backward"],
-        [],
-    ],
-)
-def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    assert "error: " in err
-
-
-@no_gpu
-@pytest.mark.parametrize(
-    "argv", [["bench", "kb64"], ["bench", "kb64", "--direction", "step"], ["sweep"], ["kernelbench", "64"]]
-)
-def test_measuring_without_a_gpu_says_so(capsys, argv):
-    code, _, err = run(capsys, *argv)
-    assert code == commands.MISTAKE
-    assert "needs a CUDA GPU" in err
-
-
-@no_gpu
-def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
-    code, _, err = run(capsys, "check", "kb64")
-    assert code == commands.MISTAKE
-    assert "at most 100,000" in err
 
 
 @pytest.fixture

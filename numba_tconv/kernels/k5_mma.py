@@ -364,9 +364,8 @@ class WarpMatrix(TensorRung):
         precision = precision or (config.tile.precision if config else default_precision(x.dtype))
         here = device.of(x.device.index)
         layout = x.shape, x.stride(), x.data_ptr() % 16
-        if config is None:
-            config = config_of(problem, precision, here, *layout)
-        elif not by_vectors(*layout, config.tile):
+        config = config or config_of(problem, precision, here, *layout)
+        if not by_vectors(*layout, config.tile):
             config = replace(config, x_vector=1)
         kernel, chunks, blocks, sizes = _plan(problem, config, y.data_ptr() % SECTOR)
         packed = packed_weights(w, problem, config.tile, "mma", chunks)
