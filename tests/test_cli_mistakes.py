@@ -2,6 +2,8 @@
 
 import pytest
 
+from numba_tconv import commands
+
 from .command_line import no_gpu, run
 
 VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info", "kernelbench"]
