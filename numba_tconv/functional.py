@@ -63,8 +63,8 @@ def conv_transpose1d(
 
     CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
     without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch) is handed
-    to torch's own operator. Gradients are of kernels of this package where the forward pass is on CUDA cores, and of
-    torch's where it is on tensor cores (ops.py). Derivatives may be of any order, in reverse and in forward mode, and
+    to torch's own operator. Gradients are of kernels of this package too, but where none of them is meant for the
+    layer (ops.py). Derivatives may be of any order, in reverse and in forward mode, and
     taken by the transforms of torch.func, vmap included, which computes one slice after the other.
 
     Raises:
