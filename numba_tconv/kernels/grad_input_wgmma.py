@@ -54,7 +54,7 @@ from . import device as gpu
 from .fragments import wgmma_d
 from .grad_input_planes import reads_grad_output
 from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose, entry_of, place_of
-from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few, too_many_weights
 from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, publish, row_bytes
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
@@ -63,6 +63,7 @@ KNOWN = "tf32", "fp16", "bf16"
 # Input channels, below which loads take longer than products: kb79's 32 took 1.14 ms, by planes 0.63 (H200, tf32, a
 # script; no recorded row).
 SHORTEST_PRODUCT = 48
+MOST_WEIGHTS = 1 << 23  # of 16 bits: hifigan_u1's two millions are faster than by torch, dac_u1's nineteen are not
 
 
 def make_products(config: Config):
@@ -309,7 +310,9 @@ class InputWarpgroup(GradientRung):
         if (channels := problem.in_channels_per_group) < SHORTEST_PRODUCT:
             return f"it is for at least {SHORTEST_PRODUCT} input channels a group, not {channels}: products are short"
         entries = problem.out_channels_per_group * problem.kernel_size
-        return None if entries >= FEWEST_CHANNELS else too_few(entries)
+        if entries < FEWEST_CHANNELS:
+            return too_few(entries)
+        return too_many_weights(problem, dtype, MOST_WEIGHTS)
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, precision or default_precision(dtype))

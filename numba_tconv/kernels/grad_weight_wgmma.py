@@ -54,7 +54,7 @@ from ..ptx import (
 from . import device as gpu
 from . import grad_weight_sum, planes
 from .fragments import wgmma_d
-from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few, too_many_weights
 from .grad_weight_wgmma_config import (
     CONSUMERS,
     PRODUCTS,
@@ -70,6 +70,7 @@ from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
 KNOWN = "tf32", "fp16", "bf16"
+MOST_WEIGHTS = 1 << 20  # of 16 bits: hifigan_u2's half a million are faster than by torch, hifigan_u1's two are not
 # prmt: the upper half of a word, then the lower half of the next; the lower halves of two words.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
 
@@ -270,7 +271,9 @@ class WeightWarpgroup(GradientRung):
 
     def unsuited(self, problem, dtype, precision, device):
         fewest = min(problem.in_channels_per_group, planes.pairs_of(problem))
-        return None if fewest >= FEWEST_CHANNELS else too_few(fewest)
+        if fewest < FEWEST_CHANNELS:
+            return too_few(fewest)
+        return too_many_weights(problem, dtype, MOST_WEIGHTS)
 
     def config(self, problem, dtype, device=None, precision=None):
         """That of the planes, or None where grad_output is read as it lies, and its own; of contiguous tensors."""
