@@ -18,8 +18,8 @@ def too_few(channels: int) -> str:
 
 
 def too_many_weights(problem: Problem, dtype: torch.dtype, most: int) -> str | None:
-    """Why a rung on tensor cores is not meant for a layer of 16-bit elements whose products alone take most of the time:
-    it multiplies such at less than the rate of torch's kernels. None if ``most`` weights are not exceeded."""
+    """Why a rung on tensor cores is not meant for a layer of 16-bit elements whose products take most of the time,
+    which it forms at less than the rate of torch's kernels. None if it has at most ``most`` weights."""
     weights = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
     if dtype.itemsize > 2 or weights <= most:
         return None
