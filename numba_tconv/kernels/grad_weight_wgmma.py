@@ -12,6 +12,10 @@ are grad_output itself) are the operand in registers, where each tap reads the s
 * Store: the sums go to a workspace as they lie in registers; a second kernel adds up the splits, in a fixed order and
   in float64, and puts them in the order of the weight (grad_weight_sum.py): equal calls give equal bits.
 
+Recorded (H200, tf32): kb64 2.51 ms, 1.8 times as fast as torch; kb74 0.467 ms, 5.5 times, 80% of the roofline. Its
+error is a third of torch's. kb64 stands at 40%, for a reason that has not been found: neither a second set of operands
+in registers nor stages dealt out in turn made a difference.
+
 A split is at most 32,768 positions long: tensor cores cut off what an addition cannot hold, so a longer sum would lose
 more. Each element of x is read once for each tile along pairs and taps, each of grad_output once for each along input
 channels and taps.
