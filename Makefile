@@ -18,6 +18,7 @@ ifneq ($(strip $(VENV)),)
 PY := $(VENV)/bin/python
 RUN_ENV := $(VENV)/.installed-$(CUDA)
 TEST_ENV := $(VENV)/.installed-$(CUDA)-test
+DOCS_ENV := $(VENV)/.installed-$(CUDA)-docs
 LINT_ENV := $(VENV)/.installed-lint
 else
 PY := $(PYTHON)
@@ -31,8 +32,12 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "$@: torch sees no CUDA GPU")'
 
+# The modules of the API reference, and the functions that are called like the modules in which they are.
+DOCUMENTED := numba_tconv $(addprefix numba_tconv.,explanation problem taps workloads rows plotting kernels.rung kernels.device)
+FUNCTIONS := convert explain routed
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu fuzz bench figures notebooks lint clean
+.PHONY: help demo test test-gpu fuzz bench figures docs notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -67,6 +72,11 @@ bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
 figures: $(RUN_ENV) ## draw the figures, and README's table, from the rows in plots/data
 	$(PY) -m numba_tconv figures
 
+docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its links is broken
+	rm -rf build/docs
+	$(PY) -m pdoc --docformat google --output-directory build/docs $(DOCUMENTED) $(addprefix '!numba_tconv.,$(addsuffix ',$(FUNCTIONS)))
+	$(PY) -m tests.links build/docs
+
 notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs
 	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute --inplace notebooks/*.ipynb
 
@@ -92,6 +102,10 @@ $(RUN_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
 
 $(TEST_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
 	$(INSTALL) -e '.[$(CUDA),test]'
+	@touch $(RUN_ENV) $@
+
+$(DOCS_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
+	$(INSTALL) -e '.[$(CUDA),docs]'
 	@touch $(RUN_ENV) $@
 
 $(LINT_ENV): constraints.txt | $(PY)

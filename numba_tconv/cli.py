@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from . import bench, commands, rows, training
+from . import bench, commands, rows, search, training
 from .demo import run_demo
 from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from .fuzz import run_fuzz
@@ -21,7 +21,7 @@ from .problem import Problem
 
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
-SEARCH = DATA / "search" / "k6_wgmma.csv"
+SEARCH = DATA / search.FILE
 TRAINING = DATA / "training" / "decoder.csv"
 # What --rung may name, by direction; a step is computed by several rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)

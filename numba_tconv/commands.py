@@ -229,7 +229,7 @@ def run_figures(arguments) -> int:
 
 def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> list[Path]:
     """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw. The paths."""
-    paths = plotting.draw_all(recorded, plots, live)
+    paths = plotting.draw_all(recorded, plots, live, search.read(data / search.FILE))
     if not paths:
         print(f"no figure drawn: {data} holds no rows (`bench` and `sweep` record them, on a GPU)")
     for path in paths:

@@ -18,9 +18,10 @@ from .module import ConvTranspose1d
 
 @dataclass(frozen=True)
 class Conversion:
-    """What ``convert`` did: how many layers it replaced, and the reason for each that it left, by the layer's name.
+    """What ``convert`` did; ``str`` tells it in lines.
 
-    ``int(conversion)`` is the number replaced.
+    ``replaced`` is the number of layers replaced, and so is ``int(conversion)``. ``left`` has the reason for each layer
+    that was left, by its name in ``model.named_modules()``.
     """
 
     replaced: int

@@ -30,7 +30,7 @@ def explain(
     dtype: torch.dtype | None = None,
     precision: str | None = None,
     device: Device | torch.device | str | int | None = None,
-    data: str | Path = DATA,
+    data: str | Path | None = None,
 ) -> Explanation:
     """How ``conv_transpose1d`` computes a problem on a GPU, and why so. Nothing is allocated there, compiled or run.
 
@@ -42,7 +42,7 @@ def explain(
         precision: as in ``conv_transpose1d``; None is the layer's, or what torch's switch allows.
         device: the GPU: torch's name or index of it, or the limits of one that need not be there
             (``kernels.device.H200``, ``A100``). None is torch's current GPU; where there is none, an H200.
-        data: the directory of recorded rows; the default is that of a checkout, and where it is missing, there are
+        data: the directory of recorded rows; None is that of a checkout, and where it is missing, there are
             none. Rows of the same sizes count, with or without a bias.
 
     Returns:
@@ -76,7 +76,7 @@ def explain(
     decision = decide(problem, dtype, computed, here)
     if variant:
         decision = _named(variant, problem, dtype, computed, here)
-    recorded = _recorded_for(problem, dtype, computed, gpu, data)
+    recorded = _recorded_for(problem, dtype, computed, gpu, DATA if data is None else data)
     candidates = tuple(_candidate(name, decision, problem, dtype, computed, here, recorded.get(name)) for name in RUNGS)
     return Explanation(problem, dtype, computed, _why(precision, asked, computed, dtype), gpu, here, candidates)
 

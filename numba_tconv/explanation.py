@@ -39,10 +39,10 @@ class Candidate:
 class Explanation:
     """How a problem is computed. ``str`` gives it as text; Jupyter shows it with a picture of taps and phases.
 
-    ``precision`` is what the products are computed in, and ``why_precision`` why. ``gpu`` is the name of the GPU,
-    ``device`` its limits. ``candidates`` are all rungs, in the ladder's order. Times are in milliseconds, and a share
-    of the roofline is the floor's time over a time; the floor is that of an H200, with its datasheet's arithmetic rates
-    and its measured copy bandwidth.
+    ``problem`` and ``dtype`` are what was asked about. ``precision`` is what the products are computed in, and
+    ``why_precision`` why. ``gpu`` is the name of the GPU, ``device`` its limits. ``candidates`` are all rungs, in the
+    ladder's order. Times are in milliseconds, and a share of the roofline is the floor's time over a time; the floor is
+    that of an H200, with its datasheet's arithmetic rates and its measured copy bandwidth.
     """
 
     problem: Problem
@@ -86,6 +86,7 @@ class Explanation:
 
     @property
     def predicted_roofline(self) -> float | None:
+        """The share of the roofline that goes with that prediction."""
         return self.floor_ms / self.predicted_ms if self.predicted_ms else None
 
     @property

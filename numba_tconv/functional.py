@@ -63,9 +63,9 @@ def conv_transpose1d(
 
     CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
     without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch) is handed
-    to torch's own operator. Gradients are of kernels of this package too, but where none of them is meant for the
-    layer (ops.py). Derivatives may be of any order, in reverse and in forward mode, and
-    taken by the transforms of torch.func, vmap included, which computes one slice after the other.
+    to torch's own operator. Gradients are computed by kernels of this package too, and by torch where none of them is
+    meant for the layer. Derivatives may be of any order, in reverse and in forward mode, and taken by the transforms of
+    torch.func, vmap included, which computes one slice after the other.
 
     Raises:
         TypeError: an argument of the wrong type, as in torch.

@@ -12,7 +12,8 @@ class ConvTranspose1d(nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` with two more, keyword-only, arguments.
 
     Parameters, their names, their initialisation and so every checkpoint are torch's. Input is (N, C_in, L) or
-    (C_in, L); see ``conv_transpose1d`` for ``variant``, ``precision`` and the errors raised.
+    (C_in, L). ``variant`` and ``precision`` are attributes too, and may be changed at any time; see
+    ``conv_transpose1d`` for their meaning and the errors raised.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         variant=None,
         precision=None,
     ):
+        """As torch's layer, whose errors it raises; ``variant`` and ``precision`` are looked at when it is called."""
         super().__init__(
             *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
             *(groups, bias, dilation, padding_mode, device, dtype),
@@ -64,5 +66,6 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         )
 
     def extra_repr(self) -> str:
+        """What torch's layer shows of itself, and ``variant`` and ``precision`` where they are set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])

@@ -74,6 +74,7 @@ class Problem:
 
     @cached_property
     def taps(self) -> Taps:
+        """Which tap reaches which output."""
         return Taps(self.kernel_size, self.stride, self.dilation)
 
     @cached_property
@@ -89,10 +90,12 @@ class Problem:
 
     @property
     def in_channels_per_group(self) -> int:
+        """C_in/groups."""
         return self.in_channels // self.groups
 
     @property
     def out_channels_per_group(self) -> int:
+        """C_out/groups."""
         return self.out_channels // self.groups
 
     @cached_property

@@ -16,9 +16,9 @@ class routed(TorchFunctionMode):  # lower case, as torch calls its context manag
     torch's layers call it too, for any model without changing it. ``torch.conv_transpose1d`` is the same function.
     Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute;
     calls with tensor subclasses that define the function themselves stay theirs. It holds in the thread that entered
-    it, may be nested, and torch.compile traces through it::
+    it, may be nested, and torch.compile traces through it:
 
-        with numba_tconv.routed():
+        with routed():
             waveform = vocoder(spectrogram)
     """
 

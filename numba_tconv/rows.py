@@ -59,6 +59,7 @@ class Row:
 
     @property
     def floor_ms(self) -> float | None:
+        """The roofline's time, by the copy bandwidth of the row's own run."""
         return None if self.roofline is None else self.roofline * self.ms_p50
 
 

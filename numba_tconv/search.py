@@ -13,6 +13,7 @@ import signal
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,7 @@ from .progress import progress
 from .workloads import Workload
 
 RUNG = "k6_wgmma"
+FILE = Path("search", f"{RUNG}.csv")  # within the directory of all rows
 REPEATS, BUDGET_S = 9, 0.3
 
 
@@ -78,6 +80,11 @@ def described(config: Config) -> dict:
         round_channels=config.tile.round_channels,
         buffers=config.buffers,
     )
+
+
+def is_of(tried: Tried, config: Config) -> bool:
+    """Whether the row is of that configuration; its workload and precision are taken to be."""
+    return all(getattr(tried, column) == value for column, value in described(config).items())
 
 
 def compile_all(found: list[Config], jobs: int) -> None:

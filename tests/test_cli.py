@@ -255,7 +255,7 @@ def test_demo_with_a_gpu_ends_with_its_table_and_figure(capsys, places, tmp_path
     def measure(workload, names, repeats, budget_s):
         return [row(workload, name, gpu="NVIDIA H100") for name in names if name != "auto"]
 
-    def draw_all(recorded, directory, live):
+    def draw_all(recorded, directory, live, searched):
         assert {one.gpu for one in live} == {"NVIDIA H100"}
         return [directory / f"{name}.{kind}" for name in ("roofline_x", demo.FIGURE) for kind in ("svg", "png")]
 

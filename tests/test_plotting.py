@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
-from numba_tconv import plotting, rows, table, workloads
+from numba_tconv import plotting, rows, search, table, workloads
 from numba_tconv.directions import DIRECTIONS, rungs_of
+from numba_tconv.plotting.style import LADDER, MARKERS, look
 
 from .samples import SLOWER, ladder, row, sweep
 
@@ -33,10 +35,11 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_one_figure_a_sweep_and_one_of_shares_each_as_svg_and_png(tmp_path):
+def test_one_figure_a_sweep_and_those_at_full_size_each_as_svg_and_png(tmp_path):
     recorded = [*sweep(), *sweep(batch=16), *ladder("kb64"), *ladder("depthwise")]
     paths = plotting.draw_all(recorded, tmp_path / "new")
     names = ("throughput_kb64_total_float32_ieee", "throughput_kb64_batch16_float32_ieee", "roofline_float32_ieee")
+    names += ("errors", "intensity", "ladder_float32")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
     assert all(path.stat().st_size > 5000 for path in paths)
 
@@ -50,16 +53,21 @@ def every_direction(tmp_path_factory):
 
 
 def test_every_direction_has_its_own_figures(every_direction):
-    shares = {f"roofline{direction}_float32_ieee" for direction in ("", "_grad_input", "_grad_weight", "_step")}
-    assert set(every_direction) == shares | {
-        "throughput_kb64_total_float32_ieee", "throughput_kb64_total_grad_input_float32_ieee"
-    }  # fmt: skip
+    gradients = ("", "_grad_input", "_grad_weight")
+    assert set(every_direction) == {
+        *(f"roofline{direction}_float32_ieee" for direction in (*gradients, "_step")),
+        *(f"errors{direction}" for direction in (*gradients, "_step")),
+        *(f"intensity{direction}" for direction in gradients),
+        *(f"throughput_kb64_total{direction}_float32_ieee" for direction in ("", "_grad_input")),
+        "ladder_float32",
+    }
     for name, path in every_direction.items():
         direction = next((other for other in DIRECTIONS[1:] if other in name), "forward")
         svg = text_of(path)
-        assert f"{direction}, float32 ieee" in svg
+        assert f"{direction}, float32 ieee" in svg or (f"{direction}; NVIDIA H200" in svg and "float32 ieee" in svg)
         assert all(f">{rung}</text>" in svg for rung in {row.rung for row in of_direction(direction)} - {"auto"})
-        assert (">conv1d</text>" in svg) == (direction == "forward")
+        everything = name.startswith(("roofline", "throughput"))
+        assert (">conv1d</text>" in svg) == (direction == "forward" and everything)
         assert (">auto</text>" in svg) == (direction == "step")
 
 
@@ -71,7 +79,7 @@ def test_forward_is_drawn_as_if_it_were_alone(tmp_path, every_direction):
 
 def test_rungs_of_a_gradient_can_be_told_apart():
     for of in ("grad_input", "grad_weight"):
-        looks = [(look["color"], look["marker"]) for look in map(plotting._style, rungs_of(of))]
+        looks = [(look["color"], look["marker"]) for look in map(look, rungs_of(of))]
         assert len(set(looks)) == len(looks)
 
 
@@ -79,7 +87,15 @@ def test_every_line_is_labelled_and_gpu_and_date_stand_below(tmp_path):
     svg = text_of(plotting.draw_all(sweep(), tmp_path)[0])
     for label in (*SLOWER, "cuDNN", "conv1d", "roofline"):
         assert svg.count(f">{label}</text>") == 2, label  # once a panel
-    for label in ("GB/s", "TFLOP/s", "NVIDIA H200", "2026-01-02", "batch x length fixed"):
+    for label in (
+        "GB/s",
+        "TFLOP/s",
+        "NVIDIA H200",
+        "2026-01-02",
+        "numba-cuda 0.30.4",
+        "commit 0123abc",
+        "batch x length fixed",
+    ):
         assert label in svg, label
 
 
@@ -126,9 +142,9 @@ def test_rungs_can_be_told_apart_in_grey():
         luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
         return 116 * luminance ** (1 / 3) - 16
 
-    steps = [lightness(color) for color in plotting.LADDER]
+    steps = [lightness(color) for color in LADDER]
     assert all(lighter - darker > 6 for lighter, darker in pairwise(steps))
-    assert len(set(plotting.MARKERS)) == len(plotting.MARKERS) == len(plotting.LADDER)
+    assert len(set(MARKERS)) == len(MARKERS) == len(LADDER)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -203,7 +219,9 @@ def test_readme_shows_the_recorded_rows():
     assert section == table.render(recorded), "run `make figures`"
 
 
-def test_every_figure_of_the_recorded_rows_is_there(tmp_path):
-    drawn = plotting.draw_all(rows.read_all(ROOT / "plots" / "data"), tmp_path)
+def test_every_figure_of_the_recorded_rows_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: path.touch())  # the names are what counts
+    data = ROOT / "plots" / "data"
+    drawn = plotting.draw_all(rows.read_all(data), tmp_path, searched=search.read(data / search.FILE))
     missing = [path.name for path in drawn if not (ROOT / "plots" / path.name).exists()]
     assert not missing, "run `make figures`"

@@ -12,6 +12,8 @@ from ..offline import LIMITS, RESERVED_SHARED
 
 @dataclass(frozen=True)
 class Device:
+    """The limits of a GPU."""
+
     cc: tuple[int, int]  # compute capability
     multiprocessors: int
     shared_per_multiprocessor: int  # bytes

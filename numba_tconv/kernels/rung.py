@@ -14,7 +14,10 @@ SUM_CHANNELS = 64
 
 
 class Rung:
-    """One way to compute the forward pass. Subclasses live in one file each, named like the rung."""
+    """One way to compute the forward pass. Subclasses live in one file each, named like the rung.
+
+    ``name`` is what ``variant=`` takes, ``idea`` a line for those who read the list of rungs.
+    """
 
     name: str
     idea: str

@@ -1,0 +1,21 @@
+"""Labels that stand beside what they name."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+
+from .style import SMALL
+
+GAP = 11  # points between the baselines of two labels
+
+
+def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
+    """Write each label to the right of its point, moved up where it would cover the one below."""
+    axes.figure.draw_without_rendering()  # the layout decides where the points are
+    points = 72 / axes.figure.dpi
+    below = None
+    for (x, y), label in sorted(labels, key=lambda one: one[0][1]):
+        at = axes.transData.transform((x, y))[1] * points
+        height = at if below is None else max(at, below + GAP)
+        below = height
+        axes.annotate(label, (x, y), xytext=(8, height - at), textcoords="offset points", va="center", fontsize=SMALL)
