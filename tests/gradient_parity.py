@@ -13,9 +13,12 @@ from torch._C import DispatchKey, DispatchKeySet
 
 import reference
 from numba_tconv.kernels import grad_ops
+from numba_tconv.kernels.gradients import GRADIENTS
 from tests.parity import LAYOUTS, operands, parameters
 
 OF = ("grad_input", "grad_weight", "grad_bias")
+ON_CUDA_CORES = {name: rung for name, rung in GRADIENTS.items() if not rung.tensor_cores}
+ON_TENSOR_CORES = {name: rung for name, rung in GRADIENTS.items() if rung.tensor_cores}
 OPERATORS = {of: getattr(grad_ops, of) for of in OF}
 
 

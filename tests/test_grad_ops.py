@@ -170,7 +170,7 @@ def test_a_training_step_is_compiled_whole(through_the_operator):
 # What a GPU leaves to torch
 
 KB64, SMALL_LAYER, DEPTHWISE, PQMF = (workloads.get(name).problem for name in ("kb64", "small", "depthwise", "pqmf"))
-STRIDED = workloads.get("hifigan_u1").problem
+STRIDED, DAC = (workloads.get(name).problem for name in ("hifigan_u1", "dac_u1"))
 # In which precision this package computes grad_input, grad_weight and grad_bias; None: torch does.
 DECISIONS = {
     "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, ["ieee"] * 3),
@@ -178,6 +178,8 @@ DECISIONS = {
     "float32's errors, promised": (KB64, torch.float32, "tf32x3", H200, ["ieee"] * 3),
     "tensor cores in TF32": (KB64, torch.float32, "tf32", H200, ["tf32", "tf32", None]),
     "tensor cores in TF32, strided": (STRIDED, torch.float32, "tf32", H200, ["tf32", "tf32", None]),
+    "16-bit elements, two million weights": (STRIDED, torch.bfloat16, "bf16", H200, ["bf16", None, None]),
+    "16-bit elements, nineteen million weights": (DAC, torch.float16, "fp16", H200, [None] * 3),
     "tensor cores in float16": (KB64, torch.float16, "fp16", H200, ["fp16", "fp16", None]),
     "tensor cores without wgmma": (KB64, torch.bfloat16, "bf16", A100, ["bf16", None, None]),
     "four channels: most of a product would be zeros": (PQMF, torch.bfloat16, "bf16", H200, [None] * 3),

@@ -8,7 +8,7 @@ pair, their output channels are the input channels, their taps those of one row.
 With stride 1 grad_output is its own plane, but for the padding, which the transposed convolution crops by itself.
 
 Predicted, by bytes: with stride 1 the time of a forward pass with the channels exchanged; else the planes are written
-and read once more.
+and read once more. Recorded (H200, tf32): kb64 1.57 ms, 2.3 times as fast as torch; forward, it takes 1.41.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import torch
 from ..problem import Problem
 from . import device as gpu
 from . import planes, tensor_pack
-from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few, too_many_weights
 from .k5_mma import WarpMatrix, config_of
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
 from .tensor_rung import default_precision
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix())  # the ones to prefer first
+
+
+MOST_WEIGHTS = 1 << 20  # of 16 bits, which are put in another order at each call
 
 
 def reads_grad_output(problem: Problem) -> bool:
@@ -74,7 +77,9 @@ class InputPlanes(GradientRung):
     def unsuited(self, problem, dtype, precision, device):
         p = adjoint(problem)
         fewest = min(p.in_channels_per_group, p.out_channels_per_group)
-        return None if fewest >= FEWEST_CHANNELS else too_few(fewest)
+        if fewest < FEWEST_CHANNELS:
+            return too_few(fewest)
+        return None if reads_grad_output(problem) else too_many_weights(problem, dtype, MOST_WEIGHTS)
 
     def forward_rung(self, problem, dtype, precision, device) -> Rung:
         """The rung that computes the transposed convolution."""

@@ -26,7 +26,7 @@ With streamed weights the limit is what the copy engine does for the windows: a 
 recorded rows, before there were stores in bulk): without the windows' copies 0.85, without the weights' 0.98, without
 the loads from shared memory 1.03, without products 0.94, without stores 0.92; and 0.84 without any copy.
 
-Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.41 ms, 1.9 times k5.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
 from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
 from tests.gradient_parity import (
+    ON_CUDA_CORES,
+    ON_TENSOR_CORES,
     gradient_operands,
     gradient_terms,
     inputs_of,
@@ -120,6 +122,17 @@ ROWS = {
 # Of SMALL: for what does not depend on the index formula. Several tiles, and groups.
 FEW = ("positions past one tile, strided", "groups, unequal channels")
 # For the tiny tiles of the gradients, some of which take a part of the phases.
+TENSOR_GRADIENTS = {
+    "stride 1, odd padding": Problem(2, 24, 16, 3, 40, padding=1),
+    "padding larger than the kernel": Problem(2, 24, 16, 3, 40, padding=5),
+    "the usual decoder layer": Problem(2, 72, 40, 4, 300, stride=2, padding=1),
+    "eight phases": Problem(1, 24, 16, 16, 48, stride=8, padding=4),
+    "rows that begin anywhere": Problem(2, 24, 16, 6, 37, stride=3),
+    "a row of taps that fills no stage": Problem(1, 64, 20, 3, 40, stride=2, padding=1, dilation=2),
+    "many taps, in chunks": Problem(1, 24, 16, 40, 64),
+    "groups": Problem(1, 32, 48, 4, 40, stride=2, groups=2),
+    "tiles of all kinds": Problem(1, 264, 136, 4, 300, stride=2),
+}
 FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
 _LIKE_LARGE = LARGE["depthwise, 512 groups"]
@@ -176,6 +189,7 @@ class Gradient:
     dtype: torch.dtype
     layout: str = "contiguous"
     config: object = None
+    precision: str | None = None
 
     def refusal(self) -> str | None:
         return GRADIENTS[self.rung].runs_on(device.current_device())
@@ -186,8 +200,8 @@ class Gradient:
         torchs = torchs_gradient(rung.of, g, x, w, p)
         oracle = torchs_gradient(rung.of, g.double(), x.double(), w.double(), p)
         result = moved(poisoned_gradient(rung.of, p, self.dtype), where)
-        rung.run(*inputs_of(rung.of, *(moved(t, where) for t in (g, x, w))), result, p, self.config)
-        return verdict(result.cpu(), torchs, oracle, gradient_terms(rung.of, p))
+        rung.run(*inputs_of(rung.of, *(moved(t, where) for t in (g, x, w))), result, p, self.config, self.precision)
+        return verdict(result.cpu(), torchs, oracle, gradient_terms(rung.of, p), self.precision)
 
 
 def moved(tensor: torch.Tensor, where: str) -> torch.Tensor:
@@ -212,7 +226,7 @@ def as_if_large() -> Iterator[None]:
 
 def cases() -> list[Forward | Gradient]:
     """All of them; within ``as_if_large``."""
-    return [*_of_rows(), *_on_cuda_cores(), *_of_depthwise(), *_of_gradients()]
+    return [*_of_rows(), *_on_cuda_cores(), *_of_depthwise(), *_of_gradients(), *_of_gradients_on_tensor_cores()]
 
 
 def _of_rows():
@@ -268,7 +282,7 @@ def _of_depthwise():
 
 
 def _of_gradients():
-    for name, rung in GRADIENTS.items():
+    for name, rung in ON_CUDA_CORES.items():
         for reason in FEW_GRADIENTS:
             for config in (None, *rung.tiny_configs(SMALL[reason], torch.float32)):
                 yield Gradient(reason, name, SMALL[reason], torch.float32, config=config)
@@ -278,6 +292,14 @@ def _of_gradients():
             yield Gradient(reason, name, SMALL[reason], torch.float32)
         for dtype in (torch.float64, torch.bfloat16):
             yield Gradient(FEW[0], name, SMALL[FEW[0]], dtype)
+
+
+def _of_gradients_on_tensor_cores():
+    for name, rung in ON_TENSOR_CORES.items():
+        for reason, problem in TENSOR_GRADIENTS.items():
+            for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
+                if rung.supports(problem, dtype, precision) is None:
+                    yield Gradient(reason, name, problem, dtype, precision=precision)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,8 @@ from numba_tconv.problem import Problem
 from tests.gpu.common import FEW, LARGE, arithmetic
 from tests.gradient_parity import (
     OF,
+    ON_CUDA_CORES,
+    ON_TENSOR_CORES,
     gradient_operands,
     gradient_terms,
     inputs_of,
@@ -25,8 +27,7 @@ from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, parameters, verdict
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-TENSOR_CORES = {name: rung for name, rung in GRADIENTS.items() if rung.tensor_cores}
-tensor_cores = pytest.mark.parametrize("rung", TENSOR_CORES.values(), ids=TENSOR_CORES)
+tensor_cores = pytest.mark.parametrize("rung", ON_TENSOR_CORES.values(), ids=ON_TENSOR_CORES)
 precisions = pytest.mark.parametrize(
     ("dtype", "precision"),
     [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
@@ -71,7 +72,7 @@ def test_small_problems(rung, dtype, reason):
     check(rung, SMALL[reason], dtype)
 
 
-@gradients
+@pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
 @dtypes
 @pytest.mark.parametrize("reason", ["positions past one tile, strided", "groups, unequal channels"])
 def test_tiny_tiles(rung, dtype, reason):

@@ -15,6 +15,7 @@ from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import (
     OF,
+    ON_CUDA_CORES,
     as_on_a_gpu,
     gradient_operands,
     gradient_terms,
@@ -27,7 +28,7 @@ from tests.gradient_parity import (
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
-gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
+gradients = pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
 
 # For what does not depend on the index formula: strided, grouped, with gaps between the phases, and with several tiles.
 FEW = [
@@ -82,7 +83,7 @@ def test_samples_far_apart(rung):
     check(rung, SMALL["output_padding and padding"], torch.float32, place=far_apart)
 
 
-@pytest.mark.parametrize("variant", [name for name, rung in GRADIENTS.items() if rung.of == "grad_input"])
+@pytest.mark.parametrize("variant", [name for name, rung in ON_CUDA_CORES.items() if rung.of == "grad_input"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("reason", FEW)
 def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, reason):

@@ -1,0 +1,103 @@
+"""The problems of the memory checks reach every path of the gradients' kernels; else as test_sanitized.py."""
+
+import pytest
+import torch
+
+from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_wgmma_config
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.ptx import SIMULATOR
+from tests.gpu.sanitized import as_if_large
+from tests.gradient_parity import ON_CUDA_CORES
+from tests.test_sanitized import BOTH, of_rung, values
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_gpu():
+    with as_if_large():
+        yield
+
+
+def gradient_properties(case):
+    """Of the two gradients that are made in tiles."""
+    gpu, p = device.current_device(), case.problem
+    config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
+    split = case.rung == "grad_weight_split" and grad_weight_config.splits_of(p, config, gpu)[0] > 1
+    return {
+        "partial sums": config.partial > 0,
+        "chunks of taps": config.tap_chunk < p.taps.taps_per_row,
+        "parts of the phases": config.phases < min(p.taps.rows, p.kernel_size),
+        "splits": split,
+        "rows at 16 bytes": p.length * case.dtype.itemsize % 16 == 0,
+    }
+
+
+@pytest.mark.parametrize("rung", ["grad_input_tile", "grad_weight_split"])
+def test_gradients(rung):
+    found = values(map(gradient_properties, of_rung(rung)))
+    assert found.pop("splits") == (BOTH if rung == "grad_weight_split" else {False})
+    assert all(occurring == BOTH for occurring in found.values()), found
+
+
+def test_splits_of_the_bias():
+    gpu = device.current_device()
+    configs = [
+        (case, case.config or GRADIENTS["grad_bias"].config(case.problem, case.dtype)) for case in of_rung("grad_bias")
+    ]
+    assert {grad_bias.splits_of(case.problem, config, gpu)[0] > 1 for case, config in configs} == BOTH
+
+
+@pytest.mark.parametrize("rung", ON_CUDA_CORES)
+def test_dtypes_of_gradients(rung):
+    assert {case.dtype for case in of_rung(rung)} == {torch.float32, torch.float64, torch.bfloat16}
+
+
+def weight_properties(case):
+    """Of grad_weight_wgmma."""
+    apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
+    _, pairs, channels = config.tiles(case.problem)
+    return {
+        "precision": case.precision,
+        "planes": apart is not None,
+        "warpgroups in turn": config.in_turns,
+        "boxes in pieces": config.pieces > 1,
+        "words at odd places": bool(config.odd),
+        "chunks of taps": config.tap_chunk < case.problem.taps.taps_per_row,
+        "several tiles": pairs * channels > 1,
+        "splits": grad_weight_wgmma_config.splits_of(case.problem, config, device.current_device()) > 1,
+    }
+
+
+def input_properties(case):
+    """Of grad_input_wgmma."""
+    config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
+    along, across, _ = config.tiles(case.problem)
+    return {
+        "precision": case.precision,
+        "warpgroups in turn": config.in_turns,
+        "elements one by one": config.halves,
+        "masked": config.entries * config.itemsize < 128,
+        "several stages": config.stages_of(case.problem) > 1,
+        "several tiles": along * across > 1,
+        "pairs of positions": case.problem.length % 2 == 0,
+    }
+
+
+def planes_properties(case):
+    """Of grad_input_planes."""
+    apart, rung, _ = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
+    return {"precision": case.precision, "planes": apart is not None, "k6": rung == "k6_wgmma"}
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+@pytest.mark.parametrize(
+    ("rung", "properties"),
+    [
+        ("grad_weight_wgmma", weight_properties),
+        ("grad_input_wgmma", input_properties),
+        ("grad_input_planes", planes_properties),
+    ],
+)
+def test_gradients_on_tensor_cores(rung, properties):
+    found = values(map(properties, of_rung(rung)))
+    assert found.pop("precision") == {"tf32", "bf16"}
+    assert all(occurring == BOTH for occurring in found.values()), found
