@@ -127,6 +127,26 @@ def instructions(sass: str) -> Counter:
     return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
 
 
+def loops(code: str) -> list[str]:
+    """The text of every loop in PTX or SASS: from a label to a branch back to it, or to the last one of several."""
+    lines = code.splitlines()
+    labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
+    ends = {}
+    for at, line in enumerate(lines):
+        for target in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
+            if labels[target] < at:
+                ends[labels[target]] = at
+    return ["\n".join(lines[begin : end + 1]) for begin, end in ends.items()]
+
+
+def product_loops(code: str) -> list[str]:
+    """The loops that multiply and add. Raises ValueError where there is none."""
+    found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
+    if not found:
+        raise ValueError("no loop of this code multiplies and adds")
+    return found
+
+
 def tool(name: str, optional: bool = False) -> str | None:
     """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, or else from PATH.
 

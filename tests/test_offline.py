@@ -14,6 +14,7 @@ from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import choose
+from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -67,25 +68,6 @@ def tile(reason):
 @cache
 def tile_report(reason):
     return offline.report(RUNGS["k4_register_tile"].kernel(tile(reason)), TILES[reason][3])
-
-
-def loops(code):
-    """The text of every loop in PTX or SASS: from a label to a branch back to it, or to the last one of several."""
-    lines = code.splitlines()
-    labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
-    ends = {}
-    for at, line in enumerate(lines):
-        for target in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
-            if labels[target] < at:
-                ends[labels[target]] = at
-    return ["\n".join(lines[begin : end + 1]) for begin, end in ends.items()]
-
-
-def product_loops(code):
-    """The loops that multiply and add."""
-    found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
-    assert found
-    return found
 
 
 def check_memory(report, budget):

@@ -1,0 +1,52 @@
+"""What the four rungs on CUDA cores load, counted from a problem and a tile before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .kernels import k3_shared_tile
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Averages over the outputs of a problem; blocks at the ends of the signal count as whole ones.
+
+    ``turns``: what the inner loop does for one output, a turn for each input channel and tap: of k1, all taps; of k2
+    and k3, the taps of the longest phase, for which the threads of a warp wait; of k4 also what pads a tile.
+    ``from_global`` and ``from_shared`` are elements loaded.
+    """
+
+    turns: float
+    multiply_adds: float
+    from_global: float
+    from_shared: float
+
+
+def traffic(name: str, problem: Problem, config) -> Traffic:
+    """Of the rung ``name``, k1 to k4, with the configuration ``config``.
+
+    A load from global memory that a cache answers counts as one; what a block copies into shared memory counts once as
+    global and then as often as it is read from there. Raises ValueError for any other rung.
+    """
+    p = problem
+    outputs = p.batch * p.out_channels * p.out_length
+    depth, products = p.in_channels_per_group, p.flops / 2 / outputs
+    turns = depth * p.taps.taps_per_row
+    if name == "k1_gather":
+        return Traffic(depth * p.kernel_size, products, 2 * products, 0)
+    if name == "k2_polyphase":
+        return Traffic(turns, products, 2 * products, 0)
+    if name == "k3_shared_tile":
+        blocks = p.batch * p.groups * -(-p.out_length // config.outputs)
+        windows = -(-p.out_channels_per_group // config.channels) * k3_shared_tile.window(p, config)
+        fetched = blocks * depth * (windows + p.out_channels_per_group * p.kernel_size)
+        return Traffic(turns, products, fetched / outputs, (1 + 1 / config.channels) * products)
+    if name == "k4_register_tile":
+        blocks = config.row_tiles(p) * p.groups * -(-p.batch * config.columns(p)[1] // config.block_n)
+        stages = blocks * config.tap_chunks(p) * config.channel_chunks(p)
+        turns = stages * config.block_k * config.tap_chunk * config.block_m * config.block_n / outputs
+        of_thread = config.thread_m * config.thread_n * config.tap_chunk
+        loads = (config.window + config.tap_chunk * config.thread_m) / of_thread
+        return Traffic(turns, products, stages * (config.x_stage + config.w_stage) / outputs, loads * turns)
+    raise ValueError(f"the traffic of {name!r} is not counted, only that of k1 to k4")
