@@ -33,7 +33,7 @@ LAYERS = (
     ("launch", "transforms"),
     ("offline", "kernels.*"),
     ("kernels",),
-    ("select",),
+    ("select", "traffic"),
     ("ops",),
     ("functional",),
     ("module",),
