@@ -47,7 +47,7 @@ demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulat
 
 test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is none
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not alone" --ignore=tests/simulator
-	$(PY) -m pytest -m alone --ignore=tests/simulator
+	$(PY) -m pytest -m alone $(shell grep -l 'mark\.alone' tests/*.py)
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
 
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
