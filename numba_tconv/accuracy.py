@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .directions import FORWARD, Operands, by_torch, terms_of
+from .directions import FORWARD, Operands, by_torch
 from .problem import Problem
 
 ORACLE_ELEMENTS = 1 << 27  # float64 elements of the output or the input held at once, 1 GiB
@@ -53,7 +53,7 @@ def right(result: str, error: Error, of_torch: Error, dtype: torch.dtype, precis
     """Whether a result of the problem is as close to float64 as it has to be, beside torch's own in that precision."""
     if result == "grad_bias":
         precision = "ieee"  # it has no products, so there is nothing that TF32 rounds
-    return error.within(of_torch, dtype, precision, terms_of(result, p))
+    return error.within(of_torch, dtype, precision, p.terms(result))
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:

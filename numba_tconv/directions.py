@@ -61,16 +61,6 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
     }[result]
 
 
-def terms_of(result: str, p: Problem) -> int:
-    """Products in the longest sum of one element of the result."""
-    return {
-        FORWARD: p.in_channels_per_group * p.taps.taps_per_row,
-        "grad_input": p.out_channels_per_group * p.kernel_size,
-        "grad_weight": p.batch * p.length,
-        "grad_bias": p.batch * p.out_length,
-    }[result]
-
-
 def costs_of(direction: str, p: Problem) -> list[Problem]:
     """Forward passes that cost as much as the direction: their FLOPs, minimum bytes and roofline times add up.
 

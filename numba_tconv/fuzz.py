@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import torch
 
 from . import commands
+from .bench import DTYPES
+from .directions import FORWARD, Operands, rung_direction, shape_of
 from .functional import PRECISIONS
 from .kernels import RUNGS, device, grad_ops
 from .kernels.gradients import GRADIENTS
 from .problem import Problem
 from .ptx import SIMULATOR
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 # Stride, kernel size, dilation; input and output channels of a group.
 STRUCTURES = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
@@ -79,18 +80,12 @@ class Case:
         """Compute it. Raises Mismatch if the result is wrong."""
         p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
-        shapes = (
-            (p.batch, p.in_channels, p.length),
-            (p.in_channels, p.out_channels_per_group, p.kernel_size),
-            (p.batch, p.out_channels, p.out_length),
-        )
+        shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
         x, w, g = (one.random(shape, dtype, generator) for one, shape in zip(self.layouts, shapes, strict=True))
         bias = Layout().random((1, 1, p.out_channels), dtype, generator)[0, 0] if p.bias else None
-        rung = (RUNGS | GRADIENTS)[self.rung]
-        of = "forward" if self.rung in RUNGS else rung.of
-        operands = {"forward": (x, w, bias), "grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
-        size = dict(zip(("grad_input", "grad_weight", "forward"), shapes, strict=True)).get(of, (p.out_channels,))
-        result = torch.full(size, math.nan, dtype=dtype, device=where)
+        rung, of = (RUNGS | GRADIENTS)[self.rung], rung_direction(self.rung)
+        operands = Operands(x, w, bias, g).of(of)
+        result = torch.full(shape_of(of, p), math.nan, dtype=dtype, device=where)
         # In the simulator tiny tiles, so that seams and tails occur.
         config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
         rung.run(*operands, result, p, config, self.precision)

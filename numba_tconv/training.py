@@ -42,7 +42,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(machine.Machine):
     """What was recorded after a step: its loss, and the median time in milliseconds of the steps since the last row.
 
     ``layers`` is a name in LAYERS, ``arithmetic`` one in ARITHMETICS: float32 without or with TF32, or autocast. The
@@ -50,12 +50,6 @@ class Step:
     """
 
     time: str
-    commit: str
-    gpu: str
-    driver: str
-    torch: str
-    cudnn: str
-    numba_cuda: str
     layers: str
     arithmetic: str
     step: int

@@ -7,7 +7,7 @@ import torch
 
 from numba_tconv import accuracy, bench
 from numba_tconv.accuracy import Error, errors, right
-from numba_tconv.directions import OF_GRADIENTS, RESULTS, Operands, by_torch, shape_of, terms_of
+from numba_tconv.directions import OF_GRADIENTS, RESULTS, Operands, by_torch, shape_of
 from numba_tconv.problem import Problem
 from numba_tconv.workloads import Workload
 from tests.gradient_parity import references_gradient
@@ -99,7 +99,7 @@ def test_tf32_rounds_products_alone(result):
 
 @results
 def test_the_rounding_of_float64_follows_the_longest_sum(result):
-    edge = math.sqrt(terms_of(result, PROBLEM)) * torch.finfo(torch.float64).eps
+    edge = math.sqrt(PROBLEM.terms(result)) * torch.finfo(torch.float64).eps
     for factor in (0.99, 1.01):
         error = Error(factor * edge, factor * edge)
         assert right(result, error, Error(0.0, 0.0), torch.float64, "fp64", PROBLEM) == (factor < 1)
@@ -118,7 +118,7 @@ def test_only_float64_is_allowed_the_rounding_of_its_sums():
 def test_the_longest_sums():
     """An output sums 4 channels of 2 taps; its 5 channels have 4 taps, and there are 3 samples of 50 positions, of 100
     in the output."""
-    assert {result: terms_of(result, PROBLEM) for result in RESULTS} == {
+    assert {result: PROBLEM.terms(result) for result in RESULTS} == {
         "forward": 8, "grad_input": 20, "grad_weight": 150, "grad_bias": 300
     }  # fmt: skip
 

@@ -54,8 +54,8 @@ def configs_of_weight(precision):
     found = (
         config
         for p in PROBLEMS.values()
-        for apart in (False, True)
-        if (config := grad_weight_wgmma_config.choose(p, precision, apart))
+        for alike in (0, 1, 2, 4, 8)
+        if (config := grad_weight_wgmma_config.choose(p, precision, alike))
     )
     return dict.fromkeys(found)
 
@@ -142,7 +142,7 @@ def test_tiles_fit(precision):
 @pytest.mark.parametrize("reason", PROBLEMS)
 def test_splits_are_no_longer_than_sums_may_be(reason, precision):
     p = PROBLEMS[reason]
-    config = grad_weight_wgmma_config.choose(p, precision, True)
+    config = grad_weight_wgmma_config.choose(p, precision, 0)
     splits = grad_weight_wgmma_config.splits_of(p, config)
     of_sample, stages = config.stages_of(p)
     assert of_sample * config.positions >= p.length > (of_sample - 1) * config.positions

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_boxes, make_place
+from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_box_start, make_place
 from numba_tconv.kernels.k6_config import MOST_PADDING, column_tiles, sample_columns
 from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
@@ -36,7 +36,7 @@ def stage_of(config, boxes, early_of, memory, i, channel):
     from that multiple on (so what a tensor map calls its places), zeros elsewhere.
     """
     itemsize, g = config.tile.itemsize, geometry(config, boxes)
-    box_start = make_boxes(config)[2].py_func
+    box_start = make_box_start(config).py_func
     region = np.full(boxes * g.spacing // itemsize, -1)
     for box in range(boxes):
         begin = int(box_start(i, box, early_of(0), early_of(1) - early_of(0), g.shift_step))

@@ -59,6 +59,8 @@ def weight_properties(case):
         "precision": case.precision,
         "planes": apart is not None,
         "warpgroups in turn": config.in_turns,
+        "rows that begin unlike": config.alike > 1,
+        "beginnings cleared": config.clears > 0,
         "boxes in pieces": config.pieces > 1,
         "words at odd places": bool(config.odd),
         "chunks of taps": config.tap_chunk < case.problem.taps.taps_per_row,

@@ -72,7 +72,7 @@ class InputPlanes(GradientRung):
     minimum_cc = WarpMatrix.minimum_cc
 
     def supports(self, problem, dtype, precision):
-        return FORWARD[-1].supports(adjoint(problem), dtype, precision)
+        return planes.too_many_rows(problem) or FORWARD[-1].supports(adjoint(problem), dtype, precision)
 
     def unsuited(self, problem, dtype, precision, device):
         p = adjoint(problem)

@@ -10,7 +10,7 @@ most of a window, so each element of grad_output is fetched about once a tile.
   engine swizzles, and boxes of those channels' windows; zeros stand for what lies outside of the signal.
 * Multiply: two warpgroups, with positions of their own of one tile, or with tiles in turn, so that one stores while the
   other multiplies.
-* Store: neighbouring lanes exchange sums, so that each stores two positions of one channel; a warp's sums of one
+* Store: neighbouring lanes exchange sums, so that each stores four positions of one channel; a warp's sums of one
   channel lie side by side.
 
 Recorded (H200, tf32): hifigan_u3 0.185 ms, 2.1 times as fast as torch and 1.7 times as grad_input_planes.
@@ -21,15 +21,13 @@ Where the stride is 1, grad_input is a transposed convolution, which k6 computes
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 
-import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..ptx import (
-    SIMULATOR,
     bits_of,
     cp_async_bulk_tensor,
     device_function,
@@ -42,45 +40,54 @@ from ..ptx import (
     mbarrier_init,
     mbarrier_wait,
     opaque,
+    pack_bf16,
+    pack_f16,
+    recomputed,
     repeated,
     setmaxnreg,
     shared_address,
+    st_global_if,
     swizzled_descriptor,
     tensormap_acquire,
     wgmma,
-    wgmma_commit,
-    wgmma_fence,
     wgmma_wait,
 )
 from . import device as gpu
 from .fragments import wgmma_d
 from .grad_input_planes import reads_grad_output
-from .grad_input_wgmma_config import CONSUMERS, PRODUCTS, REGISTERS, THREADS, Config, choose, entry_of, place_of
-from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few, too_many_weights
-from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, encode, in_rows, publish, row_bytes
+from .grad_input_wgmma_config import Config, choose, entry_of, place_of
+from .grad_ring import (
+    BLOCK,
+    CONSUMERS,
+    PRODUCTS,
+    REGISTERS,
+    ROW,
+    THREADS,
+    WgmmaGradient,
+    make_loop,
+    templates,
+    workspace,
+)
+from .grad_rung import FEWEST_CHANNELS, too_few
+from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, in_rows, publish
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
-KNOWN = "tf32", "fp16", "bf16"
-# Input channels, below which loads take longer than products: kb79's 32 took 1.14 ms, by planes 0.63 (H200, tf32, a
-# script; no recorded row).
+# Input channels, below which loads take longer than products: kb79's 32 take 1.19 ms, by planes 0.62 (H200, tf32).
 SHORTEST_PRODUCT = 48
-MOST_WEIGHTS = 1 << 23  # of 16 bits: hifigan_u1's two millions are faster than by torch, dac_u1's nineteen are not
 
 
-def make_products(config: Config):
-    """A device function: the products of one stage, and the arrival that sets the stage before free.
+def make_operands(config: Config):
+    """Two device functions, for the main loop: load the operands of one product, and multiply them.
 
-    Its state: sums, operands, the addresses of the lane's positions in stage 0, where its entries lie from there, the
-    bytes from stage 0 to this stage, descriptor of the weights, and the mbarrier to arrive at, or 0.
+    A lane knows the addresses of its positions in stage 0, where its entries lie from there, and its first entry.
     """
     blocks, sums, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register
     entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
-    wait_for_older, operands = wgmma_wait(1), 4 * blocks
-    masked = entries * config.itemsize < 128  # the rest of a row of weights is the next channel's
+    masked = entries * config.itemsize < ROW  # the rest of a row of weights is the next channel's
 
     @device_function
     def load_register(row, places, at, entry):
@@ -97,75 +104,100 @@ def make_products(config: Config):
         return value
 
     @device_function
-    def step(k, state):
-        acc, v, rows, places, offset, descriptor, done, lane_entry = state
-        at = int32(k % 2 * operands)
+    def load(k, v, at, lane, offset):
+        rows, places, lane_entry = lane
         for half in range(2):
             entry = int32(lane_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
             for row in range(2 * blocks):
                 z = at + row // 2 * 4 + 2 * half + row % 2
                 v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
-        wgmma_fence()
+
+    @device_function
+    def multiply(acc, v, at, descriptor):
         for block in range(blocks):
             z = at + 4 * block
-            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor + 2 * k, int32(1))
-        wgmma_commit()
-        wait_for_older()
-        if k == 0 and done:  # by now the products of the stage before have read its weights
-            mbarrier_arrive(done)
+            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor, int32(1))
 
-    return repeated(step, PRODUCTS)
+    return load, multiply
 
 
 def make_store(config: Config):
     """A device function: a warpgroup's sums into grad_input.
 
-    Its state: sums, grad_input, the element of the tile's first position and channel, elements from a channel to the
-    next, channels and positions that exist from there on, warp of the warpgroup and lane.
+    ``target``: the element of the tile's first position and channel; ``length``: elements from a channel to the next;
+    ``left``, ``positions``: channels and positions that exist from there on.
     """
-    blocks, sums = config.blocks, config.channels // 2
-    element = ELEMENTS[DTYPES[config.precision]]
-    store, place = element.store, device_function(wgmma_d)
+    blocks, sums, halves = config.blocks, config.channels // 2, config.itemsize == 2
+    element, of_block = ELEMENTS[DTYPES[config.precision]], sums // 4
+    store, place, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
+    pack = pack_f16 if config.precision == "fp16" else pack_bf16
 
     @device_function
-    def store_pair(k, state):
-        """Columns n and n + 1 of a row: sums 2*k and the next."""
-        acc, grad, target, length, left, positions, group_warp, lane = state
-        m, n = place(group_warp, lane, k % (sums // 2) * 2)
-        m = int32(m + k // (sums // 2) * 64)
-        first, second = acc[2 * k], acc[2 * k + 1]
-        if (length & 1) == 0:
-            # Lanes of neighbouring positions: the even one takes column n of both, the odd one column n + 1.
-            odd = (lane >> 2) & 1
-            other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(first if odd else second), 4))
-            m, n = int32(m - odd), int32(n + odd)
-            if n < left and m < positions:
-                at = target + n * length + m
-                grad[uint64(at)] = store(other if odd else first)
-                grad[uint64(at + 1)] = store(second if odd else other)
-        else:
-            for e in range(2):
-                if n + e < left and m < positions:
-                    grad[uint64(target + (n + e) * length + m)] = store(second if e else first)
+    def gathered(low, high, lane, distance):
+        """Of two sums of this lane's, and of the same two of the lane at ``distance``: the two low ones, or, for the
+        later lane, the two high ones; the earlier lane's first."""
+        later = lane & distance
+        other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(low if later else high), distance))
+        return (other if later else low), (high if later else other)
 
-    return repeated(store_pair, blocks * sums // 2)
+    @device_function
+    def store_four(k, state):
+        """Sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8. Four lanes of neighbouring positions exchange
+        them, so that each has four positions of one channel; those of the same channel store 16 side by side."""
+        acc, grad, at, eight, left, positions, lane = state
+        z, words = 4 * k, cuda.local.array(4, dtype=int32)
+        a0, a1 = gathered(acc[z], acc[z + 2], lane, 4)
+        b0, b1 = gathered(acc[z + 1], acc[z + 3], lane, 4)
+        v0, v2 = gathered(a0, b0, lane, 8)
+        v1, v3 = gathered(a1, b1, lane, 8)
+        if halves:
+            words[0], words[1] = pack(v0, v1), pack(v2, v3)
+        else:
+            words[0], words[1], words[2], words[3] = bits_of(v0), bits_of(v1), bits_of(v2), bits_of(v3)
+        exists = k % of_block * 8 < left and k // of_block * BLOCK < positions
+        store_words(exists, grad, at + k % of_block * eight + k // of_block * BLOCK, words)
+
+    @device_function
+    def store_one(z, state):
+        acc, grad, target, length, left, positions, group_warp, lane = state
+        m, n = place(group_warp, lane, z % sums)
+        m = int32(m + z // sums * BLOCK)
+        if n < left and m < positions:
+            grad[uint64(target + n * length + m)] = store(acc[z])
+
+    store_fours, store_ones = repeated(store_four, blocks * of_block), repeated(store_one, blocks * sums)
+
+    @device_function
+    def store_tile(acc, grad, target, length, left, positions, group_warp, lane):
+        if (length & 3) == 0:
+            m, n = place(group_warp, lane & 3, 0)
+            m, n = int32(m + (lane & 4) * 2 + (lane >> 4) * 4), int32(n + ((lane >> 3) & 1))
+            at = target + n * length + m
+            store_fours(int32(0), (acc, grad, at, 8 * length, int32(left - n), int32(positions - m), lane))
+        else:
+            store_ones(int32(0), (acc, grad, target, length, left, positions, group_warp, lane))
+
+    return store_tile
 
 
 @cache
 def make_kernel(config: Config) -> Kernel:
-    stages, slot, w_bytes, spacing = config.stages, config.slot, config.w_bytes, config.spacing
-    boxes, piece, positions, channels = config.boxes, config.piece, config.positions, config.channels
-    stage_bytes, itemsize = w_bytes + boxes * config.box_bytes, config.itemsize
+    stages, slot, w_bytes, spacing = config.stages, config.slot, config.b_bytes, config.spacing
+    boxes, piece, positions, channels = config.boxes, config.piece, config.rows, config.channels
+    stage_bytes, itemsize = config.stage_bytes, config.itemsize
     stride, dilation, kernel_size, g_channels = config.stride, config.dilation, config.kernel_size, config.g_channels
-    barriers, map_at, in_turns, blocks = config.barriers, config.map, config.in_turns, config.blocks
+    barriers, words, map_at = config.barriers, config.words, config.map
+    in_turns, blocks = config.in_turns, config.blocks
     width, neighbours, halves, vector = config.width, 4 // itemsize, config.halves, 16 // itemsize
     entries, entry, place = config.entries, device_function(entry_of), device_function(place_of)
-    all_sums, all_operands, lane_rows = config.sums, 8 * blocks, 2 * blocks
+    operands = 4 * blocks
+    all_sums, all_operands, lane_rows = config.sums, 2 * operands, 2 * blocks
     lanes_entries = 2 if halves else 1
     all_places = 2 * PRODUCTS * lanes_entries
     turns_on = CONSUMERS if in_turns else 1  # from a warpgroup's tile to its next
-    arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, 64 * blocks)
-    multiply_stage, wait_for_all, store_tile = make_products(config), wgmma_wait(0), make_store(config)
+    arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, BLOCK * blocks)
+    loop, wait_for_all = make_loop(config, *make_operands(config), operands, 1), wgmma_wait(0)
+    store_tile = make_store(config)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     descriptor_of = device_function(swizzled_descriptor)
 
@@ -186,7 +218,7 @@ def make_kernel(config: Config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
         full, empty = int32(base + barriers), int32(base + barriers + 8 * stages)
-        product_turn = int32(empty + 8 * stages)
+        product_turn = int32(base + words)
         if thread == 0:
             for z in range(stages):
                 mbarrier_init(full + 8 * z, 1)
@@ -234,14 +266,14 @@ def make_kernel(config: Config) -> Kernel:
             rows = cuda.local.array(lane_rows, dtype=int32)
             places = cuda.local.array(all_places, dtype=int32)
             for z in range(lane_rows):
-                m = int32(16 * group_warp + (lane >> 2) + z // 2 * 64 + z % 2 * 8 + first_row * crew)
+                m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
                 element = m % piece * stride + (int32(first) & (vector - 1))
                 rows[z] = int32(base + w_bytes + m // piece * spacing + element * itemsize)
             for z in range(all_places):
                 e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
                 e = int32(e if e < entries else 0)
                 places[z] = int32(place(e, kernel_size, width, dilation) * itemsize)
-            lane_entry = int32(entry(int32(0), lane & 3, neighbours))
+            knows = rows, places, int32(entry(int32(0), lane & 3, neighbours))
             descriptor = descriptor_of(int64(base))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             if in_turns and crew == 1:
@@ -253,27 +285,20 @@ def make_kernel(config: Config) -> Kernel:
                     acc[z] = opaque(float32(0))
                 if in_turns:  # a warpgroup that ran ahead would take a stage's older phase for the one it waits for
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
-                left, before = tile_stages, int32(-1)
-                while left > 0:
-                    mbarrier_wait(full + 8 * s, parity)
-                    done = int32(empty + 8 * before) if before >= 0 and lane == 0 else int32(0)
-                    state = acc, v, rows, places, int32(s * slot), descriptor + ((s * slot) >> 4), done, lane_entry
-                    multiply_stage(int32(0), state)
-                    before, left, s = s, int32(left - 1), int32(s + 1)
-                    if s == stages:
-                        s, parity = int32(0), int32(parity ^ 1)
+                s, parity, last = loop(acc, v, knows, descriptor, s, parity, tile_stages, full, empty, lane == 0)
                 if in_turns and lane == 0:
                     mbarrier_arrive(product_turn + 8 * (1 - crew))
                 wait_for_all()
                 if lane == 0:
-                    mbarrier_arrive(empty + 8 * before)
+                    mbarrier_arrive(empty + 8 * last)
                 sample, group, channel_tile, position = locate(tile, along, across, groups)
                 position = int32(position + first_row * crew)
                 channel = int64(group) * group_channels + channel_tile * channels
                 target = (int64(sample) * (groups * group_channels) + channel) * length + position
                 left = int32(group_channels - channel_tile * channels)
                 there = int32(min(length - position, int64(positions)))
-                store_tile(int32(0), (acc, grad, target, length, left, there, group_warp, lane))
+                # What follows from the lane is not worth registers while the next tile is multiplied.
+                store_tile(acc, grad, target, length, left, there, group_warp, recomputed(lane))
                 tile = int32(tile + turns_on * tile_hop)
                 if in_turns:
                     s, my_turn = int32(s + tile_stages), int32(my_turn ^ 1)
@@ -284,27 +309,16 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
-class InputWarpgroup(GradientRung):
+class InputWarpgroup(WgmmaGradient):
     name = "grad_input_wgmma"
     of = "grad_input"
-    tensor_cores = True
     idea = "Hopper's wgmma over output channels and taps: weights as they lie, windows of grad_output at any stride"
-    exact_cc = (9, 0)
 
-    def supports(self, problem, dtype, precision):
-        if SIMULATOR:
-            return "the CUDA simulator has no tensor cores"
-        if precision not in KNOWN:
-            return f"it multiplies on tensor cores, in {', '.join(KNOWN)}, not in {precision}"
-        if dtype != DTYPES[precision]:
-            return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
-        p = problem
-        if max(p.batch, p.length, p.out_length, p.out_channels, p.in_channels) >= LARGEST_SIZE:
-            return "it counts samples, channels and positions in 32 bits"
-        config = choose(p, precision)
+    def no_tile(self, problem, precision):
+        config = choose(problem, precision)
         if config is None:
-            return f"no tile fits {p.kernel_size} taps of stride {p.stride} and dilation {p.dilation}"
-        return "it counts tiles in 32 bits" if config.tiles(p)[2] >= LARGEST_SIZE else None
+            return f"no tile fits {problem.kernel_size} taps of stride {problem.stride} and dilation {problem.dilation}"
+        return "it counts tiles in 32 bits" if config.tiles(problem)[2] >= LARGEST_SIZE else None
 
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
@@ -312,9 +326,7 @@ class InputWarpgroup(GradientRung):
         if (channels := problem.in_channels_per_group) < SHORTEST_PRODUCT:
             return f"it is for at least {SHORTEST_PRODUCT} input channels a group, not {channels}: products are short"
         entries = problem.out_channels_per_group * problem.kernel_size
-        if entries < FEWEST_CHANNELS:
-            return too_few(entries)
-        return too_many_weights(problem, dtype, MOST_WEIGHTS)
+        return too_few(entries) if entries < FEWEST_CHANNELS else None
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, precision or default_precision(dtype))
@@ -328,18 +340,10 @@ class InputWarpgroup(GradientRung):
         g, w = in_rows(grad_output), in_rows(weight.reshape(1, p.in_channels, -1))
         along, across, tiles = config.tiles(p)
         blocks = min(tiles, gpu.of(result.device.index).multiprocessors)
-        maps = torch.empty(blocks * 2 * MAP_BYTES, dtype=torch.uint8, device=result.device)
+        maps = workspace(blocks, 1, result.device)
         make_kernel(config).launch(
             blocks,
-            *(_template(g.shape, g.stride(), config, False), _template(w.shape, w.stride(), config, True)),
-            *(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result, -p.padding, p.length, p.groups),
-            *(p.out_channels_per_group, p.in_channels_per_group, along, across, tiles, config.stages_of(p)),
+            *(*templates(g, w, config), g.data_ptr(), w.data_ptr(), maps.data_ptr()),
+            *(result, -p.padding, p.length, p.groups, p.out_channels_per_group, p.in_channels_per_group),
+            *(along, across, tiles, config.stages_of(p)),
         )
-
-
-@lru_cache(maxsize=1024)
-def _template(shape: tuple, strides: tuple, config: Config, swizzled: bool) -> tuple[int, ...]:
-    """The map of the weight (``swizzled``), or of grad_output."""
-    box = (128 // config.itemsize, config.channels, 1) if swizzled else (config.width, config.g_channels, 1)
-    n_bytes, c_bytes = row_bytes(shape, strides, config.itemsize)
-    return encode(config.precision, shape[::-1], (c_bytes, n_bytes), box, swizzled)

@@ -6,30 +6,23 @@ channel and a tap in the order in which the weight has them, over which the sums
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ..problem import Problem
-from .device import H200
+from .grad_ring import ARRIVING, CONSUMERS, MOST_CHANNELS, PRODUCTS, ROW, SHARED, STAGE_CLOCKS, Ring, deepest
 from .tensor_map import ALIGNMENT, LARGEST_BOX
-from .tensor_tile import DTYPES, KINDS
+from .tensor_tile import DTYPES
 
-CONSUMERS = 2  # warpgroups that multiply
-THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup copies
-REGISTERS = 240, 24  # of a thread that multiplies, and of one that copies
-BLOCK = 64  # positions of one product
-ROW = 128  # bytes of a row of weights in a stage
-PRODUCTS = 4  # along k, in a stage: each takes 32 bytes of a row
 MOST_SUMS = 160  # of a thread that multiplies
-MOST_CHANNELS = 256  # of one product
-MOST_STAGES, FEWEST_STAGES = 8, 3
-# Rates of a multiprocessor, a clock: bytes that arrive from L2, and bytes that leave to memory.
-ARRIVING, LEAVING = 28, 16
-STAGE_CLOCKS = 100  # that a stage takes beside its products
+BOX_CLOCKS = 94  # from one box's copy to the next (H200: stages of 9 and 17 boxes)
+TURN_CLOCKS = 200  # of a stage, where only one warpgroup multiplies at a time (H200)
+LEAVING = 4  # sums that a multiprocessor stores a clock, while it multiplies nothing (H200, tf32)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Ring):
     precision: str
     stride: int
     dilation: int
@@ -41,18 +34,8 @@ class Config:
     in_turns: bool  # the warpgroups take tiles in turn, so that one stores while the other multiplies
     stages: int = 0
 
-    @property
-    def itemsize(self) -> int:
-        return DTYPES[self.precision].itemsize
-
-    @property
-    def kind(self) -> str:
-        return KINDS[self.precision][0]
-
-    @property
-    def positions(self) -> int:
-        """Of a tile."""
-        return BLOCK * self.blocks * (1 if self.in_turns else CONSUMERS)
+    alike = 1
+    own_words = CONSUMERS  # mbarriers, one for each warpgroup's turns
 
     @property
     def entries(self) -> int:
@@ -66,14 +49,13 @@ class Config:
 
     @cached_property
     def piece(self) -> int:
-        """Positions whose elements one box holds, for a box is at most 256 elements wide. 0: not even 8."""
-        return next((piece for piece in (64, 32, 16, 8) if self._width(piece) <= LARGEST_BOX), 0)
+        """Positions whose elements one box holds: as many as a box of at most 256 elements a row can, but no more than
+        share the tile's rows evenly; a multiple of 8. 0: not even 8."""
+        most = next((piece for piece in range(self.rows, 0, -8) if self._width(piece) <= LARGEST_BOX), 0)
+        return -(-self.rows // -(-self.rows // most) // 8) * 8 if most else 0
 
     def _width(self, piece: int) -> int:
-        vector = 16 // self.itemsize
-        elements = (piece - 1) * self.stride + (self.kernel_size - 1) * self.dilation + 1
-        # A box begins at a multiple of 16 bytes, which may be before the first element.
-        return -(-(elements + vector - 1) // vector) * vector
+        return self.width_of((piece - 1) * self.stride + (self.kernel_size - 1) * self.dilation + 1)
 
     @property
     def width(self) -> int:
@@ -83,51 +65,16 @@ class Config:
     @property
     def boxes(self) -> int:
         """Of grad_output, in a stage."""
-        return self.positions // self.piece
+        return -(-self.rows // self.piece)
 
     @property
     def sums(self) -> int:
         """Of a thread that multiplies."""
         return self.blocks * self.channels // 2
 
-    # A stage is rows of weights, a multiple of 1,024 bytes, and boxes of grad_output, each at a multiple of 128.
-
-    @property
-    def w_bytes(self) -> int:
-        return self.channels * ROW
-
-    @property
-    def box_bytes(self) -> int:
-        return self.g_channels * self.width * self.itemsize
-
-    @property
-    def spacing(self) -> int:
-        """Bytes from one box to the next."""
-        return -(-self.box_bytes // 128) * 128
-
-    @property
-    def slot(self) -> int:
-        """Bytes from one stage to the next."""
-        return -(-(self.w_bytes + self.boxes * self.spacing) // 1024) * 1024
-
-    # Where things lie in shared memory, in bytes from the first multiple of 1,024: ring, mbarriers (two a stage and one
-    # for each warpgroup's turns), a tensor map.
-
-    @property
-    def barriers(self) -> int:
-        return self.stages * self.slot
-
-    @property
-    def map(self) -> int:
-        return -(-(self.barriers + 16 * self.stages + 8 * CONSUMERS) // 128) * 128
-
-    @property
-    def shared_bytes(self) -> int:
-        return 1024 + self.map + 128
-
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
         """Of a sample along positions; of a group along input channels; of the whole gradient."""
-        along = -(-problem.length // self.positions)
+        along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
 
@@ -137,11 +84,27 @@ class Config:
 
     def clocks(self, problem: Problem) -> float:
         """Estimated clocks that a position of a sample keeps a multiprocessor, times those of a tile."""
-        products = PRODUCTS * self.blocks * (1 if self.in_turns else CONSUMERS)
-        loading = (self.w_bytes + self.boxes * self.box_bytes) / ARRIVING
-        multiplying = self.stages_of(problem) * (max(products * self.channels / 2, loading) + STAGE_CLOCKS)
-        storing = self.positions * self.channels * self.itemsize / LEAVING
+        warpgroups = 1 if self.in_turns else CONSUMERS
+        products = PRODUCTS * self.blocks * warpgroups
+        operands = PRODUCTS * warpgroups * 4 * self._reads
+        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
+        arriving = max(self.stage_bytes / ARRIVING, (self.boxes + 1) * BOX_CLOCKS)
+        beside = STAGE_CLOCKS + (TURN_CLOCKS if self.in_turns else 0)
+        multiplying = self.stages_of(problem) * (max(products * self.channels / 2, shared, arriving) + beside)
+        storing = self.rows * self.channels / LEAVING
         return max(multiplying, storing) if self.in_turns else multiplying + storing
+
+    @cached_property
+    def _reads(self) -> float:
+        """Clocks that shared memory takes to give a warp the operands of one product."""
+        neighbours, clocks = 4 // self.itemsize, 0
+        for half in range(2):
+            for e in range(2 if self.halves else 1):
+                entries = (min(entry_of(half, t, neighbours) + e, self.entries - 1) for t in range(4))
+                places = [place_of(entry, self.kernel_size, self.width, self.dilation) for entry in entries]
+                words = {(m * self.stride + place) * self.itemsize // 4 for m in range(8) for place in places}
+                clocks += max(Counter(word % 32 for word in words).values())
+        return 2 * self.blocks * clocks
 
 
 # Plain functions of numbers, which the kernel calls too.
@@ -180,7 +143,7 @@ def choose(problem: Problem, precision: str) -> Config | None:
 
 def _cost(problem: Problem, config: Config) -> float:
     _, across, _ = config.tiles(problem)
-    return across * config.clocks(problem) / config.positions
+    return across * config.clocks(problem) / config.rows
 
 
 def candidates(problem: Problem, precision: str):
@@ -193,11 +156,5 @@ def candidates(problem: Problem, precision: str):
         for in_turns in (False, True):
             taps = p.stride, p.dilation, p.kernel_size, p.padding % 2 == 1
             config = Config(precision, *taps, g_channels, blocks, channels, in_turns)
-            if config.piece and (deep := _deepest(config)):
+            if config.piece and (deep := deepest(config)):
                 yield deep
-
-
-def _deepest(config: Config) -> Config | None:
-    """The configuration with as many stages as shared memory holds; None if they are too few."""
-    rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
-    return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)

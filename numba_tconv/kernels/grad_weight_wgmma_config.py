@@ -7,28 +7,29 @@ k positions, over which the sums run. A tile is ``pairs x channels`` sums for ea
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ..problem import Problem
 from .device import H200, Device
-from .tensor_map import LARGEST_BOX
-from .tensor_tile import DTYPES, KINDS
+from .grad_ring import (
+    ARRIVING,
+    CONSUMERS,
+    MOST_CHANNELS,
+    PRODUCTS,
+    REGISTERS,
+    ROW,
+    SHARED,
+    STAGE_CLOCKS,
+    Ring,
+    deepest,
+)
+from .tensor_map import ALIGNMENT, LARGEST_BOX
 
-CONSUMERS = 2  # warpgroups that multiply
-THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup copies
-REGISTERS = 240, 24  # of a thread that multiplies, and of one that copies
-BLOCK = 64  # pairs of one product
-ROW = 128  # bytes of a row of x in a stage
-PRODUCTS = 4  # along k, in a stage: each takes 32 bytes of a row
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
-MOST_CHANNELS = 256  # of one product
 MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
-MOST_STAGES, FEWEST_STAGES = 8, 3
 LONGEST_SUM = 1 << 15  # positions of one split: tensor cores cut off what an addition cannot hold
-# Rates of a multiprocessor, a clock: bytes that arrive from L2 or memory, and bytes that shared memory reads.
-ARRIVING, READING = 28, 128
-STAGE_CLOCKS = 100  # that a stage takes beside its products
+WORD = 4  # bytes of a register
 
 
 @dataclass(frozen=True)
@@ -43,32 +44,27 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Ring):
     precision: str
     window: Window  # how grad_output, or its planes, is read
+    alike: int
+    clears: int  # elements before a row's first, which a box holds as they lie in memory: to be taken for zeros
     tap_chunk: int  # taps of a row in a tile
     blocks: int  # of 64 pairs, of a warpgroup
     channels: int  # of a tile
     in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
+    sets: int = 2  # of operands in registers; of two, one is loaded while the other is multiplied
     stages: int = 0
-
-    @property
-    def itemsize(self) -> int:
-        return DTYPES[self.precision].itemsize
-
-    @property
-    def kind(self) -> str:
-        return KINDS[self.precision][0]
-
-    @property
-    def rows(self) -> int:
-        """Rows of products in a tile."""
-        return BLOCK * self.blocks * (1 if self.in_turns else CONSUMERS)
 
     @property
     def g_channels(self) -> int:
         """Output channels of a tile."""
-        return self.rows // self.window.phases
+        return self.rows // self.window.phases // self.alike * self.alike
+
+    @property
+    def own_words(self) -> int:
+        """Whether a stage is the first of its sample."""
+        return self.stages if self.clears else 0
 
     @property
     def pairs(self) -> int:
@@ -88,15 +84,17 @@ class Config:
 
     @property
     def pieces(self) -> int:
-        """Boxes that a stage's rows of grad_output are fetched in, for a box is at most 256 elements wide: all of the
+        """Boxes that a stage's rows of one set are fetched in, since a box is at most 256 elements wide: all of the
         positions, half of them, or those of one product each. 0: not even those fit."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
+    @property
+    def boxes(self) -> int:
+        """Of grad_output, in a stage."""
+        return self.alike * self.pieces
+
     def _width(self, pieces: int) -> int:
-        vector = 16 // self.itemsize
-        elements = (self.positions // pieces - 1) * self.window.stride + self.reach + 1
-        # A box begins at a multiple of 16 bytes, which may be before the first element.
-        return -(-(elements + vector - 1) // vector) * vector
+        return self.width_of((self.positions // pieces - 1) * self.window.stride + self.reach + 1)
 
     @cached_property
     def width(self) -> int:
@@ -107,12 +105,13 @@ class Config:
         return min(widths, key=lambda width: (self._conflicts(width), width))
 
     def _conflicts(self, width: int) -> int:
-        w, neighbours = self.window, 4 // self.itemsize
-        words = {
-            (m // w.phases * width + m % w.phases * w.dilation + t * neighbours * w.stride) * self.itemsize // 4
-            for m in range(8)
-            for t in range(4)
-        }
+        w, neighbours, vector = self.window, 4 // self.itemsize, 16 // self.itemsize
+        words = set()
+        for m in range(8):
+            channel = m // w.phases  # whose row begins somewhere in 16 bytes; boxes do at multiples of all banks
+            row = channel // self.alike * width + channel % self.alike * (vector // self.alike) % vector
+            for t in range(4):
+                words.add((row + m % w.phases * w.dilation + t * neighbours * w.stride) * self.itemsize // 4)
         return max(Counter(word % 32 for word in words).values())
 
     @cached_property
@@ -137,7 +136,7 @@ class Config:
 
     @property
     def operands(self) -> int:
-        """Registers of one set; there are two, so that one is loaded while the other is multiplied."""
+        """Registers of one set."""
         return self.blocks * 2 * len(self.entries)
 
     @property
@@ -145,40 +144,6 @@ class Config:
         """Elements by which words of two positions begin before a position: of what is fetched, not the first element
         is at a multiple of a word, but the second."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
-
-    # A stage is rows of x, a multiple of 1,024 bytes, and boxes of grad_output, each at a multiple of 128.
-
-    @property
-    def x_bytes(self) -> int:
-        return self.channels * ROW
-
-    @property
-    def box_bytes(self) -> int:
-        return self.g_channels * self.width * self.itemsize
-
-    @property
-    def spacing(self) -> int:
-        """Bytes from one box to the next."""
-        return -(-self.box_bytes // 128) * 128
-
-    @property
-    def slot(self) -> int:
-        """Bytes from one stage to the next."""
-        return -(-(self.x_bytes + self.pieces * self.spacing) // 1024) * 1024
-
-    # Where things lie in shared memory, in bytes from the first multiple of 1,024: ring, mbarriers, a tensor map.
-
-    @property
-    def barriers(self) -> int:
-        return self.stages * self.slot
-
-    @property
-    def map(self) -> int:
-        return -(-(self.barriers + 16 * self.stages) // 128) * 128
-
-    @property
-    def shared_bytes(self) -> int:
-        return 1024 + self.map + 128
 
     @property
     def tile_sums(self) -> int:
@@ -206,8 +171,9 @@ class Config:
         warpgroups = 1 if self.in_turns else CONSUMERS
         products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
         operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * self._conflicts(self.width)
-        reads = operands + products * self.channels * 32 / READING
-        return max(products * self.channels / 2, reads, self.slot / ARRIVING) + STAGE_CLOCKS
+        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
+        alone = STAGE_CLOCKS if self.sets == 1 else 0
+        return max(products * self.channels / 2, shared, self.slot / ARRIVING) + STAGE_CLOCKS + alone
 
 
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
@@ -230,22 +196,28 @@ def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=1024)
-def choose(problem: Problem, precision: str, apart: bool) -> Config | None:
-    """The tile with the fewest estimated clocks; None if none fits. ``apart``: it reads planes, not grad_output
-    itself. It depends on neither batch nor length."""
+def choose(problem: Problem, precision: str, alike: int) -> Config | None:
+    """The tile with the fewest estimated clocks; None if none fits. ``alike``: as in Config; 0: it reads planes, not
+    grad_output itself. It depends on neither batch nor length."""
 
     def cost(config):
         return config.blocks_of(problem) * config.clocks()
 
-    return min(candidates(problem, precision, apart), key=cost, default=None)
+    return min(candidates(problem, precision, alike), key=cost, default=None)
 
 
-def candidates(problem: Problem, precision: str, apart: bool):
+def candidates(problem: Problem, precision: str, alike: int):
     """Every tile that fits in registers and shared memory."""
     t = problem.taps
     phases = min(t.rows, problem.kernel_size)
-    as_it_lies = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
-    window = Window(1, 1, 1, t.step, False) if apart else as_it_lies
+    window, clears = Window(1, 1, 1, t.step, False), 0
+    if alike:
+        window = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
+        clears = problem.padding if alike > 1 else 0
+    if alike > 1 and problem.groups > 1 and problem.out_channels_per_group % alike:
+        return  # the groups' first rows are of different sets
+    if alike > ALIGNMENT // WORD and window.stride == 1:
+        return  # rows begin within a word of two positions
     for tap_chunk in range(1, t.taps_per_row + 1):
         if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
             continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
@@ -255,23 +227,23 @@ def candidates(problem: Problem, precision: str, apart: bool):
                 fewest = -(-problem.in_channels_per_group // most) if most else 0
                 for tiles in (fewest, fewest + 1) if most else ():
                     channels = -(-problem.in_channels_per_group // tiles // 8) * 8
-                    yield from _fitting(Config(precision, window, tap_chunk, blocks, channels, in_turns))
+                    for sets in (2, 1):
+                        tile = tap_chunk, blocks, channels, in_turns, sets
+                        yield from _fitting(Config(precision, window, max(1, alike), clears, *tile))
 
 
 def _fitting(config: Config):
-    """The configuration with as many stages as shared memory holds, if two sets of operands fit in registers."""
-    # With one set, whose loads wait for the products before, a stage took twice as long (kb64, in both precisions).
+    """The configuration with as many stages as shared memory holds, if sums and operands fit in registers."""
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
-    if not config.g_channels or not config.pieces or 2 * config.operands > spare:
+    if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
+    if config.clears > config.positions // config.pieces * config.window.stride:
+        return  # more than the first box has them
     if max(len(config.places), len(config.entries)) > MOST_PLACES:
         return
     # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
-    for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -2 if config.in_turns else -1):
-        deep = replace(config, stages=stages)
-        if deep.shared_bytes <= H200.shared_per_block:
-            yield deep
-            return
+    if deep := deepest(config, 2 if config.in_turns else 1):
+        yield deep
 
 
 @lru_cache(maxsize=1024)

@@ -11,32 +11,14 @@ rows of different boxes would lie in the same banks; therefore box b begins a fe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from numba import cuda, int32
+from numba import int32
 
-from ..ptx import (
-    device_function,
-    recomputed,
-    st_shared_b64,
-    tensormap_acquire,
-    tensormap_publish,
-    tensormap_replace_address,
-    tensormap_replace_size,
-)
+from ..ptx import device_function
 from .k6_config import Config
-from .tensor_map import (
-    ALIGNMENT,
-    LARGEST_BOX,
-    LARGEST_SIZE,
-    LONGEST_STRIDE,
-    MAP_BYTES,
-    MAP_WORDS,
-    encode,
-    row_bytes,
-)
+from .tensor_map import ALIGNMENT, LARGEST_BOX, LONGEST_STRIDE, encode, row_bytes, rows_alike
 
 
 @dataclass(frozen=True)
@@ -70,18 +52,17 @@ def geometry(config: Config, boxes: int) -> Geometry:
 def boxes_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> int:
     """How many tensor maps it takes to describe an input (N, C_in, L), ``strides`` in elements, that begins ``offset``
     bytes after a multiple of 16; 0 if they cannot. With 1, all windows begin where their boxes do."""
-    (_, channels, length), tile = shape, config.tile
-    if (length > 1 and strides[2] != 1) or (groups > 1 and channels // groups % tile.depth):
+    channels, tile = shape[1], config.tile
+    if groups > 1 and channels // groups % tile.depth:
         return 0  # a stage must not take channels of the next group
-    n_bytes, c_bytes = row_bytes(shape, strides, tile.itemsize)
-    boxes = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
+    boxes = rows_alike(shape, strides, tile.itemsize)
+    if not boxes:
+        return 0
     if offset or tile.chunk_shift * tile.itemsize % ALIGNMENT:
         boxes = max(2, boxes)
-    if n_bytes % ALIGNMENT or boxes > channels or config.pitch(boxes) > LARGEST_BOX:
+    if boxes > channels or boxes * row_bytes(shape, strides, tile.itemsize)[1] >= LONGEST_STRIDE:
         return 0
-    if not 0 < n_bytes < LONGEST_STRIDE or not 0 < c_bytes * boxes < LONGEST_STRIDE:
-        return 0
-    return boxes if max(shape) < LARGEST_SIZE else 0
+    return boxes if config.pitch(boxes) <= LARGEST_BOX else 0
 
 
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, boxes: int) -> tuple[int, ...]:
@@ -109,45 +90,15 @@ def make_place(config: Config):
     return place
 
 
-def make_boxes(config: Config):
-    """Device functions: ``publish`` the maps of all boxes, by a warp; ``acquire`` them, by every warp that uses them;
-    and ``box_start``, the place in its rows at which to fetch a box.
-
-    ``maps``: address of this block's maps in global memory; ``at``: 128 bytes of shared memory. ``x_early``: elements
-    by which x begins after a multiple of 16 bytes.
-    """
+def make_box_start(config: Config):
+    """A device function: where in its rows the box begins that holds a window whose column 0 is element ``i`` of the
+    rows. ``x_early``: elements by which x begins after a multiple of 16 bytes."""
     itemsize = config.tile.itemsize
     vector, paired = ALIGNMENT // itemsize, 4 // itemsize
-    replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
-
-    @device_function
-    def publish(template, maps, at, boxes, x_address, x_early, stride_c, length, channels, lane):
-        if lane == 0:
-            for z in range(MAP_WORDS):
-                st_shared_b64(at + 8 * z, template[z])
-        box = int32(0)
-        while box < boxes:
-            if lane == 0:
-                early = int32(x_early + box * stride_c) & (vector - 1)
-                tensormap_replace_address(at, x_address + (box * stride_c - early) * itemsize)
-                replace_length(at, int32(length) + early)
-                replace_channels(at, int32((channels - box + boxes - 1) // boxes))
-            cuda.syncwarp()
-            tensormap_publish(maps + box * MAP_BYTES, at)
-            cuda.syncwarp()
-            box = recomputed(int32(box + 1))  # mostly there is one: not worth unrolling
-
-    @device_function
-    def acquire(maps, boxes, lane):
-        box = int32(0)
-        while box < boxes and lane == 0:
-            tensormap_acquire(maps + box * MAP_BYTES)
-            box = recomputed(int32(box + 1))
 
     @device_function
     def box_start(i, box, x_early, stride_c, shift_step):
-        """Where in its rows the box begins that holds a window whose column 0 is element ``i`` of the rows."""
         begin = int32(i + (int32(x_early + box * stride_c) & (vector - 1)))
         return int32((begin & -vector) - (box >> (paired - 1)) * (shift_step // itemsize))
 
-    return publish, acquire, box_start
+    return box_start

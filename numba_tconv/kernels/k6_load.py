@@ -22,7 +22,7 @@ from ..ptx import (
     recomputed,
     st_shared,
 )
-from .k6_boxes import make_boxes, make_place
+from .k6_boxes import make_box_start, make_place
 from .k6_config import PRODUCERS, Config
 from .tensor_map import MAP_BYTES
 
@@ -182,7 +182,7 @@ def make_produce(config: Config):
     sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
     fill_in_bulk, fill = make_fill(config)
-    box_start = make_boxes(config)[2]
+    box_start = make_box_start(config)
 
     @device_function
     def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_bulk, w, base, full, empty,

@@ -58,7 +58,7 @@ from ..ptx import (
 )
 from . import device
 from .fragments import column_of
-from .k6_boxes import boxes_of, geometry, make_boxes, make_place, template_map
+from .k6_boxes import boxes_of, geometry, make_place, template_map
 from .k6_config import (
     BLOCKS,
     CONSUMERS,
@@ -74,7 +74,7 @@ from .k6_cost import choose, cost, grid_of
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
-from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
+from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung, by_vectors
 from .tensor_store import alignment_of
@@ -109,7 +109,7 @@ def make_kernel(config: Config) -> Kernel:
     sample_of, walk = make_walk(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
     window_start, place = make_window_start(config), make_place(config)
-    publish, acquire, _ = make_boxes(config)
+    publish, acquire = make_publish(tile.itemsize)
     # Only windows that the copy engine has not rounded are rounded when they are read.
     some_rounded = tile.precision == "tf32"
     store_tile, finish = make_epilogue(config)

@@ -4,8 +4,8 @@ The gradients read grad_output by pairs of an output channel and a phase (grad_w
 in column j what tap a meets at position j, ``grad_output[co, j*stride - padding + a*dilation]``, and zero outside of
 grad_output. Memory has the phases interleaved; the copy engine wants the elements of a row side by side, and rows at
 multiples of 16 bytes. So this kernel copies grad_output into such rows, (N, C_out * phases, columns). It reads
-and writes everything once, which costs as much as the copy of a tensor; with one phase and rows that lie well,
-grad_output itself will do.
+and writes everything once, which costs as much as the copy of a tensor; a gradient that can read grad_output as it
+lies does without.
 
 A thread copies words (one float32, or two 16-bit elements) of each of a channel's rows: neighbouring threads read
 neighbouring runs of grad_output, one of them once from memory and ``phases`` times from cache, and write neighbouring
@@ -99,6 +99,12 @@ def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
 def pairs_of(problem: Problem) -> int:
     """Pairs of a group: output channels times phases that have taps."""
     return problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
+
+
+def too_many_rows(problem: Problem) -> str | None:
+    """Why there are no planes of the problem's grad_output; None if there are."""
+    rows = problem.batch * problem.out_channels
+    return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 
 
 def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:

@@ -6,10 +6,21 @@ and publishes the map where its copies read it.
 
 from __future__ import annotations
 
-import torch
-from numba import cuda
+import math
 
-from ..ptx import SIMULATOR, device_function, st_shared_b64, tensormap_publish, tensormap_replace_address
+import torch
+from numba import cuda, int32
+
+from ..ptx import (
+    SIMULATOR,
+    device_function,
+    recomputed,
+    st_shared_b64,
+    tensormap_acquire,
+    tensormap_publish,
+    tensormap_replace_address,
+    tensormap_replace_size,
+)
 
 if not SIMULATOR:
     from cuda.bindings import driver
@@ -28,6 +39,16 @@ def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
     return tuple(
         stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
     )
+
+
+def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
+    """Every how many channels the rows of a tensor (N, C, L), ``strides`` in elements, begin alike modulo 16 bytes; a
+    power of two. Each such set of rows has a map of its own. 0 if maps cannot describe it."""
+    n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
+    every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
+    if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
+        return 0
+    return every if 0 < n_bytes < LONGEST_STRIDE and 0 < c_bytes * every < LONGEST_STRIDE else 0
 
 
 def lies_in_rows(tensor: torch.Tensor) -> bool:
@@ -80,13 +101,57 @@ def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled:
 
 
 @device_function
-def publish(template, address, maps, at, lane):
-    """By a whole warp: a map with the tensor's address, made of ``template`` in 128 bytes of shared memory at ``at``,
-    to ``maps`` in global memory, where copies read it after an acquire."""
+def _stage(template, at, lane):
     if lane == 0:
         for z in range(MAP_WORDS):
             st_shared_b64(at + 8 * z, template[z])
-        tensormap_replace_address(at, address)
+
+
+@device_function
+def _hand_over(maps, at):
     cuda.syncwarp()
     tensormap_publish(maps, at)
     cuda.syncwarp()
+
+
+@device_function
+def publish(template, address, maps, at, lane):
+    """By a whole warp: a map with the tensor's address, made of ``template`` in 128 bytes of shared memory at ``at``,
+    to ``maps`` in global memory, where copies read it after an acquire."""
+    _stage(template, at, lane)
+    if lane == 0:
+        tensormap_replace_address(at, address)
+    _hand_over(maps, at)
+
+
+def make_publish(itemsize: int):
+    """Two device functions for a tensor whose rows begin alike every ``boxes`` channels only: ``publish`` the map of
+    each set of rows, from the multiple of 16 bytes before its first row on, by a warp; and ``acquire`` them.
+
+    ``maps``: their address in global memory, one after the other; ``at``: 128 bytes of shared memory. ``early``:
+    elements by which the tensor begins after a multiple of 16 bytes.
+    """
+    vector = ALIGNMENT // itemsize
+    replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
+
+    @device_function
+    def publish_sets(template, maps, at, boxes, address, early, stride_c, length, channels, lane):
+        _stage(template, at, lane)
+        box = int32(0)
+        while box < boxes:
+            if lane == 0:
+                own = int32(early + box * stride_c) & (vector - 1)
+                tensormap_replace_address(at, address + (box * stride_c - own) * itemsize)
+                replace_length(at, int32(length) + own)
+                replace_channels(at, int32((channels - box + boxes - 1) // boxes))
+            _hand_over(maps + box * MAP_BYTES, at)
+            box = recomputed(int32(box + 1))  # mostly there is one: not worth unrolling
+
+    @device_function
+    def acquire_sets(maps, boxes, lane):
+        box = int32(0)
+        while box < boxes and lane == 0:
+            tensormap_acquire(maps + box * MAP_BYTES)
+            box = recomputed(int32(box + 1))
+
+    return publish_sets, acquire_sets

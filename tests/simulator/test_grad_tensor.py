@@ -75,11 +75,13 @@ def workspace(weight, problem, config, splits):
     ],
     ids=["taps of unequal rows", "groups", "K < stride"],
 )
+@pytest.mark.parametrize("elements", [1, grad_weight_sum.SEVERAL])
 @pytest.mark.parametrize("splits", [1, 11])
-def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, monkeypatch):
+def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, elements, monkeypatch):
+    monkeypatch.setattr(grad_weight_sum, "elements_of", lambda problem: elements)
     phases = min(problem.taps.rows, problem.kernel_size)
     window = Window(problem.stride, problem.dilation, phases, problem.taps.step, False)
-    config = Config("tf32", window, 1, 1, 8, False)
+    config = Config("tf32", window, 1, 0, 1, 1, 8, False)
     # Tiles smaller than the problem: a tile of four channels' pairs, padded to five more rows than it uses.
     monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
     monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
