@@ -45,9 +45,9 @@ help: ## list the targets
 demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulator without one
 	$(PY) -m numba_tconv demo
 
+# In the order of their names: by the number of their tests, files of few long tests would come last, and one process wait.
 test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is none
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not alone" --ignore=tests/simulator
-	$(PY) -m pytest -m alone $(shell grep -l 'mark\.alone' tests/*.py)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
 
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none

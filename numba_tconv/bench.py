@@ -190,9 +190,10 @@ def measure(
             for result in results_of(direction, p)
         }
 
+        wrong = {name: said for name in names if (said := _wrong(name, found, operands, precision, p))}
+
     times = {name: contestant.times() for name, contestant in everyone.items()}
     bandwidth = 2 * copy.output.nbytes / (1e-3 * quantile(copy.times(), 0.5))
-    wrong = {name: said for name in names if (said := _wrong(name, found, dtype, precision, p))}
     kept = [name for name in names if name not in wrong]
     rows = _rows(kept, workload, dtype, precision, direction, times, found, bandwidth)
     if wrong:
@@ -201,12 +202,12 @@ def measure(
     return rows
 
 
-def _wrong(name: str, found: dict[str, dict[str, Error]], dtype, precision: str, p: Problem) -> list[str]:
+def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
     """A line on each result of the contestant that is too far from float64."""
     return [
         f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
         for result, of in found.items()
-        if not right(result, error := of[name], of[CUDNN], dtype, precision, p)
+        if not right(result, error := of[name], of[CUDNN], operands, precision, p)
     ]
 
 

@@ -104,7 +104,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
         values = torch.full(shape_of(result, p), math.nan, dtype=dtype, device=device)
         rung.run(*operands.of(result), values, p, precision=peak)
         found = error(values)
-        yield Outcome(name, found, right(result, found, of_torch, dtype, precision, p))
+        yield Outcome(name, found, right(result, found, of_torch, operands, precision, p))
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:

@@ -55,17 +55,19 @@ def conv_transpose1d(
             depthwise layers and those of fewer than 8 input channels a group). The other dtypes know only their own:
             "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for convolutions: "tf32" where
             ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
-            allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing.
+            allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing. Where
+            torch.autocast takes the dtype from float32 to another, what is named for float32 has no meaning, and is
+            taken as None.
 
     Returns:
         (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give
         bitwise equal results.
 
     CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
-    without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch) is handed
-    to torch's own operator. Gradients are computed by kernels of this package too, and by torch where none of them is
-    meant for the layer. Derivatives may be of any order, in reverse and in forward mode, and taken by the transforms of
-    torch.func, vmap included, which computes one slice after the other.
+    without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch, no output
+    channels) is handed to torch's own operator. Gradients are computed by kernels of this package too, and by torch
+    where none of them is meant for the layer. Derivatives may be of any order, in reverse and in forward mode, and
+    taken by the transforms of torch.func, vmap included, which computes one slice after the other.
 
     Raises:
         TypeError: an argument of the wrong type, as in torch.
@@ -80,22 +82,25 @@ def conv_transpose1d(
     if variant is not None and variant not in RUNGS:
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
 
-    if input.is_cuda and torch.is_autocast_enabled("cuda"):
-        input, weight, bias = (_autocast(tensor) for tensor in (input, weight, bias))
-    precisions = PRECISIONS.get(input.dtype, ())
+    dtype = input.dtype
+    if _autocasts(input):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        if input.is_cuda:  # for CPU tensors torch's own function does it
+            input, weight, bias = (t.to(dtype) if t is not None and _autocasts(t) else t for t in (input, weight, bias))
+        if dtype != torch.float32 and precision in PRECISIONS[torch.float32]:
+            precision = None
+    precisions = PRECISIONS.get(dtype, ())
     if precision is not None and precision not in precisions:
-        raise ValueError(
-            f"unknown precision {precision!r}: {input.dtype} has {', '.join(precisions) or 'none to name'}"
-        )
+        raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(precisions) or 'none to name'}")
 
     ours = _ours(input, weight, bias)
     if not ours and (variant is not None or precision not in (None, *precisions[:1])):
         choice = f"variant {variant!r}" if variant is not None else f"precision {precision!r}"
         raise NotImplementedError(
             f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
-            f"got {input.dtype} on {input.device}, which torch's own operator computes"
+            f"got {dtype} on {input.device}, which torch's own operator computes"
         )
-    if not ours or (input.dim() == 3 and input.shape[0] == 0):
+    if not ours or _is_empty(input, weight):
         return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
     output = transforms.apply(
@@ -111,6 +116,11 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     """Whether this package's operator computes it; torch's own does otherwise."""
     dense = all(tensor is None or tensor.layout == torch.strided for tensor in (input, weight, bias))
     return input.is_cuda and input.dtype in PRECISIONS and dense
+
+
+def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether there are no samples, or no output channels: which of them it accepts, torch decides by device."""
+    return (input.dim() == 3 and input.shape[0] == 0) or (weight.dim() == 3 and weight.shape[1] == 0)
 
 
 def default_precision(dtype: torch.dtype) -> str:
@@ -131,11 +141,12 @@ def _torch_allows_tf32() -> bool:
 _torch_allows_tf32._dynamo_marked_constant = True
 
 
-def _autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The tensor as torch.autocast hands it to torch's convolutions."""
-    if tensor is None or not tensor.is_cuda or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cuda"))
+def _autocasts(tensor: torch.Tensor) -> bool:
+    """Whether torch.autocast is on, and hands such a tensor to torch's convolutions in the dtype that it was given."""
+    device = tensor.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return False
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 def _integers(*arguments) -> list[int]:

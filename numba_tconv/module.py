@@ -13,7 +13,8 @@ class ConvTranspose1d(nn.ConvTranspose1d):
 
     Parameters, their names, their initialisation and so every checkpoint are torch's. Input is (N, C_in, L) or
     (C_in, L). ``variant`` and ``precision`` are attributes too, and may be changed at any time; see
-    ``conv_transpose1d`` for their meaning and the errors raised.
+    ``conv_transpose1d`` for their meaning and the errors raised. So a layer whose ``precision`` is one of float32's
+    runs under torch.autocast, too, which it follows as torch's layer does.
     """
 
     def __init__(

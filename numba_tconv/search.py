@@ -122,10 +122,11 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
             one.prepare()
             outputs[str(number)] = one.call()[ends].clone()
         outputs["torch"] = torch_forward(x[ends], weight, bias, p)
-        errors = accuracy.errors(outputs, Operands(x[ends], weight, bias), p)
+        operands = Operands(x[ends], weight, bias)
+        errors = accuracy.errors(outputs, operands, p)
         for number, config in enumerate(found):
             error = errors[str(number)]
-            if not accuracy.right(FORWARD, error, errors["torch"], dtype, precision, p):
+            if not accuracy.right(FORWARD, error, errors["torch"], operands, precision, p):
                 raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {error}", [])
         timing.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
     where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}

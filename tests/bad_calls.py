@@ -140,9 +140,11 @@ def tensors_of(arguments):
 def is_left_to_torch(arguments) -> bool:
     """Whether a GPU's call goes to torch's own function, which then is who refuses it."""
     tensors = tensors_of(arguments)
-    x = arguments.get("input")
-    return any(tensor.layout != torch.strided for tensor in tensors) or (
-        isinstance(x, torch.Tensor) and (x.dtype not in PRECISIONS or (x.dim() == 3 and x.shape[0] == 0))
+    x, weight = arguments.get("input"), arguments.get("weight")
+    return (
+        any(tensor.layout != torch.strided for tensor in tensors)
+        or (isinstance(x, torch.Tensor) and (x.dtype not in PRECISIONS or (x.dim() == 3 and x.shape[0] == 0)))
+        or (isinstance(weight, torch.Tensor) and weight.dim() == 3 and weight.shape[1] == 0)
     )
 
 

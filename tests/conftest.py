@@ -29,13 +29,20 @@ def pytest_unconfigure(config):
     os.close(config.stash[real_stderr])
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Without a GPU, of a file's tests that need one the first stands for all: skipping thousands takes time too."""
     if torch.cuda.is_available():
         return
-    skip = pytest.mark.skip(reason="needs a CUDA GPU")
+    of_file = {}
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(skip)
+            of_file.setdefault(item.path, []).append(item)
+    for first, *others in of_file.values():
+        more = f", as do {len(others)} more of this file" if others else ""
+        first.add_marker(pytest.mark.skip(reason=f"needs a CUDA GPU{more}"))
+    left_out = {item for _, *others in of_file.values() for item in others}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

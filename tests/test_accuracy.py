@@ -93,16 +93,17 @@ def test_tf32_is_held_against_torchs_tf32_or_where_torch_has_not_used_it_against
 def test_tf32_rounds_products_alone(result):
     """Where torch has not used TF32 its bound stands in, but not for a sum without products."""
     of_torch, error = Error(1e-7, 1e-7), Error(3e-4, 3e-4)
-    assert right(result, error, of_torch, torch.float32, "tf32", PROBLEM) == (result != "grad_bias")
-    assert not right(result, error, of_torch, torch.float32, "ieee", PROBLEM)
+    assert right(result, error, of_torch, operands_of(PROBLEM), "tf32", PROBLEM) == (result != "grad_bias")
+    assert not right(result, error, of_torch, operands_of(PROBLEM), "ieee", PROBLEM)
 
 
 @results
 def test_the_rounding_of_float64_follows_the_longest_sum(result):
+    operands = operands_of(PROBLEM, torch.float64)
     edge = math.sqrt(PROBLEM.terms(result)) * torch.finfo(torch.float64).eps
     for factor in (0.99, 1.01):
         error = Error(factor * edge, factor * edge)
-        assert right(result, error, Error(0.0, 0.0), torch.float64, "fp64", PROBLEM) == (factor < 1)
+        assert right(result, error, Error(0.0, 0.0), operands, "fp64", PROBLEM) == (factor < 1)
 
 
 def test_only_float64_is_allowed_the_rounding_of_its_sums():

@@ -236,10 +236,20 @@ def test_fake_cuda_tensors_through_the_public_function(reason, dtype):
         assert y.is_contiguous()
 
 
-def test_autocast_is_followed_for_cuda_tensors(monkeypatch):
-    # torch.autocast switches itself off where there is no GPU, so its two questions are answered here.
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+@pytest.fixture
+def autocast(monkeypatch):
+    """A function that turns autocast on for CUDA tensors: torch's switches itself off where there is no GPU, so its two
+    questions are answered here."""
+
+    def turn_on(dtype):
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: dtype)
+
+    return turn_on
+
+
+def test_autocast_is_followed_for_cuda_tensors(autocast):
+    autocast(torch.bfloat16)
     with FakeTensorMode():
         tensors = [torch.empty(shape, device="cuda") for shape in ((2, 4, 9), (4, 6, 5), (6,))]
         assert numba_tconv.conv_transpose1d(*tensors).dtype == torch.bfloat16
@@ -247,6 +257,28 @@ def test_autocast_is_followed_for_cuda_tensors(monkeypatch):
         assert numba_tconv.conv_transpose1d(*(t.double() for t in tensors)).dtype == torch.float64
         with pytest.raises(RuntimeError, match="weight must have the dtype of input"):
             numba_tconv.conv_transpose1d(tensors[0].double(), *tensors[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_under_autocast_a_precision_of_float32_counts_for_float32_alone(monkeypatch, autocast, dtype):
+    autocast(dtype)
+    seen, operator = [], ops.conv_transpose1d
+    monkeypatch.setattr(ops, "conv_transpose1d", lambda *arguments: seen.append(arguments[-1]) or operator(*arguments))
+    own = functional.PRECISIONS[dtype]
+    with FakeTensorMode():
+        tensors = [torch.empty(shape, device="cuda") for shape in ((2, 4, 9), (4, 6, 5), (6,))]
+        for input in (tensors[0], tensors[0].to(dtype)):  # what the layer before gave has autocast's dtype already
+            for precision in functional.PRECISIONS[torch.float32]:
+                y = numba_tconv.conv_transpose1d(input, *tensors[1:], precision=precision)
+                assert y.dtype == dtype
+                assert seen.pop() == (precision if dtype == torch.float32 else own[0])
+            for wrong in ("fp64", "bf16", "fp16", "tf32x4", ""):
+                if wrong not in own:
+                    with pytest.raises(ValueError, match=f"unknown precision '{wrong}': {dtype} has {own[0]}"):
+                        numba_tconv.conv_transpose1d(input, *tensors[1:], precision=wrong)
+        with pytest.raises(ValueError, match=r"unknown precision 'ieee': torch\.float64 has fp64"):
+            numba_tconv.conv_transpose1d(*(t.double() for t in tensors), precision="ieee")
+    assert seen == []
 
 
 # Torch's switch for TF32
@@ -331,6 +363,21 @@ def test_a_trace_holds_the_answer_and_not_the_question(monkeypatch, switches):
     torch.testing.assert_close(compiled(x, w), nn.functional.conv_transpose1d(x, w))
     (call,) = [node for node in graphs[0].graph.nodes if node.target is ops.conv_transpose1d]
     assert call.args[-1] == TF32_ALLOWED
+
+
+@pytest.mark.parametrize("choice", [{}, {"variant": "k1_gather"}, {"precision": "tf32"}], ids=str)
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [((0, 4, 9), (4, 6, 5)), ((2, 4, 9), (4, 0, 5)), ((4, 9), (4, 0, 5))],
+    ids=["samples", "channels", "one sample"],
+)
+def test_torch_decides_about_no_samples_and_no_output_channels(passed, monkeypatch, x, w, choice):
+    given = []
+    monkeypatch.setattr(torch, "conv_transpose1d", lambda *arguments: given.append(arguments) or "torch's")
+    x, w = torch.randn(x), torch.randn(w)
+    assert numba_tconv.conv_transpose1d(x, w, None, (2,), 1, **choice) == "torch's"
+    assert given == [(x, w, None, (2,), 1, 0, 1, 1)]
+    assert passed == []
 
 
 def test_meta_tensors():

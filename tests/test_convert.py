@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import numba_tconv
-from numba_tconv import bench, convert
+from numba_tconv import accuracy, bench, convert
 from numba_tconv import module as ours_module
+from numba_tconv.directions import Operands
 from numba_tconv.problem import Problem
 
 SIZES = dict(in_channels=4, out_channels=6, kernel_size=5, stride=3, padding=1, output_padding=2, groups=2)
@@ -335,5 +336,6 @@ def test_a_converted_layer_on_the_gpu_is_as_close_to_float64_as_torchs(what, cal
         outputs["ours"] = module(x)
     assert calls == [6]
     problem = Problem(**SIZES, batch=2, length=7, bias=module.bias is not None)
-    found = bench.errors(outputs, x, module.weight, module.bias, problem)
-    assert found["ours"].within(found["torch"], dtype, "ieee", problem)
+    operands = Operands(x, module.weight, module.bias)
+    found = accuracy.errors(outputs, operands, problem)
+    assert accuracy.right("forward", found["ours"], found["torch"], operands, "ieee", problem)

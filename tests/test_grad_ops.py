@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import numba_tconv
 from numba_tconv import functional, ops, workloads
-from numba_tconv.kernels import gradients
+from numba_tconv.kernels import grad_ops, gradients
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -95,6 +95,28 @@ def test_what_no_output_reached_is_zero(empty):
         result = OPERATORS[of](*operator_arguments(of, empty, g, x, w))
         assert result.shape == torchs_gradient(of, g, x, w, empty).shape
         assert result.eq(0).all()
+
+
+ROOM = {
+    "in what is read": (Problem(2, 6, 6, 4, 100, stride=2, groups=6), "contiguous", True),
+    "nowhere: what is read is smaller": (Problem(1, 64, 1, 8, 4, padding=3), "contiguous", False),
+    "nowhere: what is read lies otherwise": (Problem(2, 6, 6, 4, 100, stride=2, groups=6), "transposed", False),
+}
+
+
+@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
+@pytest.mark.parametrize("place", ROOM)
+def test_what_torchs_own_gradient_does_not_read_takes_no_memory_where_it_finds_room(monkeypatch, of, place):
+    problem, layout, shared = ROOM[place]
+    g, x, w = gradient_operands(problem, torch.float32, layout=layout)
+    unread, number, read = {"grad_input": (x, 1, g), "grad_weight": (w, 2, x)}[of]
+    given, compute = [], grad_ops._torchs
+    monkeypatch.setattr(grad_ops, "_torchs", lambda *arguments: given.append(arguments[number]) or compute(*arguments))
+    result = OPERATORS[of](*operator_arguments(of, problem, g, x, w))
+    assert given[0].shape == unread.shape
+    assert given[0].is_contiguous()
+    assert (given[0].untyped_storage().data_ptr() == read.untyped_storage().data_ptr()) == shared
+    torch.testing.assert_close(result, torchs_gradient(of, g, x, w, problem))
 
 
 # The derivative of the public function

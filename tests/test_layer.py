@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from numba_tconv import ConvTranspose1d
+from numba_tconv.functional import PRECISIONS
 
 
 def made(kind=ConvTranspose1d, **choice):
@@ -71,6 +72,24 @@ def test_autocast_on_the_cpu_is_torchs(dtype):
         results.append((y, layer.weight.grad, layer.bias.grad))
     assert [tensor.dtype for tensor in results[1]] == [dtype, torch.float32, torch.float32]
     assert all(torch.equal(ours, theirs) for theirs, ours in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS[torch.float32])
+def test_a_model_of_a_named_precision_runs_under_autocast(precision):
+    """Its second layer is given what the first one made of autocast's dtype."""
+    theirs, ours = (
+        nn.Sequential(*(kind(4, 4, 3, **choice) for _ in range(2)))
+        for kind, choice in ((nn.ConvTranspose1d, {}), (ConvTranspose1d, {"precision": precision}))
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(x).dtype == torch.bfloat16
+        assert torch.equal(ours(x), theirs(x))
+        for wrong in ("fp16", "tf32x4"):
+            ours[1].precision = wrong
+            with pytest.raises(ValueError, match=f"unknown precision '{wrong}': torch.bfloat16 has bf16"):
+                ours(x)
 
 
 def test_scaled_losses():

@@ -45,6 +45,7 @@ TILES = {
     "float64": ("kb64", F64, 2, HOPPER),
     "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
 }
+K3 = ("k3_shared_tile", "kb79", F32, HOPPER)
 simple = pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[2]}-sm_{''.join(map(str, c[3]))}")
 tiles = pytest.mark.parametrize("reason", TILES)
 
@@ -68,6 +69,11 @@ def tile(reason):
 @cache
 def tile_report(reason):
     return offline.report(RUNGS["k4_register_tile"].kernel(tile(reason)), TILES[reason][3])
+
+
+def check_order(report):
+    """No atomic, whose order nobody decides."""
+    assert not re.search(r"\b(atom|red)\.", report.ptx)
 
 
 def check_memory(report, budget):
@@ -218,7 +224,8 @@ MATRIX_PRODUCTS = [
     *[("kb64", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "tf32", "fp16": "f16", "bf16": "bf16"}
-LONGEST_COMPILATION = 8  # seconds of a processor
+# A compilation may take as long as so many of k3's, measured beside it: seconds depend on what else runs. k6's take 11.
+LONGEST_COMPILATION = 13
 # The instruction that multiplies, in PTX and in SASS.
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 matrix_products = pytest.mark.parametrize(
@@ -229,41 +236,39 @@ matrix_products = pytest.mark.parametrize(
 
 @cache
 def matrix_report(name, workload, precision):
-    """The configuration, and what became of it."""
+    """The configuration, what became of it, and how long that took, in compilations of k3."""
+    simpler = simple_report.__wrapped__(K3).seconds
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
     report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
-    return config, report
+    return config, report, report.seconds / simpler
 
 
-# In one process with the test of the times, which is alone: each is compiled once.
-@pytest.mark.alone
 @matrix_products
 def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
-    config, report = matrix_report(name, workload, precision)
+    config, report, _ = matrix_report(name, workload, precision)
     blocks = getattr(config, "min_blocks", 1)
     check_memory(report, min(255, offline.REGISTERS // (report.threads * blocks) // 8 * 8))
     assert report.blocks_per_multiprocessor >= blocks
 
 
-@pytest.mark.alone
 @matrix_products
 def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
-    _, report = matrix_report(name, workload, precision)
+    _, report, _ = matrix_report(name, workload, precision)
     word, sass = MULTIPLIERS[name]
     kind = OPERANDS[precision]
     assert re.search(rf"\b{word}\.\S*\.f32\.{kind}\.{kind}\b", report.ptx)
     # Between two asynchronous products ptxas waits, with a warning, where it cannot prove that nobody else needs them.
     assert "serialized" not in report.log
+    check_order(report)  # grad_input_planes runs them too
     if report.sass:
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
 
 
-@pytest.mark.alone
 @matrix_products
 def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
-    seconds = matrix_report(name, workload, precision)[1].seconds
-    for _ in range(2):  # a busy machine takes longer: the fastest of three counts
-        if seconds >= LONGEST_COMPILATION:
-            seconds = min(seconds, matrix_report.__wrapped__(name, workload, precision)[1].seconds)
-    assert seconds < LONGEST_COMPILATION
+    took = matrix_report(name, workload, precision)[2]
+    for _ in range(2):  # what else runs may change in between: the fastest of three counts
+        if took >= LONGEST_COMPILATION:
+            took = min(took, matrix_report.__wrapped__(name, workload, precision)[2])
+    assert took < LONGEST_COMPILATION

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import numba_tconv
-from numba_tconv import bench, routed
+from numba_tconv import accuracy, bench, routed
+from numba_tconv.directions import Operands
 from numba_tconv.problem import Problem
 from numba_tconv.workloads import Workload
 
@@ -142,6 +143,7 @@ def test_an_expanded_filter_on_the_gpu(calls):
         torchs = upsample(x, weight[:1])
         with routed():
             ours = upsample(x, weight[:1])
-    found = bench.errors({"torch": torchs, "ours": ours}, x, weight, None, problem)
-    assert found["ours"].within(found["torch"], torch.float32, "ieee", problem)
+    operands = Operands(x, weight, None)
+    found = accuracy.errors({"torch": torchs, "ours": ours}, operands, problem)
+    assert accuracy.right("forward", found["ours"], found["torch"], operands, "ieee", problem)
     assert len(calls) == 1

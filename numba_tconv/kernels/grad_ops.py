@@ -13,6 +13,7 @@ GPU does is decided, and registered, in ops.py.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -184,8 +185,8 @@ def jvp(tangents, arguments):
 
 def torchs_input(grad_output, weight, length: int, parameters):
     """torch's own gradient for the input."""
-    # Read for its shape only. An ordinary convolution needs none, but rounds otherwise than torch's gradient.
-    input = grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
+    # An ordinary convolution needs no input, but rounds otherwise than torch's gradient.
+    input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
     if not grad_output.numel():  # which torch's convolution refuses
         return input.zero_()
     return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
@@ -194,10 +195,18 @@ def torchs_input(grad_output, weight, length: int, parameters):
 def torchs_weight(grad_output, input, kernel_size: int, parameters):
     """torch's own gradient for the weight."""
     groups = parameters[3]
-    weight = input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))  # read for its shape only
+    weight = _shape_alone((input.shape[1], grad_output.shape[1] // groups, kernel_size), input)
     if not grad_output.numel():
         return weight.zero_()
     return _torchs(grad_output, input, weight, parameters, [False, True, False])[1]
+
+
+def _shape_alone(shape, like):
+    """A contiguous tensor that is read for its shape only: on the memory of ``like``, where that is enough, because it
+    may be as large as the signals. One number expanded would not do: torch makes it contiguous."""
+    if like.is_contiguous() and like.numel() >= math.prod(shape):
+        return like.view(-1)[: math.prod(shape)].view(shape)
+    return like.new_empty(shape)
 
 
 def _torchs(grad_output, input, weight, parameters, wanted):

@@ -1,9 +1,12 @@
 """What the GPU tests share: full-size problems, the pairs of dtype and precision, and the check of a rung."""
 
+import functools
+
 import pytest
 import torch
 
-from numba_tconv import fuzz
+from numba_tconv import accuracy, fuzz
+from numba_tconv.directions import Operands
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import current_device
@@ -80,6 +83,13 @@ def expected(x, w, bias, problem, precision="ieee"):
     return torchs, in_float64(x, w, bias, problem)
 
 
+def rounding_of(result, operands, problem, precision):
+    """For ``verdict``: what a precision costs that torch computes nothing in, or does so at its own choice."""
+    if precision not in accuracy.OPERANDS_SPREAD:
+        return None
+    return functools.partial(accuracy.rounding, result, operands, problem, precision)
+
+
 def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,)):
     """Skip what the rung cannot do; otherwise hold it against torch, on an output full of NaN."""
     able(rung, problem, dtype, precision)
@@ -88,5 +98,6 @@ def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,))
     for config in configs:
         y = poisoned(problem, dtype, "cuda")
         rung.run(x, w, bias, y, problem, config, precision)
-        if wrong := verdict(y, torchs, oracle, terms(problem), precision):
+        rounding = rounding_of("forward", Operands(x, w, bias), problem, precision)
+        if wrong := verdict(y, torchs, oracle, terms(problem), precision, rounding):
             pytest.fail(f"{rung.name}, {precision}, {layout}, {problem}, {config}: {wrong}")

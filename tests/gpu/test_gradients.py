@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import numba_tconv
+from numba_tconv.directions import Operands
 from numba_tconv.kernels.device import current_device
 from numba_tconv.kernels.gradients import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
 from numba_tconv.problem import Problem
-from tests.gpu.common import FEW, LARGE, arithmetic
+from tests.gpu.common import FEW, LARGE, arithmetic, rounding_of
 from tests.gradient_parity import (
     OF,
     ON_CUDA_CORES,
@@ -61,7 +62,8 @@ def check(rung, problem, dtype, layout="contiguous", configs=(None,), place=lamb
     for config in configs:
         result = poisoned_gradient(rung.of, problem, dtype, "cuda")
         rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config, precision)
-        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision)
+        rounding = rounding_of(rung.of, Operands(x, w, None, g), problem, precision)
+        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision, rounding)
         assert wrong is None, (config, wrong)
 
 

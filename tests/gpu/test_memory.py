@@ -53,18 +53,18 @@ def peak(layer, x, train):
     return torch.cuda.max_memory_allocated() - before
 
 
-@pytest.mark.parametrize("benchmark", [False, True], ids=["heuristics", "benchmark"])
+@pytest.mark.parametrize("search", [False, True], ids=["heuristics", "benchmark"])
 @pytest.mark.parametrize("train", [False, True], ids=["forward", "step"])
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_peak_memory_is_at_most_torchs(name, arithmetic, train, benchmark):
+def test_peak_memory_is_at_most_torchs(name, arithmetic, train, search):
     p, (dtype, precision) = LAYERS[name], ARITHMETICS[arithmetic]
     if precision == "tf32" and p.groups > 1:
         pytest.skip("tensor cores need 8 channels a group")
     arguments = (p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups)
     where = dict(device="cuda", dtype=dtype)
     x = torch.randn(p.batch, p.in_channels, p.length, **where).requires_grad_(train)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=precision == "tf32"):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=precision == "tf32"):
         theirs = peak(nn.ConvTranspose1d(*arguments, **where), x, train)
         ours = peak(ConvTranspose1d(*arguments, **where, precision=precision), x, train)
     assert ours > 0

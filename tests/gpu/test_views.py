@@ -82,6 +82,8 @@ def test_outputs_have_memory_of_their_own(variant):
     """Also where the output is the input, or of its size, and for one sample without its dimension."""
     x, w = torch.randn(2, 16, 300, device="cuda"), torch.eye(16, device="cuda")[:, :, None]
     choice = {"variant": variant, "precision": "ieee"}
+    if variant == "depthwise":
+        w, choice["groups"] = torch.ones(16, 1, 1, device="cuda"), 16
     if variant is not None and RUNGS[variant] in TENSOR_CORES:
         choice["precision"] = "tf32"
         able(RUNGS[variant], LARGE["HiFi-GAN's third layer"], torch.float32, "tf32")
