@@ -7,11 +7,13 @@ is expanded over its channels, which takes ``routed``.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -37,12 +39,21 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """``build(**sizes)`` makes the model, of the published sizes but for ``sizes``, arguments of its configuration.
-    ``sampling_rate``, in Hz, is the waveform's."""
+    """``family`` is transformers' name of the models; ``sampling_rate``, in Hz, is the waveform's. ``construct`` makes
+    the model from the module with the family's classes and from sizes as in ``build``."""
 
     title: str
+    family: str
     sampling_rate: int
-    build: Callable[..., Built]
+    construct: Callable[..., Built]
+
+    def classes(self) -> ModuleType:
+        """The module with the family's classes."""
+        return importlib.import_module(f"transformers.models.{self.family}.modeling_{self.family}")
+
+    def build(self, **sizes) -> Built:
+        """The model, of the published sizes but for ``sizes``, which are arguments of its configuration."""
+        return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
         """A model with random weights, in evaluation mode, and a random input for ``seconds`` of sound, both on torch's
@@ -92,6 +103,7 @@ def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
     """What the decoder's calls of the transposed convolution compute, each once, found without computing anything."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    decoder.classes()  # imported before, lest constants of its module become fake, too
     with FakeTensorMode(), torch.no_grad(), _Listed() as listed:
         decode(*decoder.make(batch, seconds))
     return list(dict.fromkeys(listed.problems))
@@ -131,33 +143,25 @@ def _terms(layer: nn.ConvTranspose1d) -> float:
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-def encodec(**sizes) -> Built:
-    from transformers.models.encodec import modeling_encodec as m
-
+def encodec(m: ModuleType, **sizes) -> Built:
     config = m.EncodecConfig(**sizes)
     hop = math.prod(config.upsampling_ratios)
     return Built(m.EncodecDecoder(config), hop, lambda batch, frames: torch.randn(batch, config.hidden_size, frames))
 
 
-def dac(**sizes) -> Built:
-    from transformers.models.dac import modeling_dac as m
-
+def dac(m: ModuleType, **sizes) -> Built:
     config = m.DacConfig(**sizes)
     hop = math.prod(config.downsampling_ratios)
     return Built(m.DacDecoder(config), hop, lambda batch, frames: torch.randn(batch, config.hidden_size, frames))
 
 
-def speecht5(**sizes) -> Built:
-    from transformers.models.speecht5 import modeling_speecht5 as m
-
+def speecht5(m: ModuleType, **sizes) -> Built:
     config = m.SpeechT5HifiGanConfig(**sizes)
     hop = math.prod(config.upsample_rates)
     return Built(m.SpeechT5HifiGan(config), hop, lambda batch, frames: torch.randn(batch, frames, config.model_in_dim))
 
 
-def mimi(**sizes) -> Built:
-    from transformers.models.mimi import modeling_mimi as m
-
+def mimi(m: ModuleType, **sizes) -> Built:
     config = m.MimiConfig(**sizes)
     hop = round(config.sampling_rate / config.frame_rate)
 
@@ -167,17 +171,13 @@ def mimi(**sizes) -> Built:
     return Built(m.MimiModel(config), hop, codes)
 
 
-def vits(**sizes) -> Built:
-    from transformers.models.vits import modeling_vits as m
-
+def vits(m: ModuleType, **sizes) -> Built:
     config = m.VitsConfig(**sizes)
     hop = math.prod(config.upsample_rates)
     return Built(m.VitsHifiGan(config), hop, lambda batch, frames: torch.randn(batch, config.flow_size, frames))
 
 
-def bigvgan(**sizes) -> Built:
-    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as m
-
+def bigvgan(m: ModuleType, **sizes) -> Built:
     config = m.Qwen2_5OmniBigVGANConfig(**sizes)
     hop = math.prod(config.upsample_rates)
     model = m.Qwen2_5OmniToken2WavBigVGANModel(config)
@@ -185,12 +185,12 @@ def bigvgan(**sizes) -> Built:
 
 
 DECODERS = {
-    "encodec": Decoder("EnCodec, 24 kHz", 24_000, encodec),
-    "dac": Decoder("DAC, 44.1 kHz", 44_100, dac),
-    "speecht5": Decoder("SpeechT5 HiFi-GAN, 16 kHz", 16_000, speecht5),
-    "mimi": Decoder("Mimi, 24 kHz", 24_000, mimi),
-    "vits": Decoder("VITS HiFi-GAN, 16 kHz", 16_000, vits),
-    "bigvgan": Decoder("Qwen2.5-Omni BigVGAN, 24 kHz", 24_000, bigvgan),
+    "encodec": Decoder("EnCodec, 24 kHz", "encodec", 24_000, encodec),
+    "dac": Decoder("DAC, 44.1 kHz", "dac", 44_100, dac),
+    "speecht5": Decoder("SpeechT5 HiFi-GAN, 16 kHz", "speecht5", 16_000, speecht5),
+    "mimi": Decoder("Mimi, 24 kHz", "mimi", 24_000, mimi),
+    "vits": Decoder("VITS HiFi-GAN, 16 kHz", "vits", 16_000, vits),
+    "bigvgan": Decoder("Qwen2.5-Omni BigVGAN, 24 kHz", "qwen2_5_omni", 24_000, bigvgan),
 }
 
 
