@@ -3,6 +3,8 @@
 Both run under a torch function mode that computes each call of the transposed convolution, the layers' as well as the
 model's own, by torch's function or by ours (as ``routed`` does), between two events. So the time of the transposed
 layers is that of the calls within the decoder, with its caches and its layouts, and part of the decoder's whole time.
+Some decoders wait for the GPU on their way (EnCodec and Mimi read lengths from it, BigVGAN copies its waveform to the
+host); what the GPU then waits for Python is in the times of both sides.
 """
 
 from __future__ import annotations

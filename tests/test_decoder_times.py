@@ -8,7 +8,18 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from numba_tconv import bench, cli, commands, decoder_run, decoder_times, decoders, functional, plotting, rows
+from numba_tconv import (
+    bench,
+    cli,
+    commands,
+    decoder_run,
+    decoder_times,
+    decoders,
+    functional,
+    plotting,
+    rows,
+    workloads,
+)
 from numba_tconv.kernels.device import H200
 from numba_tconv.machine import Machine
 
@@ -202,21 +213,26 @@ def test_a_time_is_a_positive_number(capsys, seconds):
     assert "is no time in seconds" in err
 
 
-@needs_transformers
 def test_what_is_compiled_ahead_is_what_is_called(monkeypatch, tmp_path):
-    filled = []
+    problems = [workloads.get(name).problem for name in ("hifigan_u1", "bigvgan_96")]
+    asked, filled, dtypes = [], [], [torch.float32, torch.bfloat16]
+    monkeypatch.setattr(decoders, "problems", lambda *given: asked.append(given) or problems)
     monkeypatch.setattr(decoder_run, "current_device", lambda: H200)
     monkeypatch.setattr(decoder_run.compile_ahead, "fill", lambda calls, cc, jobs: filled.extend(calls))
     monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
-    chosen, dtypes = decoders.get("bigvgan"), [torch.float32, torch.bfloat16]
-    decoder_run.compile_all([chosen], dtypes, 2, 0.5)
+    decoder_run.compile_all([decoders.get("bigvgan")], dtypes, 2, 0.5)
     assert filled == []
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
-    decoder_run.compile_all([chosen], dtypes, 2, 0.5)
-    for dtype, precisions in zip(dtypes, ({"tf32", "ieee"}, {"bf16"}), strict=True):  # the filters gain nothing by TF32
-        calls = [call for call in filled if call.dtype == dtype]
-        assert {call.precision for call in calls} == precisions
-        assert {call.problem for call in calls} == set(decoders.problems(chosen, 2, 0.5))
+    decoder_run.compile_all([decoders.get("bigvgan")], dtypes, 2, 0.5)
+    assert asked == [(decoders.get("bigvgan"), 2, 0.5)]
+    found = {(call.dtype, call.problem, call.precision) for call in filled}
+    # The filter gains nothing by TF32.
+    precisions = ("tf32", "ieee"), ("bf16", "bf16")
+    assert found == {
+        (dtype, problem, precision)
+        for dtype, some in zip(dtypes, precisions, strict=True)
+        for problem, precision in zip(problems, some, strict=True)
+    }
 
 
 def test_the_default_file_is_beside_the_other_rows():
