@@ -57,8 +57,9 @@ test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
 fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done, from number FIRST on
 	$(PY) -m numba_tconv fuzz --seed $(SEED) --first $(FIRST) --count $(COUNT)
 
-# What cannot be compiled ahead, as with the cache turned off, is compiled by the measurement itself.
-bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
+# What cannot be compiled ahead, as with the cache turned off, is compiled by the measurement itself. The decoders need
+# transformers, which a Python that is used as it is may lack.
+bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(REQUIRE_GPU)
 	-$(PY) -m numba_tconv compile
 	-$(PY) -m numba_tconv compile --direction step
@@ -68,8 +69,10 @@ bench: $(RUN_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv bench --direction step
 	$(PY) -m numba_tconv sweep
 	$(PY) -m numba_tconv sweep --fixed batch
+	$(PY) -m numba_tconv kernelbench
+	-$(PY) -m numba_tconv decoders
 
-figures: $(RUN_ENV) ## draw the figures, and README's table, from the rows in plots/data
+figures: $(RUN_ENV) ## draw the figures, and README's tables, from the rows in plots/data
 	$(PY) -m numba_tconv figures
 
 docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its links is broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from . import bench, commands, rows, search, training
+from . import bench, commands, decoder_run, decoder_times, decoders, kernelbench_rows, rows, search, training
 from .demo import run_demo
 from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from .fuzz import run_fuzz
@@ -22,6 +23,9 @@ from .problem import Problem
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / search.FILE
+KERNELBENCH = DATA / kernelbench_rows.FILE
+DECODERS = DATA / decoder_times.FILE
+TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]  # what decoders are used in
 TRAINING = DATA / "training" / "decoder.csv"
 # What --rung may name, by direction; a step is computed by several rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
@@ -65,6 +69,17 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def duration(text: str) -> float:
+    """A time in seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds (as in 4 or 0.5)")
+    return seconds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -181,8 +196,22 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")
     one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
 
+    one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
+    one.add_argument("decoders", nargs="*", metavar="NAME", help=f"{', '.join(decoders.DECODERS)} (all)")
+    one.add_argument("--dtype", action="append", choices=TIMED_DTYPES,
+                     help="may be repeated; float32 is computed in TF32 (float32 and bfloat16)")  # fmt: skip
+    one.add_argument("--batch", type=positive, default=4, metavar="N", help="how many inputs (4)")
+    one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="of sound, of each input (4)")
+    one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
+    one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
+
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 
-    one = command("kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules")
+    one = command(
+        "kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules; adds rows"
+    )
     one.add_argument("problem", nargs="*", type=int, metavar="PROBLEM", help="64, 74, 79 (all)")
+    one.add_argument(
+        "--out", type=Path, default=KERNELBENCH, metavar="FILE", help=f"the file to add to ({KERNELBENCH})"
+    )
     return top

@@ -19,11 +19,14 @@ from . import (
     cache,
     check,
     compile_ahead,
+    decoder_times,
     info,
     inspection,
     kernelbench,
+    kernelbench_rows,
     offline,
     plotting,
+    readme,
     rows,
     search,
     table,
@@ -219,17 +222,18 @@ def run_explain(arguments) -> int:
 def run_figures(arguments) -> int:
     recorded = rows.read_all(arguments.data)
     if arguments.readme.exists():
-        table.update(arguments.readme, recorded)
-        print(f"table written to {arguments.readme}")
+        readme.update(arguments.readme, readme.tables(arguments.data))
+        print(f"tables written to {arguments.readme}")
     else:
-        print(f"there is no {arguments.readme} to put the table in")
+        print(f"there is no {arguments.readme} to put the tables in")
     draw(recorded, arguments.data, arguments.plots)
     return 0
 
 
 def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> list[Path]:
     """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw. The paths."""
-    paths = plotting.draw_all(recorded, plots, live, search.read(data / search.FILE))
+    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    paths = plotting.draw_all(recorded, plots, live, search.read(data / search.FILE), timed)
     if not paths:
         print(f"no figure drawn: {data} holds no rows (`bench` and `sweep` record them, on a GPU)")
     for path in paths:
@@ -343,28 +347,28 @@ def run_info(arguments) -> int:
 
 
 def run_kernelbench(arguments) -> int:
-    verdicts = []
+    """Judge and time the entries, and add a row for each whose output is right."""
     numbers = arguments.problem or list(kernelbench.ENTRIES)
     if unknown := set(numbers) - set(kernelbench.ENTRIES):
         raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")
     require_gpu()
+    rows.check_writable(arguments.out, kernelbench_rows.Result)
+    verdicts, results = [], []
     for number in progress(numbers, "KernelBench"):
         verdicts.append(kernelbench.run(number))
+        results.append(kernelbench_rows.result_of(verdicts[-1]))
+        if verdicts[-1].right:
+            rows.append(arguments.out, results[-1:], kernelbench_rows.Result)
         torch.cuda.empty_cache()
-    header = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
     print(f"KernelBench level 1 on {torch.cuda.get_device_name()}; errors are relative norms against float64,")
     print(f"times the mean of {kernelbench.TIMED_TRIALS} calls on a cold L2, torch with its default switches\n")
-    print(table.markdown(header, [kernelbench_cells(verdict) for verdict in verdicts]))
+    print(f"{kernelbench_rows.markdown(results)}\n")
     for verdict in verdicts:
-        if not verdict.accepted and verdict.torch_is_the_inexact_side:
+        if not verdict.right:
+            print(f"Problem {verdict.number}: our output is too far from float64, or of another shape; no row is kept.")
+        elif not verdict.accepted and verdict.torch_is_the_inexact_side:
             ratio = verdict.torch_error.norm / verdict.error.norm
-            print(f"\nProblem {verdict.number} fails the comparison because of torch's output, not of ours: torch's is "
+            print(f"Problem {verdict.number} fails the comparison because of torch's output, not of ours: torch's is "
                   f"{ratio:,.0f} times as far from float64. By default torch multiplies float32 in TF32.")  # fmt: skip
-    return 0 if all(v.accepted or v.torch_is_the_inexact_side for v in verdicts) else FAILED
-
-
-def kernelbench_cells(verdict: kernelbench.Verdict) -> list:
-    passed = f"{verdict.passed} of {kernelbench.CORRECTNESS_TRIALS}" if verdict.same_shape else "other shape"
-    errors = f"{verdict.error.norm:.1e}", f"{verdict.torch_error.norm:.1e}"
-    times = f"{verdict.ms:.3g}", f"{verdict.torch_ms:.3g}", f"{verdict.torch_ms / verdict.ms:.2f}x"
-    return [verdict.number, passed, *errors, *times]
+    print(f"rows added to {arguments.out}")
+    return 0 if all(v.right and (v.accepted or v.torch_is_the_inexact_side) for v in verdicts) else FAILED

@@ -115,6 +115,11 @@ class Verdict:
         """Whether a failed comparison speaks against torch's output, which is further from float64 than ours."""
         return self.same_shape and self.error.norm < self.torch_error.norm
 
+    @property
+    def right(self) -> bool:
+        """Whether our output has torch's shape, and is at most twice as far from float64 as torch's."""
+        return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
+
 
 def torch_model(number: int) -> torch.nn.Module:
     """The layer that the benchmark's own ``Model`` of the problem holds."""

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -84,13 +84,13 @@ def read_all(directory: str | os.PathLike) -> list[Row]:
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
-def append(path: str | os.PathLike, rows: Iterable[Row]) -> None:
+def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
     """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
 
     The whole file is written beside the old one and then renamed over it, so that it is never seen half-written.
     Raises RowsError, leaving the file as it was, when it has other columns or cannot be written.
     """
-    replace(path, [*existing(path), *rows])
+    replace(path, [*existing(path, kind), *rows], kind)
 
 
 def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
@@ -130,12 +130,16 @@ def replace_text(path: str | os.PathLike, text: str) -> None:
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
     """The newest row of each (workload, direction, rung, dtype, precision, length), by its time."""
-    newest: dict[tuple, Row] = {}
+    return newest(rows, lambda row: (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length))
+
+
+def newest(rows: Iterable[Kind], key: Callable[[Kind], tuple]) -> dict[tuple, Kind]:
+    """The newest row of each ``key``, by its time, in the order in which the keys were first seen."""
+    found: dict[tuple, Kind] = {}
     for row in rows:
-        key = (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length)
-        if key not in newest or row.time >= newest[key].time:
-            newest[key] = row
-    return newest
+        if key(row) not in found or row.time >= found[key(row)].time:
+            found[key(row)] = row
+    return found
 
 
 def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:

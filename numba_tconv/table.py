@@ -1,17 +1,14 @@
-"""README's table of results: made from the recorded rows, and put between two markers."""
+"""Tables of results, made from the recorded rows."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from .directions import DIRECTIONS, FORWARD
-from .rows import Row, RowsError, latest, replace_text
+from .rows import Row, latest
 from .workloads import AUDIO, WORKLOADS
 
-BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 EMPTY = "No rows are recorded yet."
 
 
@@ -40,25 +37,10 @@ def render(rows: Iterable[Row]) -> str:
     return "\n\n".join(_table(tables[key]) for key in sorted(tables, key=_order)) or EMPTY
 
 
-def section(readme: str) -> str:
-    """What stands between the markers in the text of a README. Raises RowsError where a marker is missing."""
-    start, end = readme.find(BEGIN), readme.find(END)
-    if start < 0 or end < start:
-        raise RowsError(f"the markers {BEGIN} and {END} are missing")
-    return readme[start + len(BEGIN) : end].strip()
-
-
-def update(path: str | os.PathLike, rows: Iterable[Row]) -> None:
-    """Put the tables of ``rows`` between the markers of the README at ``path``. Raises RowsError."""
-    try:
-        readme = Path(path).read_text(encoding="utf-8")
-        section(readme)
-    except OSError as error:
-        raise RowsError(f"cannot read {path}: {error.strerror}") from error
-    except RowsError as error:
-        raise RowsError(f"{path}: {error}") from error
-    before, after = readme[: readme.find(BEGIN) + len(BEGIN)], readme[readme.find(END) :]
-    replace_text(path, f"{before}\n{render(rows)}\n{after}")
+def where(rows: list) -> str:
+    """GPU, versions and date of the newest of ``rows``, which may be those of any file."""
+    newest = max(rows, key=lambda row: row.time)
+    return f"{newest.gpu}, driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}, {newest.time[:10]}"
 
 
 def _order(key: tuple) -> tuple:
@@ -98,7 +80,7 @@ def _table(rows: list[Row]) -> str:
         )
     first = rows[0]
     arithmetic = first.dtype if first.precision == first.dtype else f"{first.dtype}, {first.precision}"
-    title = f"**{first.direction}, {arithmetic}**, milliseconds (median), {_where(rows)}"
+    title = f"**{first.direction}, {arithmetic}**, milliseconds (median), {where(rows)}"
     theirs = ["cuDNN", "conv1d"] if forward else ["cuDNN"]
     header = ["workload", *rungs, *theirs, "floor", *(["of floor", "speed-up"] if rungs else [])]
     parts = [title, markdown(header, lines)]
@@ -114,8 +96,3 @@ def _ms(row: Row) -> float:
 
 def _time(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.3g}"
-
-
-def _where(rows: list[Row]) -> str:
-    newest = max(rows, key=lambda row: row.time)
-    return f"{newest.gpu}, driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}, {newest.time[:10]}"

@@ -1,9 +1,21 @@
 """Rows for tests of what reads rows. Their numbers are made up."""
 
-from numba_tconv import workloads
+from numba_tconv import readme, workloads
+from numba_tconv.decoder_times import Timed
+from numba_tconv.kernelbench_rows import Result
 from numba_tconv.rows import Row
 
 SLOWER = {"k1_gather": 25.0, "k2_polyphase": 12.0, "k3_shared_tile": 4.5, "k4_register_tile": 1.4}
+WHERE = dict(
+    time="2026-01-02T03:04:05Z",
+    commit="0123abc",
+    gpu="NVIDIA H200",
+    driver="580.1",
+    torch="2.11.0",
+    cudnn="9.19.0",
+    numba_cuda="0.30.4",
+)
+EMPTY_README = "".join("{}\n{}\n".format(*readme.markers(name)) for name in ("table", "kernelbench", "decoders"))
 
 
 def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee", **values):
@@ -12,13 +24,6 @@ def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee
     floor = problem.floor_ms(4, precision)
     ms = floor * slower
     made = dict(
-        time="2026-01-02T03:04:05Z",
-        commit="0123abc",
-        gpu="NVIDIA H200",
-        driver="580.1",
-        torch="2.11.0",
-        cudnn="9.19.0",
-        numba_cuda="0.30.4",
         workload=workload if isinstance(workload, str) else workload.name,
         direction="forward",
         rung=rung,
@@ -36,7 +41,7 @@ def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee
         relerr=3e-7,
         cudnn_relerr=2e-7,
     )
-    return Row(**made | values)
+    return Row(**WHERE | made | values)
 
 
 def ladder(workload="kb64", **values):
@@ -48,3 +53,30 @@ def sweep(batch=None):
     """The ladder at three lengths."""
     lengths = (2**10, 2**14, 2**20)
     return [row for n in lengths for row in ladder(workloads.at_length(workloads.get("kb64"), n, batch))]
+
+
+def result(problem=64, **values):
+    """What KernelBench's rules gave for a problem."""
+    made = dict(ms_mean=1.5, torch_ms_mean=4.5, trials=5, passed=5)
+    errors = dict(relerr=2e-4, torch_relerr=3e-4, largest_error=4e-4, torch_largest_error=5e-4)
+    return Result(**WHERE | made | errors | dict(problem=problem) | values)
+
+
+def timed(decoder="dac", dtype="float32", **values):
+    """A decoder of 40 ms, a half of which torch's transposed convolutions take, and ours a third of that."""
+    made = dict(
+        transformers="5.23.0",
+        decoder=decoder,
+        dtype=dtype,
+        precision="tf32" if dtype == "float32" else dtype,
+        batch=4,
+        seconds=4.0,
+        calls=4,
+        layers_ms_p50=7.0,
+        torch_layers_ms_p50=21.0,
+        ms_p50=26.0,
+        torch_ms_p50=40.0,
+        relerr=3e-4,
+        torch_relerr=2e-4,
+    )
+    return Timed(**WHERE | made | values)

@@ -25,9 +25,10 @@ from numba_tconv import (
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.readme import section
 
 from .command_line import no_gpu, run
-from .samples import ladder, row, sweep
+from .samples import EMPTY_README, ladder, row, sweep
 
 ROOT = Path(__file__).parent.parent
 RUNGS_OF = {"forward": RUNGS} | {
@@ -146,10 +147,10 @@ def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measur
 
 def test_figures_draws_and_fills_the_readme(capsys, places, tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"{table.BEGIN}\n{table.END}\n")
+    readme.write_text(EMPTY_README)
     code, out, _ = run(capsys, "figures", *places, "--readme", readme)
     assert code == 0
-    assert table.section(readme.read_text()) == table.render([*ladder(), *sweep()])
+    assert section(readme.read_text(), "table") == table.render([*ladder(), *sweep()])
     for path in (tmp_path / "plots").iterdir():
         assert str(path) in out
 
@@ -255,7 +256,7 @@ def test_demo_with_a_gpu_ends_with_its_table_and_figure(capsys, places, tmp_path
     def measure(workload, names, repeats, budget_s):
         return [row(workload, name, gpu="NVIDIA H100") for name in names if name != "auto"]
 
-    def draw_all(recorded, directory, live, searched):
+    def draw_all(recorded, directory, live, searched, timed):
         assert {one.gpu for one in live} == {"NVIDIA H100"}
         return [directory / f"{name}.{kind}" for name in ("roofline_x", demo.FIGURE) for kind in ("svg", "png")]
 

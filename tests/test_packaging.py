@@ -28,7 +28,7 @@ FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
 LAYERS = (
     ("requirements", "taps"),
     ("problem",),
-    ("workloads", "expert", "rows", "machine", "progress"),
+    ("workloads", "expert", "rows", "machine", "progress", "decoders"),
     ("cache", "elements", "ptx", "ptx.*"),
     ("launch", "transforms"),
     ("offline", "kernels.*"),
@@ -42,10 +42,11 @@ LAYERS = (
     ("directions", "timing"),
     ("accuracy",),
     ("bench", "check", "compile_ahead", "info", "inspection", "kernelbench", "table"),
-    ("search",),
+    ("search", "decoder_times", "kernelbench_rows"),
+    ("readme",),
     ("plotting", "plotting.*"),
     ("commands",),
-    ("demo", "fuzz", "training"),
+    ("decoder_run", "demo", "fuzz", "training"),
     ("cli",),
     ("__main__",),
 )

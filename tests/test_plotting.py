@@ -1,4 +1,4 @@
-"""Figures and README's table: drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
+"""Figures and tables: drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from numba_tconv import plotting, rows, search, table, workloads
+from numba_tconv import decoder_times, plotting, rows, search, table, workloads
 from numba_tconv.directions import DIRECTIONS, rungs_of
 from numba_tconv.plotting.style import LADDER, MARKERS, look
 
@@ -194,34 +194,10 @@ def test_no_rows_say_so():
     assert table.render([]) == table.EMPTY
 
 
-def test_only_what_is_between_the_markers_changes(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    for _ in range(2):
-        table.update(readme, ladder())
-        text = readme.read_text()
-        assert text.startswith(f"before\n{table.BEGIN}\n")
-        assert text.endswith(f"\n{table.END}\nafter\n")
-        assert table.section(text) == table.render(ladder())
-
-
-def test_a_readme_without_markers_is_left_alone(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text("no markers")
-    with pytest.raises(rows.RowsError, match="markers"):
-        table.update(readme, ladder())
-    assert readme.read_text() == "no markers"
-
-
-def test_readme_shows_the_recorded_rows():
-    recorded = rows.read_all(ROOT / "plots" / "data")
-    section = table.section((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert section == table.render(recorded), "run `make figures`"
-
-
 def test_every_figure_of_the_recorded_rows_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: path.touch())  # the names are what counts
     data = ROOT / "plots" / "data"
-    drawn = plotting.draw_all(rows.read_all(data), tmp_path, searched=search.read(data / search.FILE))
+    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    drawn = plotting.draw_all(rows.read_all(data), tmp_path, searched=search.read(data / search.FILE), timed=timed)
     missing = [path.name for path in drawn if not (ROOT / "plots" / path.name).exists()]
     assert not missing, "run `make figures`"

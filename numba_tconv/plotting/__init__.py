@@ -9,11 +9,13 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from ..decoder_times import Timed
 from ..directions import FORWARD, STEP
 from ..progress import progress
 from ..rows import Row, RowsError, latest
 from ..search import RUNG, Tried
 from . import by_rung, chosen
+from .by_decoder import decoders
 from .by_intensity import intensity
 from .by_length import throughput
 from .by_precision import errors
@@ -23,18 +25,23 @@ from .by_workload import shares
 from .style import STYLE
 from .words import arithmetic, name_of
 
-__all__ = ["STYLE", "draw_all", "errors", "intensity", "ladder", "predicted", "shares", "throughput"]
+__all__ = ["STYLE", "decoders", "draw_all", "errors", "intensity", "ladder", "predicted", "shares", "throughput"]
 
 
 def draw_all(
-    rows: Iterable[Row], directory: str | os.PathLike, live: Iterable[Row] = (), searched: Iterable[Tried] = ()
+    rows: Iterable[Row],
+    directory: str | os.PathLike,
+    live: Iterable[Row] = (),
+    searched: Iterable[Tried] = (),
+    timed: Iterable[Timed] = (),
 ) -> list[Path]:
     """Draw every figure that ``rows`` give, as SVG and PNG in ``directory``; the paths written.
 
     One figure of throughput against length for each sweep; one of the shares of the roofline for each direction, dtype
     and precision measured at full size; one of errors and one of throughput against arithmetic intensity for each
-    direction (a step is several kernels, and has no intensity of its own); the ladder; and what was predicted of the
-    configurations that were ``searched``. ``live`` rows are drawn beside the recorded sweeps, with hollow markers.
+    direction (a step is several kernels, and has no intensity of its own); the ladder; what was predicted of the
+    configurations that were ``searched``; and the decoders that were ``timed``. ``live`` rows are drawn beside the
+    recorded sweeps, with hollow markers.
     Raises RowsError where a file cannot be written.
     """
     recorded, fresh = list(latest(rows).values()), list(latest(live).values())
@@ -42,6 +49,8 @@ def draw_all(
         figures = _sweeps(recorded, fresh) | _at_full_size(recorded)
         if known := predicted(searched):
             figures[f"predicted_{RUNG}"] = known
+        if whole := decoders(timed):
+            figures["decoders"] = whole
         drawn = progress(figures.items(), "figures", len(figures))
         return [path for name, figure in drawn for path in _save(figure, Path(directory), name)]
 
