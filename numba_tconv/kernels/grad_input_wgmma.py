@@ -75,6 +75,7 @@ from .tensor_tile import DTYPES
 
 # Input channels, below which loads take longer than products: kb79's 32 take 1.19 ms, by planes 0.62 (H200, tf32).
 SHORTEST_PRODUCT = 48
+FULL_ENOUGH = 3 / 4  # of a stage: encodec_u2's 20 of 32 took 0.26 ms, by planes 0.21 (H200, tf32, a script)
 
 
 def make_operands(config: Config):
@@ -326,7 +327,12 @@ class InputWarpgroup(WgmmaGradient):
         if (channels := problem.in_channels_per_group) < SHORTEST_PRODUCT:
             return f"it is for at least {SHORTEST_PRODUCT} input channels a group, not {channels}: products are short"
         entries = problem.out_channels_per_group * problem.kernel_size
-        return too_few(entries) if entries < FEWEST_CHANNELS else None
+        if entries < FEWEST_CHANNELS:
+            return too_few(entries)
+        of_stage, row = choose(problem, precision).entries, ROW // dtype.itemsize
+        if min(of_stage, entries) < FULL_ENOUGH * min(row, entries):
+            return f"{problem.kernel_size} taps fill {of_stage} of a stage's {row} entries: the rest multiplies zeros"
+        return None
 
     def config(self, problem, dtype, device=None, precision=None):
         return choose(problem, precision or default_precision(dtype))
