@@ -13,8 +13,10 @@ from numba_tconv.kernels import (
     grad_input_wgmma_config,
     grad_weight_wgmma_config,
     planes,
+    tensor_map,
 )
 from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import swizzled_descriptor
 from tests.gpu.common import LARGE
@@ -113,6 +115,7 @@ def test_boxes_begin_at_multiples_of_16_bytes(precision):
         config = grad_input_wgmma_config.choose(p, precision)
         if config:
             assert config.piece * config.stride * config.itemsize % 16 == 0
+            assert (config.boxes - 1) * config.piece < config.rows <= config.boxes * config.piece
             assert config.stages_of(p) == 1 or config.entries * config.itemsize % 16 == 0
             assert p.groups == 1 or p.out_channels_per_group % config.g_channels == 0
             needed = (config.piece - 1) * p.stride + (p.kernel_size - 1) * p.dilation + 1
@@ -153,12 +156,57 @@ def test_splits_are_no_longer_than_sums_may_be(reason, precision):
 def test_taps_of_odd_chunks_do_not_shift_words():
     """With several chunks, words of two positions begin at even elements for all of them."""
     p = Problem(1, 64, 64, 9, 1000, dilation=3)
-    config = grad_weight_wgmma_config.choose(p, "bf16", False)
+    config = grad_weight_wgmma_config.choose(p, "bf16", 1)
     assert config.tap_chunk == 9 or config.tap_chunk * 3 % 2 == 0
     many = replace(p, kernel_size=31)
-    config = grad_weight_wgmma_config.choose(many, "bf16", False)
+    config = grad_weight_wgmma_config.choose(many, "bf16", 1)
     assert config.tap_chunk < 31
     assert config.tap_chunk * 3 % 2 == 0
+
+
+@every_precision
+def test_sets_of_rows_that_begin_alike(precision):
+    """Each set has the same number of a tile's rows; groups begin with the first set; words never straddle two."""
+    for p in PROBLEMS.values():
+        for alike in (2, 4, 8):
+            config = grad_weight_wgmma_config.choose(p, precision, alike)
+            if config is None:
+                continue
+            assert config.g_channels % alike == 0
+            assert config.box_rows * alike == config.g_channels
+            assert p.groups == 1 or p.out_channels_per_group % alike == 0
+            assert config.itemsize == 4 or p.stride > 1 or 16 // alike % 4 == 0
+            # What is cleared lies in the first box alone.
+            assert config.clears == p.padding <= config.positions // config.pieces * p.stride
+
+
+def test_rows_alike():
+    def alike(length, itemsize, channels=16, distance=None):
+        strides = channels * (distance or length), distance or length, 1
+        return tensor_map.rows_alike((3, channels, length), strides, itemsize)
+
+    assert [alike(length, 4) for length in (32, 33, 34, 36)] == [1, 4, 2, 1]
+    assert [alike(length, 2) for length in (32, 33, 34, 36)] == [1, 8, 4, 2]
+    assert alike(33, 4, distance=36) == 1
+    assert alike(33, 4, channels=3) == 0  # samples that begin unlike, and fewer channels than sets
+    assert tensor_map.rows_alike((1, 8, 33), (8 * 66, 66, 2), 4) == 0  # elements apart
+    assert tensor_map.rows_alike((1, 8, 33), (0, 0, 1), 4) == 0  # one row for all channels
+
+
+HUGE = {
+    "positions": (Problem(1, 64, 64, 4, 1 << 29, stride=2), ["grad_weight_wgmma", "grad_input_wgmma"]),
+    "padding": (Problem(1, 64, 64, 4, 1 << 29, stride=2, padding=1000), ["grad_weight_wgmma", "grad_input_wgmma"]),
+    "rows": (Problem(1 << 26, 64, 64, 4, 3, stride=2), ["grad_weight_wgmma", "grad_input_planes"]),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_refuses_what_32_bits_cannot_count(what):
+    problem, rungs = HUGE[what]
+    few = replace(problem, batch=1, length=1000)
+    for rung in map(GRADIENTS.get, rungs):
+        assert "32 bits" in rung.supports(problem, torch.float32, "tf32")
+        assert rung.supports(few, torch.float32, "tf32") is None
 
 
 def test_swizzled_descriptor():
