@@ -188,7 +188,8 @@ def test_rows_alike():
     assert [alike(length, 4) for length in (32, 33, 34, 36)] == [1, 4, 2, 1]
     assert [alike(length, 2) for length in (32, 33, 34, 36)] == [1, 8, 4, 2]
     assert alike(33, 4, distance=36) == 1
-    assert alike(33, 4, channels=3) == 0  # samples that begin unlike, and fewer channels than sets
+    assert alike(33, 4, channels=6) == 0  # samples that begin unlike
+    assert tensor_map.rows_alike((1, 3, 33), (99, 33, 1), 4) == 0  # fewer channels than sets
     assert tensor_map.rows_alike((1, 8, 33), (8 * 66, 66, 2), 4) == 0  # elements apart
     assert tensor_map.rows_alike((1, 8, 33), (0, 0, 1), 4) == 0  # one row for all channels
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ..problem import Problem
-from .grad_ring import ARRIVING, CONSUMERS, MOST_CHANNELS, PRODUCTS, ROW, SHARED, STAGE_CLOCKS, Ring, deepest
+from .grad_ring import CONSUMERS, MOST_CHANNELS, PRODUCTS, ROW, SHARED, STAGE_CLOCKS, Ring, deepest
 from .tensor_map import ALIGNMENT, LARGEST_BOX
 from .tensor_tile import DTYPES
 
 MOST_SUMS = 160  # of a thread that multiplies
-BOX_CLOCKS = 94  # from one box's copy to the next (H200: stages of 9 and 17 boxes)
 TURN_CLOCKS = 200  # of a stage, where only one warpgroup multiplies at a time (H200)
 LEAVING = 4  # sums that a multiprocessor stores a clock, while it multiplies nothing (H200, tf32)
 
@@ -88,9 +87,8 @@ class Config(Ring):
         products = PRODUCTS * self.blocks * warpgroups
         operands = PRODUCTS * warpgroups * 4 * self._reads
         shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
-        arriving = max(self.stage_bytes / ARRIVING, (self.boxes + 1) * BOX_CLOCKS)
         beside = STAGE_CLOCKS + (TURN_CLOCKS if self.in_turns else 0)
-        multiplying = self.stages_of(problem) * (max(products * self.channels / 2, shared, arriving) + beside)
+        multiplying = self.stages_of(problem) * (max(products * self.channels / 2, shared, self.arriving) + beside)
         storing = self.rows * self.channels / LEAVING
         return max(multiplying, storing) if self.in_turns else multiplying + storing
 

@@ -39,8 +39,9 @@ ROW = 128  # bytes of a row of B in a stage
 PRODUCTS = 4  # along the depth, in a stage: each takes 32 bytes of a row
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted to measured times (H200): bytes that arrive at a multiprocessor a clock; clocks of a stage beside its products.
-ARRIVING, STAGE_CLOCKS = 45, 80
+# Fitted to measured times (H200): bytes that arrive at a multiprocessor a clock, clocks from one box's copy to the
+# next, clocks of a stage beside its products.
+ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
 SHARED = 128  # bytes that shared memory reads or writes a clock
 LONGEST_SIGNAL = 1 << 30  # elements before padding crops them: places, and sums of two, are int32
 
@@ -101,6 +102,11 @@ class Ring:
     def stage_bytes(self) -> int:
         """That arrive for a stage."""
         return self.b_bytes + self.boxes * self.box_bytes
+
+    @property
+    def arriving(self) -> float:
+        """Estimated clocks that a stage takes to arrive."""
+        return max(self.stage_bytes / ARRIVING, (self.boxes + 1) * BOX_CLOCKS)
 
     @property
     def slot(self) -> int:

@@ -173,7 +173,7 @@ class Config(Ring):
         operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * self._conflicts(self.width)
         shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
         alone = STAGE_CLOCKS if self.sets == 1 else 0
-        return max(products * self.channels / 2, shared, self.slot / ARRIVING) + STAGE_CLOCKS + alone
+        return max(products * self.channels / 2, shared, self.arriving) + STAGE_CLOCKS + alone
 
 
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
