@@ -142,7 +142,7 @@ def test_samples_far_apart(rung, precision, reason):
 
 @rungs
 @float32
-def test_more_than_2_to_the_31_outputs(rung, precision):
+def test_more_than_2_to_the_31_outputs(rung, precision, much_memory):
     problem = Problem(2, 1, 2, 2, 2**28 + 3, stride=2)
     able(rung, problem, torch.float32, precision)
     x, w, bias = operands(problem, torch.float32, "cuda")
