@@ -13,7 +13,7 @@ most of a window, so each element of grad_output is fetched about once a tile.
 * Store: neighbouring lanes exchange sums, so that each stores four positions of one channel; a warp's sums of one
   channel lie side by side.
 
-Recorded (H200, tf32): hifigan_u3 0.185 ms, 2.1 times as fast as torch and 1.7 times as grad_input_planes.
+Recorded (H200, tf32): hifigan_u3 0.166 ms, 2.4 times as fast as torch and 1.9 times as grad_input_planes; bf16: 0.134.
 
 Where the stride is 1, grad_input is a transposed convolution, which k6 computes with weights that stay in shared memory
 (grad_input_planes.py).
@@ -73,9 +73,9 @@ from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, in_rows, publish
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
-# Input channels, below which loads take longer than products: kb79's 32 take 1.19 ms, by planes 0.62 (H200, tf32).
+# Input channels, below which loads take longer than products: kb79's 32 take 1.12 ms, by planes 0.62 (H200, tf32).
 SHORTEST_PRODUCT = 48
-FULL_ENOUGH = 3 / 4  # of a stage: encodec_u2's 20 of 32 took 0.26 ms, by planes 0.21 (H200, tf32, a script)
+FULL_ENOUGH = 3 / 4  # of a stage: encodec_u2's 20 of 32 take 0.25 ms, by planes 0.21 (H200, tf32)
 
 
 def make_operands(config: Config):

@@ -14,8 +14,12 @@ copy engine cannot fetch grad_output's rows, or a tile cannot hold their phases,
 * Store: the sums go to a workspace as they lie in registers; a second kernel adds up the splits, in a fixed order and
   in float64, and puts them in the order of the weight (grad_weight_sum.py): equal calls give equal bits.
 
-Recorded (H200, tf32): kb64 2.51 ms, 1.8 times as fast as torch; kb74 0.467 ms, 5.5 times, 80% of the roofline. Its
-error is a third of torch's. kb64 stands at 40%, for a reason that has not been found.
+Recorded (H200, tf32): kb64 1.21 ms, 3.7 times as fast as torch, 83% of the roofline; kb74 0.463 ms, 5.5 times. Its
+error is a third of torch's.
+
+What limits a tile is shared memory, which gives each product its B and each lane its rows: the profiler found it busy
+for 98% of the time with two sets of operands and 64 channels of kb64 (1.51 ms), so sums and channels come first, and
+the second set of operands where registers are left.
 
 A split is at most 32,768 positions long: tensor cores cut off what an addition cannot hold, so a longer sum would lose
 more. Each element of x is read once for each tile along pairs and taps, each of grad_output once for each along input
