@@ -8,7 +8,7 @@ import torch
 from numba_tconv import cli, commands, compile_ahead, launch, workloads
 from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, device, grad_input_wgmma, grad_weight_wgmma, k6_boxes
+from numba_tconv.kernels import RUNGS, device, grad_ring, k6_boxes
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.launch import Kernel
@@ -43,7 +43,7 @@ def launched(monkeypatch):
     """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
-    for module in (k6_boxes, grad_input_wgmma, grad_weight_wgmma):  # tensor maps are made by the driver
+    for module in (k6_boxes, grad_ring):  # tensor maps are made by the driver
         monkeypatch.setattr(module, "encode", lambda *_: ())
 
     def of(call):

@@ -26,7 +26,7 @@ def memory(monkeypatch):
 
     for module in (k6_load, k6_boxes):
         monkeypatch.setattr(module, "device_function", lambda function: function)
-        monkeypatch.setattr(module, "recomputed", lambda value: value)
+    monkeypatch.setattr(k6_load, "recomputed", lambda value: value)
     monkeypatch.setattr(k6_load, "cp_async_bulk", cp_async_bulk)
     monkeypatch.setattr(k6_load, "st_shared", st_shared)
     monkeypatch.setattr(k6_load, "mbarrier_expect_tx", lambda barrier, size: None)
