@@ -34,18 +34,11 @@ HEADER = [
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours. Times are medians in milliseconds, of the whole
     decoder and of its ``calls`` calls of the transposed convolution together; ``seconds`` of sound for each of
     ``batch`` inputs. Errors are relative norms of the waveform against the same decoder in float64."""
 
-    time: str
-    commit: str
-    gpu: str
-    driver: str
-    torch: str
-    cudnn: str
-    numba_cuda: str
     transformers: str
     decoder: str
     dtype: str

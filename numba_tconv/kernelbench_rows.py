@@ -15,20 +15,13 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(machine.Measured):
     """How the entry of a problem fared. Times are means in milliseconds, with torch's switches at their defaults.
 
     Of ``trials`` fresh inputs, our output was allclose to torch's on ``passed``. Errors are against float64, the
     largest over the trials: of the relative norm, and of the largest element, relative to the largest result.
     """
 
-    time: str
-    commit: str
-    gpu: str
-    driver: str
-    torch: str
-    cudnn: str
-    numba_cuda: str
     problem: int
     ms_mean: float
     torch_ms_mean: float

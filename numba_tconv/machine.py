@@ -24,6 +24,18 @@ class Machine:
     numba_cuda: str
 
 
+@dataclass(frozen=True)
+class Time:
+    """The column of a row on when it was measured."""
+
+    time: str
+
+
+@dataclass(frozen=True)
+class Measured(Machine, Time):
+    """The columns that every row begins with: when it was measured, and on what."""
+
+
 def describe() -> Machine:
     """This machine, with torch's current GPU ("none" without one)."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"

@@ -11,13 +11,15 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+from . import machine
+
 
 class RowsError(Exception):
     """A rows file that cannot be read or written; the message says which and why."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(machine.Measured):
     """One measurement. Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum
     traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
 
@@ -28,13 +30,6 @@ class Row:
     suffix from a sweep: ``@total`` or ``@batch<N>``.
     """
 
-    time: str
-    commit: str
-    gpu: str
-    driver: str
-    torch: str
-    cudnn: str
-    numba_cuda: str
     workload: str
     direction: str
     rung: str

@@ -42,14 +42,13 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Step(machine.Machine):
+class Step(machine.Measured):
     """What was recorded after a step: its loss, and the median time in milliseconds of the steps since the last row.
 
     ``layers`` is a name in LAYERS, ``arithmetic`` one in ARITHMETICS: float32 without or with TF32, or autocast. The
     loss is the power of the error as a share of the waveforms' own.
     """
 
-    time: str
     layers: str
     arithmetic: str
     step: int
