@@ -11,6 +11,10 @@ from numba import cuda, int32, types
 from numba.core import config
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
+if SIMULATOR:
+    from ..simulator import mend
+
+    mend()
 SHARED = 3  # LLVM's address space
 i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
