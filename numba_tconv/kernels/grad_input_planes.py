@@ -21,7 +21,7 @@ import torch
 from ..problem import Problem
 from . import device as gpu
 from . import planes, tensor_pack
-from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few, too_many_weights
+from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .k5_mma import WarpMatrix, config_of
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
@@ -79,7 +79,10 @@ class InputPlanes(GradientRung):
         fewest = min(p.in_channels_per_group, p.out_channels_per_group)
         if fewest < FEWEST_CHANNELS:
             return too_few(fewest)
-        return None if reads_grad_output(problem) else too_many_weights(problem, dtype, MOST_WEIGHTS)
+        weights = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
+        if dtype.itemsize == 2 and weights > MOST_WEIGHTS and not reads_grad_output(problem):
+            return f"with 16-bit elements it is for at most {MOST_WEIGHTS:,} weights, not {weights:,}: torch is faster"
+        return None
 
     def forward_rung(self, problem, dtype, precision, device) -> Rung:
         """The rung that computes the transposed convolution."""

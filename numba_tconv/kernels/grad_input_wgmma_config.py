@@ -16,8 +16,9 @@ from .tensor_map import ALIGNMENT, LARGEST_BOX
 from .tensor_tile import DTYPES
 
 MOST_SUMS = 160  # of a thread that multiplies
-TURN_CLOCKS = 200  # of a stage, where only one warpgroup multiplies at a time (H200)
-LEAVING = 4  # sums that a multiprocessor stores a clock, while it multiplies nothing (H200, tf32)
+# Fitted likewise: clocks more of a stage, where only one warpgroup multiplies at a time; sums that a multiprocessor
+# stores a clock, while it multiplies nothing.
+TURN_CLOCKS, LEAVING = 200, 4
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from numba import int32
 
 from ..problem import Problem
 from ..ptx import (
-    SIMULATOR,
     device_function,
     mbarrier_arrive,
     mbarrier_wait,
@@ -28,6 +27,7 @@ from ..ptx import (
 from .device import H200
 from .grad_rung import GradientRung
 from .tensor_map import MAP_BYTES, encode, row_bytes
+from .tensor_rung import tensor_core_reason
 from .tensor_tile import DTYPES, KINDS
 
 KNOWN = "tf32", "fp16", "bf16"
@@ -39,8 +39,8 @@ ROW = 128  # bytes of a row of B in a stage
 PRODUCTS = 4  # along the depth, in a stage: each takes 32 bytes of a row
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted to measured times (H200): bytes that arrive at a multiprocessor a clock, clocks from one box's copy to the
-# next, clocks of a stage beside its products.
+# Fitted to times of a script, of which there are no rows (H200): bytes that arrive at a multiprocessor a clock, clocks
+# from one box's copy to the next, clocks of a stage beside its products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
 SHARED = 128  # bytes that shared memory reads or writes a clock
 LONGEST_SIGNAL = 1 << 30  # elements before padding crops them: places, and sums of two, are int32
@@ -221,12 +221,8 @@ class WgmmaGradient(GradientRung):
         raise NotImplementedError
 
     def supports(self, problem, dtype, precision):
-        if SIMULATOR:
-            return "the CUDA simulator has no tensor cores"
-        if precision not in KNOWN:
-            return f"it multiplies on tensor cores, in {', '.join(KNOWN)}, not in {precision}"
-        if dtype != DTYPES[precision]:
-            return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+        if reason := tensor_core_reason(dtype, precision, KNOWN):
+            return reason
         p = problem
         if max(p.batch, p.in_channels, p.out_channels * p.stride, p.out_length + 2 * p.padding) >= LONGEST_SIGNAL:
             return "it counts samples, channels, phases and positions in 32 bits"

@@ -17,15 +17,6 @@ def too_few(channels: int) -> str:
     return f"it is for at least {FEWEST_CHANNELS} channels a group, not {channels}: most of its products would be zeros"
 
 
-def too_many_weights(problem: Problem, dtype: torch.dtype, most: int) -> str | None:
-    """Why a rung on tensor cores is not meant for a layer of 16-bit elements whose products take most of the time,
-    which it forms at less than the rate of torch's kernels. None if it has at most ``most`` weights."""
-    weights = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
-    if dtype.itemsize > 2 or weights <= most:
-        return None
-    return f"with 16-bit elements it is for at most {most:,} weights, not {weights:,}: torch multiplies faster"
-
-
 class GradientRung(Rung):
     """One way to compute one of the three gradients. Subclasses live in one file each, named like the rung.
 

@@ -18,8 +18,8 @@ Recorded (H200, tf32): kb64 1.21 ms, 3.7 times as fast as torch, 83% of the roof
 error is a third of torch's.
 
 What limits a tile is shared memory, which gives each product its B and each lane its rows: the profiler found it busy
-for 98% of the time with two sets of operands and 64 channels of kb64 (1.51 ms), so sums and channels come first, and
-the second set of operands where registers are left.
+for 98% of the time with two sets of operands and 64 channels of kb64 (no recorded row), so sums and channels come
+first, and the second set of operands where registers are left.
 
 A split is at most 32,768 positions long: tensor cores cut off what an addition cannot hold, so a longer sum would lose
 more. Each element of x is read once for each tile along pairs and taps, each of grad_output once for each along input

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -18,6 +18,17 @@ def default_precision(dtype: torch.dtype) -> str:
     return next(precision for precision, known in DTYPES.items() if known == dtype)
 
 
+def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str] = DTYPES) -> str | None:
+    """Why a rung on tensor cores with the precisions ``known`` cannot compute that dtype in that precision, or None."""
+    if SIMULATOR:
+        return "the CUDA simulator has no tensor cores"
+    if precision not in known:
+        return f"it multiplies on tensor cores, in {', '.join(known)}, not in {precision}"
+    if dtype != DTYPES[precision]:
+        return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+    return None
+
+
 class TensorRung(Rung):
     """A rung on tensor cores: ``choose`` finds a problem's configuration in a precision, or None, and ``make_kernel``
     makes a configuration's kernel, once."""
@@ -26,12 +37,8 @@ class TensorRung(Rung):
     make_kernel: Callable
 
     def supports(self, problem, dtype, precision):
-        if SIMULATOR:
-            return "the CUDA simulator has no tensor cores"
-        if precision not in DTYPES:
-            return f"it multiplies on tensor cores, in {', '.join(DTYPES)}, not in {precision}"
-        if dtype != DTYPES[precision]:
-            return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+        if reason := tensor_core_reason(dtype, precision):
+            return reason
         if problem.batch >= 1 << 31:
             return "it counts samples in 32 bits"
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
