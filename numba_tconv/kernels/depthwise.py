@@ -19,12 +19,14 @@ and read the weights where they lie, each time.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
+import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import STATIC_SHARED_LIMIT, Kernel, flat
+from ..launch import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
+from ..problem import Problem
 from ..ptx import load_vector, store_vector
 from .depthwise_config import Config, choose, plan
 from .rung import Rung, cuda_core_reason
@@ -242,14 +244,33 @@ class Depthwise(Rung):
         return config.shared_bytes(plan(problem, config)[0])
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or choose(problem, x.dtype)
-        p, (passes, stretches) = problem, plan(problem, config)
-        rows, teams, planes = p.batch * p.groups, config.threads // config.lanes, -(-stretches // GRID_AXIS)
-        x_offset, y_offset = (t.data_ptr() % 16 // t.element_size() for t in (x, y))
-        self.kernel(config).launch(
-            (-(-rows // teams), -(-stretches // planes), planes),
-            *(x, x_offset, *x.stride(), w, *w.stride()),
-            *(w[0, :, 0] if bias is None else bias.contiguous(), bias is not None, y, y_offset),
-            *(p.length, p.out_length, p.padding, rows, p.groups, passes, config.width(passes)),
-            shared_bytes=config.shared_bytes(passes),
-        )
+        itemsize = x.element_size()
+        offsets = x.data_ptr() % 16 // itemsize, y.data_ptr() % 16 // itemsize
+        launch = _prepared(problem, config, x.dtype, x.stride(), w.stride(), bias is not None, *offsets)
+        launch(x, w, w if bias is None else bias.contiguous(), y)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    x_strides: tuple,
+    w_strides: tuple,
+    has_bias: bool,
+    x_offset: int,
+    y_offset: int,
+) -> Prepared:
+    """``x_offset``, ``y_offset``: elements by which x and y begin after a multiple of 16 bytes."""
+    config = config or choose(problem, dtype)
+    p, (passes, stretches) = problem, plan(problem, config)
+    rows, teams, planes = p.batch * p.groups, config.threads // config.lanes, -(-stretches // GRID_AXIS)
+    return make_kernel(config).prepare(
+        (-(-rows // teams), -(-stretches // planes), planes),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
+        *(alike((p.out_channels,), dtype), has_bias),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
+        *(p.length, p.out_length, p.padding, rows, p.groups, passes, config.width(passes)),
+        shared_bytes=config.shared_bytes(passes),
+    )

@@ -39,7 +39,7 @@ import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import GIVEN, Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import (
     barrier_sync,
@@ -75,8 +75,8 @@ from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
-from .tensor_pack import packed_weights
-from .tensor_rung import TensorRung, by_vectors
+from .tensor_pack import Packing, packed_weights, packing_of
+from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_store import alignment_of
 from .tensor_tile import COLUMNS, SECTOR
 
@@ -319,42 +319,47 @@ class WarpgroupMatrix(TensorRung):
         return None if config.tile.parts == 2 else cost(problem, config, device)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or self.config(problem, x.dtype, precision)
-        plan = _plan(problem, config, x.stride(), x.data_ptr() % ALIGNMENT, y.data_ptr() % SECTOR, x.device.index)
-        if not plan.boxes and not x.is_contiguous():
-            self.run(x.contiguous(), w, bias, y, problem, config)
+        address = x.data_ptr()
+        plan = _plan(
+            *(problem, config, x.dtype, precision, x.stride(), address % ALIGNMENT),
+            *(bias is not None, y.data_ptr() % SECTOR, x.device.index),
+        )
+        if plan.copies:
+            self.run(x.contiguous(), w, bias, y, problem, config, precision)
             return
         maps = 0
-        if plan.boxes:
-            workspace = torch.empty(plan.blocks * plan.boxes * MAP_BYTES, dtype=torch.uint8, device=x.device)
+        if plan.map_bytes:
+            workspace = torch.empty(plan.map_bytes, dtype=torch.uint8, device=x.device)
             maps = workspace.data_ptr()
-        packed = packed_weights(w, problem, config.tile, "wgmma", plan.channel_chunks)
-        plan.kernel.launch(
-            plan.blocks,
-            *(plan.template, maps, x, x.data_ptr(), *x.stride()[:2], *plan.input, packed),
-            *(packed if bias is None else bias.contiguous(), bias is not None, y, *plan.sizes),
-        )
+        packed = packed_weights(w, plan.packing)
+        plan.launch(maps, x, address, packed, packed if bias is None else bias.contiguous(), y)
 
 
 @dataclass(frozen=True)
 class _Plan:
     """What a launch needs that is the same for every call with tensors laid out alike."""
 
-    kernel: Kernel
-    channel_chunks: int
-    blocks: int
-    boxes: int
-    template: tuple
-    input: tuple  # arguments on the layout of x
-    sizes: tuple  # all arguments after y
+    copies: bool  # x must be made contiguous
+    map_bytes: int
+    packing: Packing
+    launch: Prepared
 
 
 @lru_cache(maxsize=1024)
 def _plan(
-    problem: Problem, config: Config, strides: tuple, offset: int, y_offset: int, device_index: int | None
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    precision: str | None,
+    strides: tuple,
+    offset: int,
+    has_bias: bool,
+    y_offset: int,
+    device_index: int | None,
 ) -> _Plan:
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
     after a sector's start."""
+    config = config or choose(problem, precision or default_precision(dtype))
     p, tile, chunks = problem, config.tile, channel_chunks(problem, config)
     shape = p.batch, p.in_channels, p.length
     boxes = boxes_of(shape, strides, offset, config, p.groups)
@@ -368,11 +373,16 @@ def _plan(
     in_bulk = by_vectors(shape, strides, offset, tile) and p.length * tile.itemsize % ALIGNMENT == 0
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
-    return _Plan(
-        *(make_kernel(config), chunks, blocks, boxes, template),
-        (boxes, where, early, int(in_bulk)),
-        (*sizes, *tiles, alignment_of(y_offset, p, tile)),
+    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), dtype)
+    packing = packing_of(p, tile, "wgmma", chunks)
+    packed = alike((packing.size,), dtype)
+    launch = make_kernel(config).prepare(
+        blocks,
+        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
+        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
+    return _Plan(not boxes and not x.is_contiguous(), blocks * boxes * MAP_BYTES, packing, launch)
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
