@@ -144,7 +144,7 @@ def make_kernel(config: Config) -> Kernel:
         staging_turn = int32(product_turn + 8 * CONSUMERS)
         if thread == 0:
             for s in range(most_stages):
-                mbarrier_init(full + 8 * s, PRODUCERS)
+                mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 4 * CONSUMERS if paired else 4)
             mbarrier_init(loaded, 1)
             for s in range(2 * CONSUMERS):
@@ -201,13 +201,14 @@ def make_kernel(config: Config) -> Kernel:
             weights_at = int32(ring_at + regions * (spacing << boxes_log))
             if paired:
                 x_at = int32(x_at + crew * (spacing << boxes_log))
-            descriptor0 = descriptor_of(int64(base), rows * 16, 128)
+            descriptor0 = int32(descriptor_of(base, rows * 16, 0))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
                 mbarrier_wait(loaded, 0)
             for z in range(all_sums):
                 acc[z] = opaque(float32(0))
             ring = boxes_log, pitch, spacing, weights_at, slot, stages
+            tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
