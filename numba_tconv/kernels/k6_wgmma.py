@@ -6,7 +6,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 
 * Load (k6_load.py, k6_boxes.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
   zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
-  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed).
+  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of the
+  four warps brings every fourth stage: to issue one copy takes a warp some 120 clocks.
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
@@ -21,10 +22,12 @@ counts down what it needs. So does what comes between two tiles: few warps wait 
 staged by straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
-With streamed weights the limit is what the copy engine does for the windows: a stage lasts nearly as long for a tile of
-64 rows as for one of 128 (plots/data/search). Ablations on dac_u2 in bfloat16, which took 1.05 ms (H200, scripts, no
-recorded rows, before there were stores in bulk): without the windows' copies 0.85, without the weights' 0.98, without
-the loads from shared memory 1.03, without products 0.94, without stores 0.92; and 0.84 without any copy.
+What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
+multiply never wait for them; a stage is one chain of some 90 instructions (wait, load, permute, multiply), whose fixed
+latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
+On kb64 in bfloat16 the store takes as long as the products; half of it is the staging, with its bank conflicts of writes
+of two bytes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at the clock they have under
+that load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.41 ms, 1.9 times k5.
 """
