@@ -9,7 +9,7 @@ cannot write, are written by the thread.
 from __future__ import annotations
 
 import torch
-from numba import float32, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from ..ptx import (
     barrier_sync,
@@ -129,7 +129,7 @@ def make_hand_over(config: Config):
     @device_function
     def when_due(held, goes, y):
         if spreads:
-            if held[2] == 1:
+            if cuda.any_sync(0xFFFFFFFF, held[2] == 1) and held[2] == 1:  # mostly no lane's is
                 cp_async_bulk_store(y, goes[0], held[1], held[0])
             held[2] = int32(max(int32(held[2] - 1), int32(0)))
 

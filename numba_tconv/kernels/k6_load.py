@@ -15,6 +15,7 @@ from ..ptx import (
     cp_async_bulk_tensor,
     cp_async_to,
     device_function,
+    elected,
     mbarrier_arrive,
     mbarrier_await_copies,
     mbarrier_expect_tx,
@@ -231,7 +232,7 @@ def make_produce(config: Config):
                         parity = int32(parity ^ 1)
                     exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
-                    if lane == 0:
+                    if elected():
                         mbarrier_expect_tx(barrier, announced if exists else own_weights)
                         row = int32(int32(channel0 + stage * depth) >> boxes_log)
                         for z in range(regions):

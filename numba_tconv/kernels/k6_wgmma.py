@@ -25,9 +25,9 @@ Over k5: wgmma is faster than mma.sync and needs no weights in registers; and lo
 What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
 multiply never wait for them; a stage is one chain of some 90 instructions (wait, load, permute, multiply), whose fixed
 latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
-On kb64 in bfloat16 the store takes as long as the products; half of it is the staging, with its bank conflicts of writes
-of two bytes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at the clock they have under
-that load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
+On kb64 in bfloat16 the store takes as long as the products; half of it is the staging, with bank conflicts of two-byte
+writes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load,
+and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.41 ms, 1.9 times k5.
 """

@@ -36,7 +36,7 @@ from .copies import (
     store_vectors,
     take,
 )
-from .core import SIMULATOR, device_function, recomputed, repeated
+from .core import SIMULATOR, device_function, elected, recomputed, repeated
 from .matrix import (
     mma,
     opaque,
@@ -73,6 +73,7 @@ __all__ = [
     "cp_async_to",
     "cp_async_wait",
     "device_function",
+    "elected",
     "f32_to_bf16",
     "fence_async",
     "fence_mbarrier_init",
