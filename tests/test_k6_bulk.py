@@ -173,11 +173,15 @@ def check(state, p, config, shift):
     assert straight_tiles, "some tile leaves in bulk"
     assert set(state.written.values()) == {1}, "no output twice"
     inner = {(n, c, o) for n, c, o in np.ndindex(p.batch, p.out_channels, p.out_length)}
+    rows = defaultdict(list)
     for index, value in y.items():
         rest, o = divmod(index, p.out_length)
         sample, channel = divmod(rest, p.out_channels)
         assert (sample, channel, o) in inner
+        rows[sample, channel].append(o)
         assert value == expected(p, first, sample, channel, o)
+    for outputs in rows.values():
+        assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
 
 
 def sums_of(p, config, column_tile, co, warp, lane):

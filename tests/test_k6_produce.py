@@ -39,6 +39,7 @@ def brought(monkeypatch):
         monkeypatch.setattr(module, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
+        "elected": lambda: True,
         "mbarrier_wait": lambda barrier, parity: stages.append(Stage((int(barrier), int(parity)))),
         "mbarrier_expect_tx": expect,
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
@@ -52,13 +53,13 @@ def brought(monkeypatch):
 
     monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
     local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
-    threads = SimpleNamespace(local=local, syncwarp=lambda: None, blockIdx=SimpleNamespace(x=0))
+    threads = SimpleNamespace(local=local, syncwarp=lambda: None)
     monkeypatch.setattr(k6_load, "cuda", threads)
     return stages
 
 
 # Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
-# unrolled loop that do not exist; rows that begin alike or not; groups.
+# unrolled loop that do not exist; rows that begin alike or not; groups; windows that several samples share.
 @pytest.mark.parametrize("boxes", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
@@ -68,6 +69,7 @@ def brought(monkeypatch):
         (Problem(2, 96, 16, 64, 2048, stride=2), "tf32"),
         (Problem(2, 192, 32, 3, 1024, stride=2, groups=4), "fp16"),
         (Problem(2, 104, 16, 3, 2048), "tf32x3"),
+        (Problem(7, 32, 16, 4, 40, stride=2), "bf16"),
     ],
 )
 def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
@@ -76,7 +78,9 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
     (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
     group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)
     row_tiles, channel_chunks = group_tiles * p.groups, k6_config.channel_chunks(p, config)
-    monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=row_tiles if config.resident else 1), raising=False)
+    blocks = row_tiles if config.resident else 1  # the last of which is looked at
+    monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
+    monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = boxes.bit_length() - 1, 0, p.length + (0 if boxes == 1 else 4)
     in_stage = log, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
     produce = k6_load.make_produce(config)
@@ -131,4 +135,4 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
                 assert stage.announced == copied + (0 if config.resident else tile.stage_weights)
                 k += 1
     assert not by_place
-    assert boxed_windows > 0
+    assert (boxed_windows > 0) == (p.length > 64)
