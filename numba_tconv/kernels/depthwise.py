@@ -15,6 +15,8 @@ Per output: 1/stride elements read, one written; in the inner loop (K = 4, strid
 of them other than loads, multiply-adds and the store. k4 reaches a fifth of the copy bandwidth there; this rung
 should reach three fifths. With many weights, or phases that repeat only beyond a team, the loops over taps stay loops
 and read the weights where they lie, each time.
+
+In 16 bits the layers of one channel a group and equal taps in every phase take the other form (depthwise_direct.py).
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, flat
 from ..ptx import load_vector, store_vector
+from . import depthwise_direct
 from .depthwise_config import Config, choose, plan
+from .depthwise_direct import VECTOR, DirectConfig
+from .depthwise_rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
 from .rung import Rung, cuda_core_reason
 
-MOST_CHANNELS = 8  # of a group, in or out
-MOST_ROWS = 2**31 - 1  # rows are counted in 32 bits, and along x of the grid
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 BATCH = 4  # vectors that a thread has under way
 
 
@@ -222,9 +224,11 @@ class Depthwise(Rung):
         return None
 
     def config(self, problem, dtype, precision=None):
-        return choose(problem, dtype)
+        return depthwise_direct.choose(problem, dtype) or choose(problem, dtype)
 
     def tile(self, config):
+        if isinstance(config, DirectConfig):
+            return f"{VECTOR} outputs a thread in each pass, {config.lanes} threads a row; all in registers"
         weights = "registers" if config.keeps_weights else "the caches"
         teams = config.threads // config.lanes
         windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
@@ -233,23 +237,26 @@ class Depthwise(Rung):
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
         # A row in many stretches of a pass or several; two rows a block; too few lanes for some phases to repeat.
-        return [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
+        staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
+        return [*staged, *depthwise_direct.tiny(problem, dtype)]
 
     def kernel(self, config):
-        return make_kernel(config)
+        return depthwise_direct.make_kernel(config) if isinstance(config, DirectConfig) else make_kernel(config)
 
     def shared_bytes(self, problem, config):
-        return config.shared_bytes(plan(problem, config)[0])
+        return 0 if isinstance(config, DirectConfig) else config.shared_bytes(plan(problem, config)[0])
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or choose(problem, x.dtype)
+        config = config or self.config(problem, x.dtype)
+        if isinstance(config, DirectConfig):
+            depthwise_direct.run(x, w, bias, y, problem, config)
+            return
         p, (passes, stretches) = problem, plan(problem, config)
-        rows, teams, planes = p.batch * p.groups, config.threads // config.lanes, -(-stretches // GRID_AXIS)
-        x_offset, y_offset = (t.data_ptr() % 16 // t.element_size() for t in (x, y))
+        rows = p.batch * p.groups
         self.kernel(config).launch(
-            (-(-rows // teams), -(-stretches // planes), planes),
-            *(x, x_offset, *x.stride(), w, *w.stride()),
-            *(w[0, :, 0] if bias is None else bias.contiguous(), bias is not None, y, y_offset),
+            grid(rows, config.threads // config.lanes, stretches),
+            *(x, offset_of(x), *x.stride(), w, *w.stride()),
+            *(w[0, :, 0] if bias is None else bias.contiguous(), bias is not None, y, offset_of(y)),
             *(p.length, p.out_length, p.padding, rows, p.groups, passes, config.width(passes)),
             shared_bytes=config.shared_bytes(passes),
         )
