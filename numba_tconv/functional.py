@@ -19,6 +19,7 @@ PRECISIONS = {
     torch.bfloat16: ("bf16",),
 }
 
+CUDNN_CONVOLUTIONS = torch.backends.cudnn.conv  # torch's settings for them
 # The arguments that are integers, in torch's order.
 INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
@@ -82,7 +83,7 @@ def conv_transpose1d(
     if variant is not None and variant not in RUNGS:
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
 
-    dtype = input.dtype
+    dtype, unbatched = input.dtype, input.dim() == 2
     if _autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
         if input.is_cuda:  # for CPU tensors torch's own function does it
@@ -105,22 +106,26 @@ def conv_transpose1d(
 
     output = transforms.apply(
         ops.conv_transpose1d,
-        *(input.unsqueeze(0) if input.dim() == 2 else input, weight, bias),
+        *(input.unsqueeze(0) if unbatched else input, weight, bias),
         *_integers(stride, padding, output_padding, groups, dilation),
         *(variant or "", precision or default_precision(input.dtype)),
     )
-    return output.squeeze(0) if input.dim() == 2 else output
+    return output.squeeze(0) if unbatched else output
 
 
 def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether this package's operator computes it; torch's own does otherwise."""
-    dense = all(tensor is None or tensor.layout == torch.strided for tensor in (input, weight, bias))
-    return input.is_cuda and input.dtype in PRECISIONS and dense
+    return (
+        input.is_cuda
+        and input.dtype in PRECISIONS
+        and input.layout == weight.layout == torch.strided
+        and (bias is None or bias.layout == torch.strided)
+    )
 
 
 def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether there are no samples, or no output channels: which of them it accepts, torch decides by device."""
-    return (input.dim() == 3 and input.shape[0] == 0) or (weight.dim() == 3 and weight.shape[1] == 0)
+    return (input.dim() == 3 and input.size(0) == 0) or (weight.dim() == 3 and weight.size(1) == 0)
 
 
 def default_precision(dtype: torch.dtype) -> str:
@@ -133,7 +138,7 @@ def _torch_allows_tf32() -> bool:
 
     It sees what was set in either way, while the older ``cudnn.allow_tf32`` raises once the newer settings were used.
     """
-    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return CUDNN_CONVOLUTIONS.fp32_precision == "tf32"
 
 
 # As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package:
@@ -155,10 +160,16 @@ def _integers(*arguments) -> list[int]:
     Of several bad ones, the error is about the one that torch finds first. It looks at the types of all of them, of a
     sequence at its first; then whether all of each are integers of 64 bits; then at the lengths of sequences.
     """
-    plain = [value[0] if type(value) is tuple and len(value) == 1 else value for value in arguments]
-    groups = arguments[INTEGERS.index("groups")]
-    if type(groups) is int and all(type(value) is int and -(2**63) <= value < 2**63 for value in plain):
-        return plain
+    plain = []
+    for value in arguments:
+        if type(value) is tuple and len(value) == 1:
+            value = value[0]
+        if type(value) is not int or not -(2**63) <= value < 2**63:
+            break
+        plain.append(value)
+    else:
+        if type(arguments[INTEGERS.index("groups")]) is int:
+            return plain
     given = [
         (name, value, TypeError)
         if isinstance(value, (tuple, list)) and name != "groups"

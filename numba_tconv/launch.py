@@ -32,6 +32,8 @@ else:
 
 _thread = threading.local()
 _compiling = threading.RLock()
+ADDRESS = 4  # of a tensor's slots, the one that holds its address
+MOST_SLOTS = 512  # of all arguments of a kernel: a launch has 4096 bytes for them
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes of shared memory, static and dynamic, that a kernel gets without asking
 
 
@@ -138,15 +140,8 @@ class Kernel:
         for form, argument in zip(self._forms, arguments, strict=True):
             if form == "number":
                 slots.append(argument)
-            elif form == "tuple":
-                slots += argument
             else:
-                itemsize = argument.element_size()
-                slots += (0, 0, argument.numel(), itemsize, argument.data_ptr())
-                if form == "flat":
-                    slots += (_span(argument), itemsize)
-                else:
-                    slots += (*argument.shape, *(stride * itemsize for stride in argument.stride()))
+                slots += argument if form == "tuple" else _tensor_slots(form, argument)
         return slots
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
@@ -157,19 +152,89 @@ class Kernel:
             views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
             self.simulated[grid, self.threads, 0, shared_bytes](*views)
             return
-        slots = array("q", self._slots(arguments))
-        first, _ = slots.buffer_info()
-        pointers = array("q", range(first, first + 8 * len(slots), 8))
+        self._launch(grid, shared_bytes, array("q", self._slots(arguments)))
+
+    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, slots: array):
+        """Run with the arguments in Numba's layout."""
         device = torch.cuda.current_device()
         _enter_context(device)
-        _check(
-            driver.cuLaunchKernel(
-                *(self.handle(device, shared_bytes), *grid, self.threads, 1, 1, shared_bytes),
-                torch.cuda.current_stream().cuda_stream,
-                pointers.buffer_info()[0],
-                0,
-            )
+        function = self.handle(device, shared_bytes)
+        try:
+            parameters = _parameters.pop()
+        except IndexError:
+            parameters = _Parameters()
+        parameters.slots[: len(slots)] = slots
+        result = driver.cuLaunchKernel(
+            *(function, *grid, self.threads, 1, 1, shared_bytes),
+            *(torch._C._cuda_getCurrentRawStream(device), parameters.addresses, 0),
         )
+        _parameters.append(parameters)
+        _check(result)
+
+    def prepare(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None) -> Prepared:
+        """A launch that may be made many times, with other tensors laid out alike: ``arguments`` are as those of
+        ``launch``, but for the tensors, which are ``alike`` the later ones, and GIVEN for integers told later."""
+        shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
+        return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments)
+
+
+GIVEN = object()  # in the place of an integer that is told at each launch
+
+
+def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
+    """A tensor without memory, in the place of those that are told at each launch; None: contiguous."""
+    if strides is None:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+class Prepared:
+    """A launch with everything worked out but the addresses: see Kernel.prepare."""
+
+    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple):
+        self.kernel, self.grid, self.shared_bytes, self.arguments = kernel, grid, shared_bytes, arguments
+        self.given = [at for at, a in enumerate(arguments) if a is GIVEN or isinstance(a, torch.Tensor)]
+        self.slots, self.places = array("q"), []
+        for form, argument in zip(kernel._forms, arguments, strict=True):
+            start = len(self.slots)
+            if argument is GIVEN:
+                self.places.append(start)
+                self.slots.append(0)
+            elif form == "number":
+                self.slots.append(argument)
+            elif form == "tuple":
+                self.slots.extend(argument)
+            else:
+                self.places.append(start + ADDRESS)
+                self.slots.extend(_tensor_slots(form, argument))
+
+    def __call__(self, *given):
+        """Launch with the tensors and integers that ``prepare`` left open, in their order."""
+        if SIMULATOR:
+            arguments = list(self.arguments)
+            for at, value in zip(self.given, given, strict=True):
+                arguments[at] = value
+            self.kernel.launch(self.grid, *arguments, shared_bytes=self.shared_bytes)
+            return
+        slots = self.slots[:]
+        for at, value in zip(self.places, given, strict=True):
+            slots[at] = value if type(value) is int else value.data_ptr()
+        self.kernel._launch(self.grid, self.shared_bytes, slots)
+
+
+class _Parameters:
+    """Where the driver reads the arguments of one launch: the slots, and the address of each."""
+
+    def __init__(self):
+        slots = array("q", bytes(8 * MOST_SLOTS))
+        first, _ = slots.buffer_info()
+        self.slots = memoryview(slots)  # which stays where it is
+        self._pointers = array("q", range(first, first + 8 * MOST_SLOTS, 8))
+        self.addresses, _ = self._pointers.buffer_info()
+
+
+# Those that no launch is using. Taken out and put back whole, which lists do in one step, whatever the thread.
+_parameters: list[_Parameters] = []
 
 
 @contextlib.contextmanager
@@ -224,6 +289,15 @@ def _span(tensor: torch.Tensor) -> int:
     if tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _tensor_slots(form: str, tensor: torch.Tensor) -> tuple[int, ...]:
+    """A tensor in Numba's layout; slot ADDRESS of it is its address."""
+    itemsize = tensor.element_size()
+    if form == "flat":
+        return 0, 0, tensor.numel(), itemsize, tensor.data_ptr(), _span(tensor), itemsize
+    sizes = *tensor.shape, *(stride * itemsize for stride in tensor.stride())
+    return 0, 0, tensor.numel(), itemsize, tensor.data_ptr(), *sizes
 
 
 def _form(kind: types.Type) -> str:

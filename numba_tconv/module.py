@@ -54,11 +54,13 @@ class ConvTranspose1d(nn.ConvTranspose1d):
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
         if not isinstance(self.padding, tuple):
             raise AssertionError(f"padding must be a tuple of one integer, got {self.padding!r}")
-        output_padding = self._output_padding(
-            *(input, output_size, self.stride, self.padding, self.kernel_size),
-            num_spatial_dims=1,
-            dilation=self.dilation,
-        )
+        output_padding = self.output_padding
+        if output_size is not None:
+            output_padding = self._output_padding(
+                *(input, output_size, self.stride, self.padding, self.kernel_size),
+                num_spatial_dims=1,
+                dilation=self.dilation,
+            )
         return conv_transpose1d(
             *(input, self.weight, self.bias),
             *(self.stride, self.padding, output_padding, self.groups, self.dilation),

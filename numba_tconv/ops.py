@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import torch
 
-from . import transforms
+from . import direct, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
+from .kernels.rung import Rung
 from .problem import Problem
 from .select import arithmetic, select
 
@@ -33,45 +34,69 @@ def check(input, weight, bias, stride, padding, output_padding, groups, dilation
 
     Reads shapes, dtypes and devices only. Raises RuntimeError naming the argument at fault.
     """
+    _check_kinds(input, weight, bias)
+    shapes = input.shape, weight.shape, None if bias is None else bias.shape
+    return _problem(*shapes, stride, padding, output_padding, groups, dilation)
+
+
+def _check_kinds(input, weight, bias) -> None:
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != input.dtype:
             raise RuntimeError(f"{name} must have the dtype of input, {input.dtype}, got {tensor.dtype}")
         if tensor is not None and tensor.device != input.device:
             raise RuntimeError(f"{name} must be on the device of input, {input.device}, got {tensor.device}")
-    if input.dim() != 3:
-        raise RuntimeError(f"input must be (N, C_in, L) or (C_in, L), got shape {tuple(input.shape)}")
-    if weight.dim() != 3:
-        raise RuntimeError(f"weight must be (C_in, C_out/groups, K), got shape {tuple(weight.shape)}")
-    if input.shape[1] != weight.shape[0]:
+
+
+def _problem(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
+    """The problem by the shapes of the tensors, of ``bias`` None if there is none."""
+    if len(input) != 3:
+        raise RuntimeError(f"input must be (N, C_in, L) or (C_in, L), got shape {tuple(input)}")
+    if len(weight) != 3:
+        raise RuntimeError(f"weight must be (C_in, C_out/groups, K), got shape {tuple(weight)}")
+    if input[1] != weight[0]:
         raise RuntimeError(
-            f"input must have the {weight.shape[0]} channels of weight's first dimension, got {input.shape[1]}: "
-            f"shapes {tuple(input.shape)} and {tuple(weight.shape)}"
+            f"input must have the {weight[0]} channels of weight's first dimension, got {input[1]}: "
+            f"shapes {tuple(input)} and {tuple(weight)}"
         )
-    out_channels = weight.shape[1] * groups
-    batch, in_channels, length = input.shape
+    out_channels = weight[1] * groups
+    batch, in_channels, length = input
     problem = Problem(
-        *(batch, in_channels, out_channels, weight.shape[2], length),
+        *(batch, in_channels, out_channels, weight[2], length),
         *(stride, padding, output_padding, groups, dilation, bias is not None),
     )
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != out_channels):
-        raise RuntimeError(f"bias must have shape ({out_channels},), got {tuple(bias.shape)}")
+    if bias is not None and (len(bias) != 1 or bias[0] != out_channels):
+        raise RuntimeError(f"bias must have shape ({out_channels},), got {tuple(bias)}")
     return problem
 
 
-@torch.library.impl(NAME, "cuda")
+@direct.implementation(conv_transpose1d, "cuda")
 def _cuda(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
-    problem = check(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    rung, precision = _plan(problem, input.dtype, variant, precision, device.of(input.device.index))
+    _check_kinds(input, weight, bias)
+    problem, rung, precision = _planned(
+        *(input.shape, weight.shape, None if bias is None else bias.shape),
+        *(stride, padding, output_padding, groups, dilation, variant, precision),
+        *(input.dtype, input.device.index),
+    )
     output = input.new_empty((problem.batch, problem.out_channels, problem.out_length))
     if output.numel():
-        with torch.cuda.device(input.device):
+        with device.current(input.device.index):
             rung.run(input, weight, bias, output, problem, precision=precision)
     return output
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device):
-    """The rung, and its precision; remembered, so that a repeated call pays for a dictionary look-up only."""
+def _planned(
+    input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, dtype, index
+) -> tuple[Problem, Rung, str]:
+    """The problem by the shapes of the tensors, and its plan; remembered, so that a repeated call pays for one look-up
+    only. ``index``: torch's, of the GPU."""
+    problem = _problem(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return problem, *_plan(problem, dtype, variant, precision, device.of(index))
+
+
+@lru_cache(maxsize=1024)
+def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device) -> tuple[Rung, str]:
+    """The rung, and its precision."""
     precision = arithmetic(problem, dtype, variant, precision, gpu)
     candidates = [RUNGS[variant]] if variant else RUNGS.values()
     refusals = {rung.name: rung.refusal(problem, dtype, precision, gpu) for rung in candidates}
@@ -82,7 +107,7 @@ def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str, gp
     return RUNGS[variant] if variant else select(problem, dtype, precision, gpu), precision
 
 
-@torch.library.impl(NAME, "cpu")
+@direct.implementation(conv_transpose1d, "cpu")
 def _cpu(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
     check(input, weight, bias, stride, padding, output_padding, groups, dilation)
     return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation).contiguous()
@@ -123,7 +148,7 @@ def _precision_of(of, problem, grad_output, precision):
     return gradient_precision(of, problem, grad_output.dtype, precision, device.of(grad_output.device.index))
 
 
-@torch.library.impl("numba_tconv::grad_input", "cuda")
+@direct.implementation(grad_ops.grad_input, "cuda")
 def _grad_input(grad_output, weight, length, *parameters):
     problem = grad_ops.problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
     precision = _precision_of("grad_input", problem, grad_output, parameters[-1])
@@ -132,7 +157,7 @@ def _grad_input(grad_output, weight, length, *parameters):
     return gradients.grad_input(grad_output, weight, problem, precision=precision)
 
 
-@torch.library.impl("numba_tconv::grad_weight", "cuda")
+@direct.implementation(grad_ops.grad_weight, "cuda")
 def _grad_weight(grad_output, input, kernel_size, *parameters):
     problem = grad_ops.problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
     precision = _precision_of("grad_weight", problem, grad_output, parameters[-1])
@@ -141,14 +166,18 @@ def _grad_weight(grad_output, input, kernel_size, *parameters):
     return gradients.grad_weight(grad_output, input, problem, precision=precision)
 
 
-@torch.library.impl("numba_tconv::grad_bias", "cuda")
+@direct.implementation(grad_ops.grad_bias, "cuda")
 def _grad_bias(grad_output, precision):
-    batch, channels, length = grad_output.shape
     if not grad_output.numel():
-        return grad_output.new_zeros((channels,))
-    # The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride.
-    problem = Problem(batch, channels, channels, 1, length, groups=channels)
+        return grad_output.new_zeros((grad_output.shape[1],))
+    problem = _sum_problem(*grad_output.shape)
     own = _precision_of("grad_bias", problem, grad_output, precision)
     if own is None:
         return grad_output.sum((0, 2))
     return gradients.grad_bias(grad_output, problem, precision=own)
+
+
+@lru_cache(maxsize=1024)
+def _sum_problem(batch: int, channels: int, length: int) -> Problem:
+    """The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride."""
+    return Problem(batch, channels, channels, 1, length, groups=channels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from .taps import Taps
@@ -71,6 +71,14 @@ class Problem:
             self.out_length >= 0,
             f"padding {self.padding} leaves a negative output length ({self.out_length}) of an input of {self.length}",
         )
+
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: what is remembered of a problem is looked up at every call."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def taps(self) -> Taps:

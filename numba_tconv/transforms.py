@@ -1,7 +1,8 @@
 """Derivatives of the operators in every mode of torch: reverse mode, forward mode, and the transforms of torch.func.
 
 torch.library registers those of reverse mode only: torch.func refuses such an operator, and forward mode drops its
-tangents without a word. So while either is active, ``apply`` computes an operator as a torch.autograd.Function.
+tangents without a word. So while either is active, ``apply`` computes an operator as a torch.autograd.Function. Where
+nothing is active at all, it goes around the dispatcher (direct.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch.autograd import forward_ad
 
+from . import direct
+
 _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 
 
@@ -18,6 +21,7 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
     """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them; but ``jvp``
     takes the tangents (zeros for a tensor that has none) and the operator's arguments."""
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
+    direct.register(operator, backward, setup_context)
 
     class Applied(torch.autograd.Function):
         generate_vmap_rule = True
@@ -48,7 +52,9 @@ def apply(operator: torch._ops.OpOverload, *arguments):
     """``operator`` of ``arguments``, differentiable in every mode that is active."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return _applied(operator, *arguments)
-    return operator(*arguments)
+    if torch.compiler.is_dynamo_compiling():
+        return operator(*arguments)
+    return direct.route(operator, arguments)(*arguments)
 
 
 def _applied(operator: torch._ops.OpOverload, *arguments):

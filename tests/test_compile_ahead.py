@@ -11,7 +11,7 @@ from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, device, grad_ring, k6_boxes
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.launch import Kernel
+from numba_tconv.launch import Kernel, Prepared
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import OF, as_on_a_gpu, operator_arguments
@@ -43,6 +43,7 @@ def launched(monkeypatch):
     """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
+    monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
     for module in (k6_boxes, grad_ring):  # tensor maps are made by the driver
         monkeypatch.setattr(module, "encode", lambda *_: ())
 

@@ -2,23 +2,30 @@
 
 The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
 the instructions refuse. A warpgroup's threads run one after the other, once for each stretch between two barriers: of
-that stretch, and of no other, they leave traces.
+that stretch, and of no other, they leave traces. Where lanes hand values to each other, they do so twice: what each
+of them hands over is known then.
 """
 
-from collections import Counter
+import contextlib
+from collections import Counter, defaultdict
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k6_bulk, k6_config, tensor_runs, tensor_store
+from numba_tconv.kernels import k6_bulk, k6_config, k6_vectors, tensor_runs, tensor_store
 from numba_tconv.kernels.tensor_tile import COLUMNS
 from numba_tconv.problem import Problem
 from tests.test_tensor_store import code, expected
 
 WARPS, LANES = 4, 32
 BUFFERS, BIASES = 1024, 1 << 20  # bytes of shared memory where they lie
+
+
+class Passed(Exception):
+    """The stretch that is watched is over."""
 
 
 @pytest.fixture
@@ -31,6 +38,8 @@ def in_python(monkeypatch):
 
     def barrier_sync(barrier, threads):
         state.stretch += 1
+        if state.stretch > state.watched:
+            raise Passed
 
     def store(address, value):
         if state.stretch == state.watched:
@@ -46,15 +55,30 @@ def in_python(monkeypatch):
         store(high_at, pair[1])
 
     def cp_async_bulk_store(y, index, address, size):
-        if state.stretch == state.watched:
+        if state.stretch == state.watched and state.leaves_traces:
             assert (state.shift + index) * state.itemsize % 16 == address % 16 == size % 16 == 0 < size
             for e in range(size // state.itemsize):
                 y[index + e] = state.memory[int(address + e * state.itemsize)]
             state.in_bulk += size // state.itemsize
 
+    def st_global_vector(exists, y, index, address):
+        if state.stretch == state.watched and exists:
+            assert (state.shift + index) * state.itemsize % 16 == address % 16 == 0
+            for e in range(16 // state.itemsize):
+                y[index + e] = state.memory[int(address + e * state.itemsize)]
+            state.in_bulk += 16 // state.itemsize if state.leaves_traces else 0
+
+    def shfl_sync(mask, value, owner):
+        """What lane ``owner`` hands over at the same place of its own way."""
+        assert 0 <= owner < LANES
+        state.handed[state.lane].append(value)
+        if not state.leaves_traces or state.stretch < state.watched:
+            return value
+        return state.known[owner][len(state.handed[state.lane]) - 1]
+
     class Output(dict):
         def __setitem__(self, index, value):
-            if state.stretch == state.watched:
+            if state.stretch == state.watched and state.leaves_traces:
                 state.written[int(index)] += 1
                 super().__setitem__(int(index), float(value))
 
@@ -63,8 +87,9 @@ def in_python(monkeypatch):
             return state.memory.get(int(index) * state.itemsize)
 
     state = SimpleNamespace(shift=0, itemsize=4, in_bulk=0, stretch=0, watched=0, memory={}, written=Counter())
+    state.leaves_traces = True
     state.Output, state.Stored = Output, Stored
-    for module in (k6_bulk, tensor_runs, tensor_store):
+    for module in (k6_bulk, k6_vectors, tensor_runs, tensor_store):
         monkeypatch.setattr(module, "device_function", same)
     for meaning in (repeated, barrier_sync, st_shared_f32, st_shared_halves, cp_async_bulk_store):
         monkeypatch.setattr(k6_bulk, meaning.__name__, meaning)
@@ -72,6 +97,9 @@ def in_python(monkeypatch):
         monkeypatch.setattr(k6_bulk, name, lambda: None)
     monkeypatch.setattr(k6_bulk, "cp_async_bulk_wait_read", lambda pending: lambda: None)
     monkeypatch.setattr(k6_bulk, "ld_shared", lambda count, kind: lambda address: state.memory.get(int(address), 0))
+    monkeypatch.setattr(k6_vectors, "st_global_vector", st_global_vector)
+    monkeypatch.setattr(k6_vectors, "ld_shared", lambda count, kind: int)
+    monkeypatch.setattr(k6_vectors, "cuda", SimpleNamespace(shfl_sync=shfl_sync, syncwarp=lambda: None))
     monkeypatch.setattr(k6_bulk, "recomputed", same)
     monkeypatch.setattr(k6_bulk, "uint32", lambda value: int(value) % 2**32)
     for name in ("pack_f16", "pack_bf16"):
@@ -127,13 +155,17 @@ def check(state, p, config, shift):
                 continue
             state.memory = {}
             run = head_of(n, there, 0, co, p.out_channels, p.out_length)
+            state.handed = defaultdict(list)
             for state.watched in range(2 * rounds + 1):
-                for warp in range(WARPS):
-                    for lane in range(LANES):
+                writes = config.by_lanes and state.watched > 0 and state.watched % 2 == 0
+                for warp, state.leaves_traces in product(range(WARPS), (False, True) if writes else (True,)):
+                    state.known, state.handed = state.handed, defaultdict(list)
+                    for state.lane in range(LANES):
                         state.stretch = 0
-                        held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, lane)
-                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, lane, run,
-                              there, left, p.out_length, alignment)  # fmt: skip
+                        held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, state.lane)
+                        with contextlib.suppress(Passed):
+                            store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, state.lane,
+                                  run, there, left, p.out_length, alignment)  # fmt: skip
                         if config.spreads and state.watched == state.stretch and held[2] > 0:
                             k6_bulk.make_hand_over(config)[1](held, goes, y)
             assert max(state.memory) < BIASES + config.extras

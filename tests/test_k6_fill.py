@@ -6,7 +6,7 @@ import pytest
 from numba_tconv.kernels import k6_boxes, k6_config, k6_load
 from numba_tconv.problem import Problem
 
-WARPS, LANES = 4, 32
+LANES = 32
 
 
 @pytest.fixture
@@ -47,11 +47,10 @@ def test_in_bulk(memory, precision, dtype, channels_left, begin):
     fill_in_bulk, _ = k6_load.make_fill(config)
     for sample in range(-1, problem.batch):
         memory.clear()
-        for warp in range(WARPS):
-            for lane in range(LANES):
-                in_stage = 0, geometry.pitch, geometry.spacing, 0, geometry.slot, 1
-                fill_in_bulk(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
-                             columns, first, lane, warp, 0)  # fmt: skip
+        for lane in range(LANES):
+            in_stage = 0, geometry.pitch, geometry.spacing, 0, geometry.slot, 1
+            fill_in_bulk(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
+                         columns, first, lane, 0)  # fmt: skip
         for channel in range(tile.depth):
             for column in range(config.width):
                 n, i = sample, begin + column

@@ -1,15 +1,20 @@
 """What launching does before it reaches the GPU."""
 
+import contextlib
+import ctypes
 import threading
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from numba import types
 
 from numba_tconv import launch, machine
-from numba_tconv.launch import Kernel, flat, strided
+from numba_tconv.kernels import device as gpu
+from numba_tconv.launch import GIVEN, Kernel, alike, flat, strided
 from numba_tconv.ptx import SIMULATOR
 
 
@@ -111,3 +116,98 @@ def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
     monkeypatch.delenv("NUMBA_TCONV_COMMIT")
     monkeypatch.setattr(machine, "_output_of", lambda *command: {"rev-parse": "def5678", "status": " M a"}[command[1]])
     assert machine._commit() == "def5678+"
+
+
+def layouts():
+    """A kernel with every form of argument, and two sets of arguments that are laid out alike."""
+    pair = types.UniTuple(types.int64, 2)
+    kernel = Kernel(
+        "kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3), types.int64), 32
+    )
+    sets = []
+    for number in (5, 2**62):
+        x = torch.randn(2, 3, 4)
+        sets.append((x, number, (8, -9), x[:, ::2, 1:], True))
+    return kernel, sets
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What the driver was given: the grid, the shared memory, the stream, and the slots that it read."""
+    seen, local = [], threading.local()
+
+    def launch_kernel(handle, x, y, z, threads, _1, _2, shared_bytes, stream, addresses, extra):
+        pointers = (ctypes.c_int64 * local.slots).from_address(addresses)
+        time.sleep(0.002)  # in which other threads launch
+        slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+        seen.append((handle, (x, y, z), threads, shared_bytes, stream, slots))
+        return (0,)
+
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(cuLaunchKernel=launch_kernel), raising=False)
+    monkeypatch.setattr(launch, "_enter_context", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    monkeypatch.setattr(Kernel, "handle", lambda kernel, device, shared_bytes: f"on {device}")
+    return SimpleNamespace(seen=seen, expect=lambda count: setattr(local, "slots", count))
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
+    kernel, sets = layouts()
+    x, _, pair, part, last = sets[0]
+    like = alike(x.shape, x.dtype), GIVEN, pair, alike(part.shape, part.dtype, part.stride()), last
+    prepared = kernel.prepare((7, 8, 9), *like, shared_bytes=100)
+    for arguments in sets:
+        slots = kernel._slots(arguments)
+        launches.expect(len(slots))
+        kernel.launch((7, 8, 9), *arguments, shared_bytes=100)
+        x, number, _, part, _ = arguments
+        prepared(x, number, part)
+        assert launches.seen[-2:] == [("on 3", (7, 8, 9), 32, 100, 73, slots)] * 2
+    with pytest.raises(ValueError, match="shorter"):
+        prepared(x, number)
+    assert kernel.prepare(4, *like).grid == (4, 1, 1)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_threads_do_not_share_the_arguments_of_a_launch(launches):
+    threads, together = 8, threading.Barrier(8)
+    kernel = Kernel("kernel", lambda: None, (types.int64,) * 3, 32)
+    prepared = kernel.prepare(1, GIVEN, 7, GIVEN)
+
+    def work(thread):
+        launches.expect(3)
+        together.wait()
+        for turn in range(10):
+            prepared(thread, turn)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    found = sorted(slots for *_, slots in launches.seen)
+    assert found == [[thread, 7, turn] for thread in range(threads) for turn in range(10)]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_failed_launch_is_an_error(launches, monkeypatch):
+    refused = type("Status", (), {"name": "CUDA_ERROR_INVALID_VALUE", "__int__": lambda status: 1})()
+    monkeypatch.setattr(launch.driver, "cuLaunchKernel", lambda *_: (refused,))
+    monkeypatch.setattr(launch.driver, "cuGetErrorString", lambda _: (0, b"invalid argument"), raising=False)
+    with pytest.raises(RuntimeError, match=r"invalid argument \(CUDA_ERROR_INVALID_VALUE\)"):
+        Kernel("kernel", lambda: None, (types.int64,), 32).launch(1, 5)
+
+
+def test_more_arguments_than_a_launch_takes_are_an_error(launches):
+    many = launch.MOST_SLOTS + 1
+    with pytest.raises(ValueError, match="memoryview"):
+        Kernel("kernel", lambda: None, (types.int64,) * many, 32)._launch((1, 1, 1), 0, array("q", [0] * many))
+
+
+@pytest.mark.parametrize("index", [None, 0, 1])
+def test_a_gpu_is_made_the_current_one_where_it_is_not(monkeypatch, index):
+    made = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: made.append(index) or contextlib.nullcontext())
+    for _ in range(2):
+        with gpu.current(index):
+            pass
+    assert made == ([1, 1] if index == 1 else [])

@@ -1,6 +1,7 @@
 """Problem against torch: the same output length, the same refusals; its counts against a count by hand."""
 
 import dataclasses
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -132,3 +133,10 @@ def test_shown_with_what_differs_from_the_default():
     assert str(Problem(2, 4, 6, 3, 8)) == "(2, 4->6, k3, s1, L 8)"
     shown = str(Problem(2, 4, 6, 3, 8, stride=2, padding=1, output_padding=1, groups=2, dilation=3, bias=True))
     assert shown == "(2, 4->6, k3, s2, p1, op1, d3, groups 2, L 8, bias)"
+
+
+def test_equal_problems_are_one_key():
+    one, same, other = (Problem(2, 4, 6, 3, 9, stride=2, bias=bias) for bias in (True, True, False))
+    assert hash(one) == hash(same) == hash(pickle.loads(pickle.dumps(one)))
+    assert {one: 1}[same] == 1
+    assert {one, same, other} == {one, other}

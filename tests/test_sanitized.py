@@ -10,7 +10,6 @@ from numba_tconv.kernels import (
     RUNGS,
     depthwise_config,
     depthwise_direct,
-    depthwise_rows,
     device,
     k4_config,
     k5_config,
@@ -318,8 +317,7 @@ def direct_properties(case):
     """Where they lie in registers."""
     p = case.problem
     config = case.config or RUNGS["depthwise"].config(p, case.dtype)
-    vectors = -(-(p.out_length + depthwise_direct.VECTOR - 1) // depthwise_direct.VECTOR)
-    passes, stretches = depthwise_rows.split(p.batch * p.groups, vectors, config)
+    passes, stretches = depthwise_direct.plan(p, config)
     return {
         "granule": config.granule,
         "several rows a block": config.lanes < config.threads,

@@ -1,6 +1,7 @@
 """When weights are packed anew and when not, with what CUDA has to say about streams and graphs made up."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -9,12 +10,19 @@ import torch
 from torch._inductor import cudagraph_trees
 
 from numba_tconv.kernels import tensor_pack
+from numba_tconv.kernels.k6_config import configs
+from numba_tconv.problem import Problem
 
 
 @pytest.fixture
-def packed(monkeypatch):
+def cuda():
+    """What CUDA has to say, and what was asked of it."""
+    return SimpleNamespace(capturing=False, packings=0, stream=0, waited=[])
+
+
+@pytest.fixture
+def packed(monkeypatch, cuda):
     """A function that packs weights, and returns how often they have been packed by then."""
-    cuda = SimpleNamespace(capturing=False, packings=0)
 
     def pack(w, *_):
         cuda.packings += 1
@@ -22,15 +30,16 @@ def packed(monkeypatch):
 
     def packed(w, capturing=False):
         cuda.capturing = capturing
-        assert torch.equal(tensor_pack.packed_weights(w, SimpleNamespace(groups=1), "tile", "mma", 1), w)
+        assert torch.equal(tensor_pack.packed_weights(w, packing), w)
         return cuda.packings
 
-    stream = MagicMock()
+    packing = tensor_pack.Packing("tile", "mma", *[1] * 5)
     monkeypatch.setattr(tensor_pack, "_pack", pack)
     monkeypatch.setattr(tensor_pack, "_entries", {})
     monkeypatch.setattr(tensor_pack, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_event=cuda.waited.append))
     monkeypatch.setattr(torch.cuda, "Event", MagicMock)
     return packed
 
@@ -57,6 +66,17 @@ def test_weights_that_a_graph_reads_are_packed_at_every_call_from_then_on(packed
     assert packed(other) == 5
 
 
+def test_another_stream_waits_for_the_packing_and_keeps_its_memory(packed, cuda, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(stream), raising=False)
+    w = torch.randn(4, 3, 2)
+    assert [packed(w), packed(w)] == [1, 1]
+    assert cuda.waited == recorded == []
+    cuda.stream = 1
+    assert packed(w) == 1
+    assert len(cuda.waited) == len(recorded) == 1
+
+
 def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(packed, monkeypatch):
     warm = SimpleNamespace(in_warmup=True)
     monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: warm)
@@ -80,3 +100,14 @@ def test_nothing_is_remembered_of_weights_that_are_gone(packed):
         for _ in range(5):
             packed(torch.randn(4, 3, 2), capturing)
         assert len(memory) == 1
+
+
+def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
+    problem = Problem(2, 64, 64, 8, 100, stride=4)
+    tile = configs(problem, "tf32")[0].tile
+
+    def packing(order="mma", **changes):
+        return tensor_pack.packing_of(replace(problem, **changes), tile, order, 1)
+
+    assert packing() is packing(length=7, batch=1, padding=2)
+    assert len({packing(), packing("wgmma"), packing(groups=2), packing(in_channels=128)}) == 4

@@ -21,12 +21,14 @@ In 16 bits the layers of one channel a group and equal taps in every phase take 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
+import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import STATIC_SHARED_LIMIT, Kernel, flat
+from ..launch import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
+from ..problem import Problem
 from ..ptx import load_vector, store_vector
 from . import depthwise_direct
 from .depthwise_config import Config, choose, plan
@@ -247,16 +249,36 @@ class Depthwise(Rung):
         return 0 if isinstance(config, DirectConfig) else config.shared_bytes(plan(problem, config)[0])
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or self.config(problem, x.dtype)
-        if isinstance(config, DirectConfig):
-            depthwise_direct.run(x, w, bias, y, problem, config)
-            return
-        p, (passes, stretches) = problem, plan(problem, config)
-        rows = p.batch * p.groups
-        self.kernel(config).launch(
-            grid(rows, config.threads // config.lanes, stretches),
-            *(x, offset_of(x), *x.stride(), w, *w.stride()),
-            *(w[0, :, 0] if bias is None else bias.contiguous(), bias is not None, y, offset_of(y)),
-            *(p.length, p.out_length, p.padding, rows, p.groups, passes, config.width(passes)),
-            shared_bytes=config.shared_bytes(passes),
+        launch = _prepared(
+            *(problem, config, x.dtype, x.stride(), w.stride(), bias is not None, offset_of(x), offset_of(y)),
         )
+        launch(x, w, w if bias is None else bias.contiguous(), y)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | DirectConfig | None,
+    dtype: torch.dtype,
+    x_strides: tuple,
+    w_strides: tuple,
+    has_bias: bool,
+    x_offset: int,
+    y_offset: int,
+) -> Prepared:
+    """``x_offset``, ``y_offset``: elements by which x and y begin after a multiple of 16 bytes."""
+    p, rung = problem, Depthwise()
+    config = config or rung.config(p, dtype)
+    direct = isinstance(config, DirectConfig)
+    passes, stretches = depthwise_direct.plan(p, config) if direct else plan(p, config)
+    rows = p.batch * p.groups
+    return rung.kernel(config).prepare(
+        grid(rows, config.threads // config.lanes, stretches),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
+        *(alike((p.out_channels,), dtype), has_bias),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
+        *(p.length, p.out_length, p.padding, rows, p.groups, passes),
+        *(() if direct else (config.width(passes),)),
+        shared_bytes=rung.shared_bytes(p, config),
+    )

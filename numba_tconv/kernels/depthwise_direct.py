@@ -20,7 +20,7 @@ from ..launch import Kernel, flat
 from ..problem import Problem
 from ..ptx import load_guarded, multiply_add, multiply_runs, store_run
 from ..taps import Taps
-from .depthwise_rows import MOST_SAMPLES, grid, offset_of, split
+from .depthwise_rows import MOST_SAMPLES, split
 
 VECTOR = 8  # outputs in 16 bytes: a thread's, in one pass
 LANES = 128, 64, 32
@@ -197,14 +197,6 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
     return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
 
 
-def run(x, w, bias, y, problem, config: DirectConfig) -> None:
-    """Launch: as Rung.run."""
-    p, rows = problem, problem.batch * problem.groups
-    # The first vector may begin before the row.
-    passes, stretches = split(rows, -(-(p.out_length + VECTOR - 1) // VECTOR), config)
-    make_kernel(config).launch(
-        grid(rows, config.threads // config.lanes, stretches),
-        *(x, offset_of(x), *x.stride(), w, *w.stride()),
-        *(w[0, :, 0] if bias is None else bias.contiguous(), bias is not None, y, offset_of(y)),
-        *(p.length, p.out_length, p.padding, rows, p.groups, passes),
-    )
+def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
+    """Passes of a team over its stretch, and stretches of a row, whose first vector may begin before it."""
+    return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,6 +36,16 @@ def of(index: int | None) -> Device:
         return H200
     p = torch.cuda.get_device_properties(index)
     return Device((p.major, p.minor), p.multi_processor_count, p.shared_memory_per_multiprocessor)
+
+
+_nothing_to_do = contextlib.nullcontext()
+
+
+def current(index: int | None) -> contextlib.AbstractContextManager:
+    """A context in which the GPU with torch's ``index`` is the current one; None: there is none, in the simulator."""
+    if index is None or index == torch.cuda.current_device():
+        return _nothing_to_do
+    return torch.cuda.device(index)
 
 
 def current_device() -> Device:

@@ -10,16 +10,17 @@ and the error does not grow with the length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float64, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
+from ..problem import Problem
 from . import device as gpu
 from .grad_rung import GradientRung
-from .grad_sum import add_up, workspace
+from .grad_sum import accumulator_of, add_up, workspace
 from .grad_sum import make_kernel as make_sum
 from .rung import cuda_core_reason
 
@@ -105,12 +106,22 @@ class Bias(GradientRung):
         return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
 
     def run(self, grad_output, result, problem, config=None, precision=None):
-        config = config or self.config(problem, result.dtype)
-        p, device = problem, gpu.of(result.device.index)
-        splits, length = splits_of(p, config, device)
+        splits, launch = _prepared(problem, config, result.dtype, grad_output.stride(), gpu.of(result.device.index))
         partials = workspace(result, splits)
-        make_kernel(config).launch(
-            splits * p.out_channels,
-            *(grad_output, *grad_output.stride(), partials, p.batch, p.out_length, p.out_channels, length),
-        )
+        launch(grad_output, partials)
         add_up(partials, result, splits)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
+) -> tuple[int, Prepared]:
+    """Splits, and the launch. ``strides``: of grad_output, in elements."""
+    config, p = config or Config(dtype), problem
+    splits, length = splits_of(p, config, device)
+    launch = make_kernel(config).prepare(
+        splits * p.out_channels,
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, strides), *strides),
+        *(alike((splits * p.out_channels,), accumulator_of(dtype)), p.batch, p.out_length, p.out_channels, length),
+    )
+    return splits, launch

@@ -15,7 +15,7 @@ import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
 from ..taps import Taps
@@ -204,12 +204,32 @@ class InputDepthwise(GradientRung):
         return [(make_kernel(config), 0)]
 
     def run(self, grad_output, weight, result, problem, config=None, precision=None):
-        p, config = problem, config or choose(problem, result.dtype)
-        rows = p.batch * p.in_channels
-        # The first vector may begin before the row.
-        passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
-        make_kernel(config).launch(
-            grid(rows, config.threads // config.lanes, stretches),
-            *(grad_output, offset_of(grad_output), *grad_output.stride(), weight, *weight.stride()),
-            *(result, offset_of(result), p.length, p.out_length, p.padding, rows, p.in_channels, passes),
+        launch = _prepared(
+            *(problem, config, result.dtype, grad_output.stride(), weight.stride()),
+            *(offset_of(grad_output), offset_of(result)),
         )
+        launch(grad_output, weight, result)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    w_strides: tuple,
+    g_offset: int,
+    result_offset: int,
+) -> Prepared:
+    """The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    p, config = problem, config or choose(problem, dtype)
+    rows = p.batch * p.in_channels
+    # The first vector may begin before the row.
+    passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
+    return make_kernel(config).prepare(
+        grid(rows, config.threads // config.lanes, stretches),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
+        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
+        *(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
+        *(p.length, p.out_length, p.padding, rows, p.in_channels, passes),
+    )

@@ -12,7 +12,7 @@ import torch
 from numba import cuda, types
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat, strided
+from ..launch import Kernel, Prepared, alike, flat, strided
 from ..problem import Problem
 from .grad_input_config import Config
 
@@ -50,12 +50,12 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("grad_input_pack", grad_input_pack, signature, THREADS, key=repr(config))
 
 
-def pack_weights(w: torch.Tensor, problem: Problem, config: Config) -> torch.Tensor:
-    """The packed weights, in memory of torch's allocator, on the current stream."""
+def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
+    """What the packed weights are like, and the launch that packs weights of ``strides`` into such."""
     p, (tap_chunks, channel_chunks, parts) = problem, config.depth(problem)
     row_tiles, phases = config.row_tiles(p), min(p.taps.rows, p.kernel_size)
     size = p.groups * row_tiles * tap_chunks * channel_chunks * parts * config.w_stage
-    packed = torch.empty(size, dtype=TORCH[ELEMENTS[config.dtype].accumulator.bitwidth], device=w.device)
+    w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), config.dtype, strides)
+    packed = alike((size,), TORCH[ELEMENTS[config.dtype].accumulator.bitwidth])
     integers = (row_tiles, tap_chunks, channel_chunks, parts, phases, p.in_channels_per_group)
-    make_kernel(config).launch(-(-size // THREADS), w, packed, *integers)
-    return packed
+    return packed, make_kernel(config).prepare(-(-size // THREADS), w, packed, *integers)

@@ -22,7 +22,8 @@ from ..problem import Problem
 from . import device as gpu
 from . import planes, tensor_pack
 from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
-from .k5_mma import WarpMatrix, config_of
+from .k5_config import config_of
+from .k5_mma import WarpMatrix
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
 from .tensor_rung import default_precision

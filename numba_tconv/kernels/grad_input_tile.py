@@ -15,17 +15,19 @@ Each grad_output element is read once a row tile (and tap chunk), each weight on
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
+import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
+from ..problem import Problem
 from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
 from . import device as gpu
 from .grad_input_config import Config, choose, tiny
 from .grad_input_pack import make_kernel as make_pack
-from .grad_input_pack import pack_weights
+from .grad_input_pack import prepare_pack
 from .grad_rung import GradientRung
 from .grad_window import NOWHERE, columns, locate, make_fetch
 from .rung import cuda_core_reason
@@ -203,15 +205,36 @@ class InputTile(GradientRung):
         return [(make_kernel(config), config.shared_bytes), (make_pack(config), 0)]
 
     def run(self, grad_output, weight, result, problem, config=None, precision=None):
-        p, t = problem, problem.taps
-        config = config or choose(p, result.dtype, gpu.of(result.device.index))
-        row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
-        planes = -(-column_tiles // GRID_AXIS)
-        phases = min(t.rows, p.kernel_size)
-        make_kernel(config).launch(
-            (row_tiles * p.groups, -(-column_tiles // planes), planes),
-            *(grad_output, *grad_output.stride(), pack_weights(weight, p, config), result),
-            *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-            *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
-            *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
+        like, pack, launch = _prepared(
+            *(problem, config, result.dtype, grad_output.stride(), weight.stride(), gpu.of(result.device.index)),
         )
+        packed = torch.empty(like.shape, dtype=like.dtype, device=result.device)
+        pack(weight, packed)
+        launch(grad_output, packed, result)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    w_strides: tuple,
+    device: gpu.Device,
+) -> tuple[torch.Tensor, Prepared, Prepared]:
+    """What the packed weights are like, and the launches that pack them and compute the gradient."""
+    p, t = problem, problem.taps
+    config = config or choose(p, dtype, device)
+    row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
+    planes = -(-column_tiles // GRID_AXIS)
+    phases = min(t.rows, p.kernel_size)
+    packed, pack = prepare_pack(p, config, w_strides)
+    launch = make_kernel(config).prepare(
+        (row_tiles * p.groups, -(-column_tiles // planes), planes),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides, packed),
+        alike((p.batch, p.in_channels, p.length), dtype),
+        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+        *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
+        *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
+    )
+    return packed, pack, launch

@@ -21,12 +21,14 @@ Where the stride is 1, grad_input is a transposed convolution, which k6 computes
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
+import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import GIVEN, Kernel, Prepared, alike, flat
+from ..problem import Problem
 from ..ptx import (
     bits_of,
     cp_async_bulk_tensor,
@@ -341,15 +343,33 @@ class InputWarpgroup(WgmmaGradient):
         return [(make_kernel(config), config.shared_bytes)]
 
     def run(self, grad_output, weight, result, problem, config=None, precision=None):
-        p = problem
-        config = config or choose(p, precision or default_precision(result.dtype))
-        g, w = in_rows(grad_output), in_rows(weight.reshape(1, p.in_channels, -1))
-        along, across, tiles = config.tiles(p)
-        blocks = min(tiles, gpu.of(result.device.index).multiprocessors)
+        g, w = in_rows(grad_output), in_rows(weight.reshape(1, problem.in_channels, -1))
+        precision, device = precision or default_precision(result.dtype), gpu.of(result.device.index)
+        blocks, launch = _prepared(problem, config, precision, g.dtype, g.stride(), w.shape, w.stride(), device)
         maps = workspace(blocks, 1, result.device)
-        make_kernel(config).launch(
-            blocks,
-            *(*templates(g, w, config), g.data_ptr(), w.data_ptr(), maps.data_ptr()),
-            *(result, -p.padding, p.length, p.groups, p.out_channels_per_group, p.in_channels_per_group),
-            *(along, across, tiles, config.stages_of(p)),
-        )
+        launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    precision: str,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    w_shape: tuple,
+    w_strides: tuple,
+    device: gpu.Device,
+) -> tuple[int, Prepared]:
+    """Blocks, and the launch; g and w as they lie in rows."""
+    p, config = problem, config or choose(problem, precision)
+    g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
+    along, across, tiles = config.tiles(p)
+    blocks = min(tiles, device.multiprocessors)
+    launch = make_kernel(config).prepare(
+        blocks,
+        *(*templates(g, w, config), GIVEN, GIVEN, GIVEN, alike((p.batch, p.in_channels, p.length), dtype)),
+        *(-p.padding, p.length, p.groups, p.out_channels_per_group, p.in_channels_per_group),
+        *(along, across, tiles, config.stages_of(p)),
+    )
+    return blocks, launch

@@ -14,11 +14,11 @@ GPU does is decided, and registered, in ops.py.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
-from .. import transforms
+from .. import direct, transforms
 from ..problem import Problem
 
 # `precision` is that of the forward pass, which their own derivatives are computed in again.
@@ -45,8 +45,14 @@ def forward(x, weight, parameters):
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
     """The problem of the forward pass. Raises RuntimeError where grad_output is not the gradient of its output."""
-    batch, out_channels, out_length = grad_output.shape
-    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
+    return _problem(grad_output.shape, in_channels, length, kernel_size, *parameters[:-1])
+
+
+@lru_cache(maxsize=1024)
+def _problem(grad_output, in_channels, length, kernel_size, *parameters) -> Problem:
+    """``problem_of`` the shape of grad_output; remembered, so that a repeated call pays for one look-up only."""
+    batch, out_channels, out_length = grad_output
+    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters)
     if problem.out_length != out_length:
         raise RuntimeError(
             f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
@@ -64,7 +70,7 @@ def _product_jvp(operator, tangents, arguments):
 # grad_input
 
 
-@torch.library.impl("numba_tconv::grad_input", "cpu")
+@direct.implementation(grad_input, "cpu")
 def _input_cpu(grad_output, weight, length, *parameters):
     problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
     return torchs_input(grad_output, weight, length, parameters)
@@ -93,7 +99,7 @@ def _input_backward(ctx, v):
 # grad_weight
 
 
-@torch.library.impl("numba_tconv::grad_weight", "cpu")
+@direct.implementation(grad_weight, "cpu")
 def _weight_cpu(grad_output, input, kernel_size, *parameters):
     problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
     return torchs_weight(grad_output, input, kernel_size, parameters)
@@ -122,7 +128,7 @@ def _weight_backward(ctx, v):
 # grad_bias
 
 
-@torch.library.impl("numba_tconv::grad_bias", "cpu")
+@direct.implementation(grad_bias, "cpu")
 def _bias_cpu(grad_output, precision):
     return grad_output.sum((0, 2))
 

@@ -6,13 +6,13 @@ those of one element. It does so in float64, so that however many splits there a
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
 
 THREADS = 128
 BATCH = 8  # loads that a thread has under way
@@ -41,9 +41,14 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
     return Kernel("grad_sum", grad_sum, signature, THREADS, key=str(dtype))
 
 
+def accumulator_of(dtype: torch.dtype) -> torch.dtype:
+    """What the kernels sum elements of ``dtype`` in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def workspace(result: torch.Tensor, splits: int) -> torch.Tensor:
     """Room for ``splits`` partial sums of every element of ``result``: the result itself, if one sum is all of it."""
-    kind = torch.float64 if result.dtype == torch.float64 else torch.float32
+    kind = accumulator_of(result.dtype)
     if splits == 1 and kind == result.dtype:
         return result
     return torch.empty(splits * result.numel(), dtype=kind, device=result.device)
@@ -52,4 +57,10 @@ def workspace(result: torch.Tensor, splits: int) -> torch.Tensor:
 def add_up(partials: torch.Tensor, result: torch.Tensor, splits: int) -> None:
     """Fill ``result`` from the partial sums, (splits, *result.shape), on the current stream."""
     if partials is not result:
-        make_kernel(result.dtype).launch(-(-result.numel() // THREADS), partials, result, splits)
+        _prepared(result.numel(), result.dtype, splits)(partials, result)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(elements: int, dtype: torch.dtype, splits: int) -> Prepared:
+    partials = alike((splits * elements,), accumulator_of(dtype))
+    return make_kernel(dtype).prepare(-(-elements // THREADS), partials, alike((elements,), dtype), splits)

@@ -17,13 +17,13 @@ import torch
 from numba import cuda, float64, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
 from ..taps import Taps
 from .depthwise_rows import MOST_PRODUCTS, MOST_WINDOW, many_channels, offset_of, placed, read_in_place, reason
 from .grad_rung import GradientRung
-from .grad_sum import add_up, workspace
+from .grad_sum import accumulator_of, add_up, workspace
 from .grad_sum import make_kernel as make_sum
 from .rung import cuda_core_reason
 
@@ -219,14 +219,35 @@ class WeightDepthwise(GradientRung):
         return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
 
     def run(self, grad_output, x, result, problem, config=None, precision=None):
-        p, config = problem, config or choose(problem, result.dtype)
-        vectors, splits, split_vectors = splits_of(p, config)
-        pairs = p.in_channels * p.out_channels_per_group
-        partials = workspace(result, splits)
-        make_kernel(config).launch(
-            splits * pairs,
-            *(grad_output, offset_of(grad_output), *grad_output.stride(), x, offset_of(x), *x.stride(), partials),
-            *(p.batch, p.length, p.out_length, p.padding, pairs, p.in_channels_per_group, p.out_channels_per_group),
-            *(vectors, split_vectors),
+        splits, launch = _prepared(
+            *(problem, config, result.dtype, grad_output.stride(), x.stride()),
+            *(offset_of(grad_output), offset_of(x)),
         )
+        partials = workspace(result, splits)
+        launch(grad_output, x, partials)
         add_up(partials, result, splits)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    x_strides: tuple,
+    g_offset: int,
+    x_offset: int,
+) -> tuple[int, Prepared]:
+    """Splits, and the launch. The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    p, config = problem, config or choose(problem, dtype)
+    vectors, splits, split_vectors = splits_of(p, config)
+    pairs = p.in_channels * p.out_channels_per_group
+    launch = make_kernel(config).prepare(
+        splits * pairs,
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        alike((splits * pairs * p.kernel_size,), accumulator_of(dtype)),
+        *(p.batch, p.length, p.out_length, p.padding, pairs, p.in_channels_per_group, p.out_channels_per_group),
+        *(vectors, split_vectors),
+    )
+    return splits, launch

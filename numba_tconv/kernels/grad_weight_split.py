@@ -18,17 +18,18 @@ Each element of x is read once a column tile (and tap chunk), each of grad_outpu
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float64, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
+from ..problem import Problem
 from ..ptx import add_vectors, cp_async_commit, cp_async_wait, load_vector, store_vectors
 from . import device as gpu
 from .grad_rung import GradientRung
-from .grad_sum import add_up, workspace
+from .grad_sum import accumulator_of, add_up, workspace
 from .grad_sum import make_kernel as make_sum
 from .grad_weight_config import Config, choose, splits_of, tiny
 from .grad_window import NOWHERE, locate, make_copy, make_fetch
@@ -229,18 +230,40 @@ class WeightSplit(GradientRung):
         return [(make_kernel(config), config.shared_bytes), (make_sum(config.dtype), 0)]
 
     def run(self, grad_output, x, result, problem, config=None, precision=None):
-        p, device = problem, gpu.of(result.device.index)
-        if config is None:
-            config = choose(p, result.dtype, device)
-            if result.dtype in (torch.float32, torch.float64) and vectors_align(x):
-                config = replace(config, x_vector=config.vector)
-        splits, length = splits_of(p, config, device)
-        partials = workspace(result, splits)
-        make_kernel(config).launch(
-            splits * config.blocks(p),
-            *(grad_output, *grad_output.stride(), x, *x.stride(), partials),
-            *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-            *(p.groups, p.padding, config.columns(p), *config.tiles(p)),
-            *(min(p.taps.rows, p.kernel_size), config.stages(p), length),
+        splits, launch = _prepared(
+            *(problem, config, result.dtype, grad_output.stride(), x.stride()),
+            *(vectors_align(x), gpu.of(result.device.index)),
         )
+        partials = workspace(result, splits)
+        launch(grad_output, x, partials)
         add_up(partials, result, splits)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    x_strides: tuple,
+    aligned: bool,
+    device: gpu.Device,
+) -> tuple[int, Prepared]:
+    """Splits, and the launch. ``aligned``: whether 16-byte vectors of x are."""
+    p = problem
+    if config is None:
+        config = choose(p, dtype, device)
+        if dtype in (torch.float32, torch.float64) and aligned:
+            config = replace(config, x_vector=config.vector)
+    splits, length = splits_of(p, config, device)
+    weights = p.in_channels * p.out_channels_per_group * p.kernel_size
+    launch = make_kernel(config).prepare(
+        splits * config.blocks(p),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), *x_strides),
+        alike((splits * weights,), accumulator_of(dtype)),
+        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
+        *(p.groups, p.padding, config.columns(p), *config.tiles(p)),
+        *(min(p.taps.rows, p.kernel_size), config.stages(p), length),
+    )
+    return splits, launch

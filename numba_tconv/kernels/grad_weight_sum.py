@@ -10,13 +10,13 @@ It adds up in float64, so that however many splits there are, they cost no digit
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float32, float64, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import recomputed
 from .device import H200
@@ -102,12 +102,26 @@ def elements_of(problem: Problem) -> int:
 
 def add_up(partials: torch.Tensor, result: torch.Tensor, problem: Problem, config: Config, splits: int) -> None:
     """Fill ``result``, the gradient for the weight, from the sums of ``splits`` splits, on the current stream."""
+    _prepared(problem, config, splits, result.dtype)(partials, result)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(problem: Problem, config: Config, splits: int, dtype: torch.dtype) -> Prepared:
     p, elements = problem, elements_of(problem)
     weight_row = p.out_channels_per_group * p.kernel_size
     taps, pair_tiles, channel_tiles = config.tiles(p)
-    make_kernel(result.dtype, elements).launch(
+    partials = alike((splits * config.blocks_of(p) * config.tile_sums,), torch.float32)
+    return make_kernel(dtype, elements).prepare(
         (blocks_of(p, elements), -(-p.in_channels_per_group // CHANNELS), min(p.groups, GRID_AXIS)),
-        *(partials, result, splits, config.tile_sums, config.blocks_of(p), p.groups, p.in_channels_per_group),
+        *(
+            partials,
+            alike((p.in_channels * weight_row,), dtype),
+            splits,
+            config.tile_sums,
+            config.blocks_of(p),
+            p.groups,
+            p.in_channels_per_group,
+        ),
         *(weight_row, p.kernel_size, min(p.taps.rows, p.kernel_size), config.tap_chunk, taps),
         *(config.rows, config.pairs, pair_tiles, config.channels, channel_tiles),
     )

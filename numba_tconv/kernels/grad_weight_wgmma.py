@@ -33,7 +33,8 @@ from functools import cache, lru_cache
 import torch
 from numba import cuda, float32, int32, int64, types
 
-from ..launch import Kernel, flat
+from ..launch import GIVEN, Kernel, Prepared, flat
+from ..launch import alike as tensor_alike
 from ..problem import Problem
 from ..ptx import (
     bits_of,
@@ -310,19 +311,38 @@ class WeightWarpgroup(WgmmaGradient):
         if apart is None and own.alike != alike:  # a configuration for other tensors
             grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
         x, g = in_rows(x), grad_output if apart is None else planes.make_planes(grad_output, p)
-        first, rows = (-p.padding, p.out_channels_per_group) if apart is None else (0, planes.pairs_of(p))
-        splits = splits_of(p, own, device)
-        tiles, sums = own.blocks_of(p), splits * (CONSUMERS if own.in_turns else 1)
-        partials = torch.empty(sums * tiles * own.tile_sums, dtype=torch.float32, device=x.device)
-        maps = workspace(splits * tiles, own.alike, x.device)
-        taps, pair_tiles, channel_tiles = own.tiles(p)
-        make_kernel(own).launch(
-            splits * tiles,
-            *(*templates(g, x, own), g.data_ptr(), x.data_ptr(), maps.data_ptr(), partials),
-            *(g.stride(1), g.shape[2], g.shape[1], first, rows, p.in_channels_per_group),
-            *(pair_tiles, channel_tiles, taps, tiles, *own.stages_of(p), splits),
-        )
+        blocks, sums, launch = _prepared(p, own, apart is None, g.dtype, g.shape, g.stride(), x.stride(), device)
+        partials = torch.empty(sums * own.blocks_of(p) * own.tile_sums, dtype=torch.float32, device=x.device)
+        maps = workspace(blocks, own.alike, x.device)
+        launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), partials)
         grad_weight_sum.add_up(partials, result, p, own, sums)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    own: Config,
+    in_place: bool,
+    dtype: torch.dtype,
+    g_shape: tuple,
+    g_strides: tuple,
+    x_strides: tuple,
+    device: gpu.Device,
+) -> tuple[int, int, Prepared]:
+    """Blocks, partial sums of each element, and the launch; ``in_place``: g is grad_output itself, not its planes."""
+    p = problem
+    first, rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
+    splits, tiles = splits_of(p, own, device), own.blocks_of(p)
+    sums = splits * (CONSUMERS if own.in_turns else 1)
+    g, x = tensor_alike(g_shape, dtype, g_strides), tensor_alike((p.batch, p.in_channels, p.length), dtype, x_strides)
+    taps, pair_tiles, channel_tiles = own.tiles(p)
+    launch = make_kernel(own).prepare(
+        splits * tiles,
+        *(*templates(g, x, own), GIVEN, GIVEN, GIVEN, tensor_alike((sums * tiles * own.tile_sums,), torch.float32)),
+        *(g.stride(1), g.shape[2], g.shape[1], first, rows, p.in_channels_per_group),
+        *(pair_tiles, channel_tiles, taps, tiles, *own.stages_of(p), splits),
+    )
+    return splits * tiles, sums, launch
 
 
 @lru_cache(maxsize=1024)

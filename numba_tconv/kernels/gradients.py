@@ -5,7 +5,7 @@ Which gradients they compute for torch.autograd, and which torch does, is decide
 
 from __future__ import annotations
 
-import contextlib
+from functools import lru_cache
 
 import torch
 
@@ -91,14 +91,17 @@ def select(
     return [*able[-1:], *(rung for rung in able if not rung.unsuited(problem, dtype, precision, gpu))][-1]
 
 
+_selected = lru_cache(maxsize=1024)(select)  # a repeated call pays for one look-up only
+
+
 def _compute(of: str, variant, operands, shape, problem: Problem, config, precision) -> torch.Tensor:
     """Allocate the gradient and let a rung fill it; without outputs, which nothing reached, it is zero."""
     grad_output = operands[0]
     precision = precision or EXACT.get(grad_output.dtype, "")
-    rung = select(of, problem, grad_output.dtype, device.of(grad_output.device.index), variant, precision)
+    rung = _selected(of, problem, grad_output.dtype, device.of(grad_output.device.index), variant, precision)
     result = grad_output.new_empty(shape)
     if not grad_output.numel():
         return result.zero_()
-    with torch.cuda.device(grad_output.device) if grad_output.is_cuda else contextlib.nullcontext():
+    with device.current(grad_output.device.index):
         rung.run(*operands, result, problem, config, precision)
     return result

@@ -14,13 +14,14 @@ Measured (H200, kb64, float32): 154 ms, 8.3 times k1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat, strided
+from ..launch import Kernel, Prepared, alike, flat, strided
+from ..problem import Problem
 from .rung import SUM_CHANNELS, Rung, adjacent, cuda_core_reason
 
 
@@ -96,10 +97,21 @@ class Polyphase(Rung):
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config, x = config or self.config(problem, x.dtype), adjacent(x)
-        p, t = problem, problem.taps
-        self.kernel(config).launch(
-            -(-y.numel() // config.threads),
-            *(x, *x.stride(), w, *w.stride(), w[0, :, 0] if bias is None else bias, bias is not None, y),
-            *(p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-            *(p.stride, p.padding, p.dilation, p.groups, t.gap, t.rows, t.step, t.dilation_inverse, p.out_length),
-        )
+        bias_stride = None if bias is None else bias.stride()
+        _prepared(problem, config, x.stride(), w.stride(), bias_stride)(x, w, w if bias is None else bias, y)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem, config: Config, x_stride: tuple, w_stride: tuple, bias_stride: tuple | None
+) -> Prepared:
+    p, t, dtype = problem, problem.taps, config.dtype
+    outputs = p.batch * p.out_channels * p.out_length
+    return make_kernel(config).prepare(
+        -(-outputs // config.threads),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_stride), *x_stride),
+        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_stride), *w_stride),
+        *(alike((p.out_channels,), dtype, bias_stride), bias_stride is not None, alike((outputs,), dtype)),
+        *(p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
+        *(p.stride, p.padding, p.dilation, p.groups, t.gap, t.rows, t.step, t.dilation_inverse, p.out_length),
+    )

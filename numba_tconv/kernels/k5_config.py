@@ -12,6 +12,7 @@ from functools import lru_cache
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
+from .tensor_rung import by_vectors
 from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 
 WARP_COLUMNS = 64
@@ -224,3 +225,11 @@ def _staged(config: Config, shared: int) -> Config:
         if staged.shared_bytes + RESERVED_SHARED <= shared:
             return staged
     return config
+
+
+def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
+    """The configuration for an input as ``by_vectors`` takes it."""
+    config = choose(problem, precision, here)
+    return (
+        config if by_vectors(shape, strides, offset, config.tile) else choose(problem, precision, here, aligned=False)
+    )

@@ -26,8 +26,7 @@ import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
-from ..problem import Problem
+from ..launch import Kernel, Prepared, alike, flat
 from ..ptx import (
     cp_async_commit,
     cp_async_wait,
@@ -39,9 +38,9 @@ from ..ptx import (
     st_shared,
 )
 from . import device
-from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, run_of
+from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, run_of
 from .k5_load import BATCH, make_load, make_window
-from .tensor_pack import packed_weights
+from .tensor_pack import Packing, packed_weights, packing_of
 from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import alignment_of, make_aim, make_store_any
@@ -361,39 +360,37 @@ class WarpMatrix(TensorRung):
         return f"{tiles} of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels"
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        precision = precision or (config.tile.precision if config else default_precision(x.dtype))
-        here = device.of(x.device.index)
-        layout = x.shape, x.stride(), x.data_ptr() % 16
-        config = config or config_of(problem, precision, here, *layout)
-        if not by_vectors(*layout, config.tile):
-            config = replace(config, x_vector=1)
-        kernel, chunks, blocks, sizes = _plan(problem, config, y.data_ptr() % SECTOR)
-        packed = packed_weights(w, problem, config.tile, "mma", chunks)
-        kernel.launch(
-            blocks,
-            *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y, *sizes),
+        packing, launch = _plan(
+            *(problem, config, precision, x.dtype, x.shape, x.stride(), x.data_ptr() % 16),
+            *(bias is not None, y.data_ptr() % SECTOR, device.of(x.device.index)),
         )
-
-
-def config_of(
-    problem: Problem, precision: str, here: device.Device, shape: tuple, strides: tuple, offset: int
-) -> Config:
-    """The configuration for an input as ``by_vectors`` takes it."""
-    config = choose(problem, precision, here)
-    return (
-        config if by_vectors(shape, strides, offset, config.tile) else choose(problem, precision, here, aligned=False)
-    )
+        packed = packed_weights(w, packing)
+        launch(x, packed, packed if bias is None else bias.contiguous(), y)
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, config: Config, y_offset: int) -> tuple:
-    """What a launch needs that depends on sizes alone. ``y_offset``: bytes by which y begins after a sector's start."""
+def _plan(
+    problem, config, precision, dtype, shape, strides, offset, has_bias, y_offset, here
+) -> tuple[Packing, Prepared]:
+    """How the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by
+    which x begins after a multiple of 16, and y after a sector's start."""
+    precision = precision or (config.tile.precision if config else default_precision(dtype))
+    config = config or config_of(problem, precision, here, shape, strides, offset)
+    if not by_vectors(shape, strides, offset, config.tile):
+        config = replace(config, x_vector=1)
     p, tile, chunks = problem, config.tile, config.channel_chunks(problem)
     first, columns = tile.columns(p)
     group_tiles, column_tiles = tile.row_tiles(p), -(-tile.column_tiles(p) // config.tiles)
     planes = -(-column_tiles // GRID_AXIS)
-    blocks = group_tiles * p.groups, -(-column_tiles // planes), planes
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
-    steps = tile.tap_chunks(p), chunks // config.chunks
-    alignment = alignment_of(y_offset, p, tile, gaps_between(tile))
-    return make_kernel(config), chunks, blocks, (*sizes, columns, first, *steps, group_tiles, alignment)
+    packing = packing_of(p, tile, "mma", chunks)
+    packed = alike((packing.size,), dtype)
+    launch = make_kernel(config).prepare(
+        (group_tiles * p.groups, -(-column_tiles // planes), planes),
+        *(alike(shape, dtype, strides), *strides, packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype), *sizes, columns, first),
+        *(tile.tap_chunks(p), chunks // config.chunks, group_tiles),
+        alignment_of(y_offset, p, tile, gaps_between(tile)),
+    )
+    return packing, launch

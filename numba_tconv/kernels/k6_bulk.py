@@ -9,7 +9,7 @@ cannot write, are written by the thread.
 from __future__ import annotations
 
 import torch
-from numba import float32, int32, uint32, uint64
+from numba import cuda, float32, int32, uint32
 
 from ..ptx import (
     barrier_sync,
@@ -28,7 +28,7 @@ from ..ptx import (
 )
 from .fragments import column_of
 from .k6_config import Config
-from .tensor_runs import make_run_of
+from .k6_vectors import make_whole_vectors, make_write_vectors
 
 
 def rotation(lane, span):
@@ -129,7 +129,7 @@ def make_hand_over(config: Config):
     @device_function
     def when_due(held, goes, y):
         if spreads:
-            if held[2] == 1:
+            if cuda.any_sync(0xFFFFFFFF, held[2] == 1) and held[2] == 1:  # mostly no lane's is
                 cp_async_bulk_store(y, goes[0], held[1], held[0])
             held[2] = int32(max(int32(held[2] - 1), int32(0)))
 
@@ -138,34 +138,16 @@ def make_hand_over(config: Config):
 
 def make_write(config: Config):
     """A device function: a thread's channel of the round gets ready to leave for y."""
-    tile, channels = config.tile, config.bulk_channels
-    itemsize, to_staged, vector = tile.itemsize, tile.overlap * tile.span, 16 // tile.itemsize
-    run_of = make_run_of(tile)
+    whole_vectors = make_whole_vectors(config)
 
     @device_function
     def write(held, goes, y, base, shared, at, warp, lane, interval, run, there, pitch, channels_left, out_length,
               alignment):  # fmt: skip
-        """``run``: index in y of the tile's own first output, for the round's first channel. ``at``: bytes of shared
-        memory where that channel's run is staged."""
-        channel = int32(lane * 4 + warp)
-        if channel < channels and channel < channels_left:
-            run += channel * out_length
-            low, high, _ = run_of(run, there, alignment)
-            size = int32(max(int32(high - low), int32(0)))
-            source = int32(at // itemsize + channel * pitch + to_staged)
-            before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), size))
-            inner = int32((size - before) // vector * vector)
-            e = int32(low + before)
-            goes[0] = run + e
-            held[0], held[1] = int32(inner * itemsize), int32(base + (source + e) * itemsize)
-            held[2] = int32(lane * interval + 1) if inner > 0 else int32(0)
-            e = low
-            while e < high:
-                if e == low + before:
-                    e = int32(e + inner)
-                if e < high:
-                    y[uint64(run + e)] = shared[uint64(source + e)]
-                    e = int32(e + 1)
+        size, source, target = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left,
+                                             out_length, alignment)  # fmt: skip
+        if size > 0:
+            held[0], held[1], goes[0] = size, source, target
+            held[2] = int32(lane * interval + 1)
 
     return write
 
@@ -178,10 +160,15 @@ def make_bulk_store(config: Config):
     span, itemsize, vector, spreads = tile.span, tile.itemsize, 16 // tile.itemsize, config.spreads
     rounds = tile_channels // channels
     matrices, buffer_bytes = tile.rows // 8 // rounds, config.buffer_bytes
-    stage_all, write = repeated(make_stage(config), matrices), make_write(config)
+    stage_all, write, write_vectors = (
+        repeated(make_stage(config), matrices),
+        make_write(config),
+        make_write_vectors(config),
+    )
     column_of_lane, first_of = device_function(column_of), device_function(rotation)
     pitch_of, (_, at_once) = make_pitch(config), make_hand_over(config)
     wait_for_buffer, wait_for_all = cp_async_bulk_wait_read(buffers - 1), cp_async_bulk_wait_read(0)
+    by_lanes = config.by_lanes
 
     @device_function
     def leave(held, goes, y):
@@ -194,7 +181,8 @@ def make_bulk_store(config: Config):
         (base, shared, at, extra_at), (held, goes, y, interval) = staged, leaving
         if spreads:
             leave(held, goes, y)
-        wait_for_buffer()
+        if not by_lanes:
+            wait_for_buffer()
         barrier_sync(crew + 1, 128)
         run += number * (channels * out_length)
         # Moved by less than a vector, the run begins as far from a multiple of 16 bytes as in y: the tile's own first
@@ -204,8 +192,13 @@ def make_bulk_store(config: Config):
         stage_all(int32(number * matrices), (acc, ways, int32(base + extra_at + number * (channels * 4)), flags[0],
                                              flags[1], int32((lane & 3) * 2), int32(number * matrices),
                                              int32(pitch * itemsize)))  # fmt: skip
-        fence_async()
+        if not by_lanes:
+            fence_async()
         barrier_sync(crew + 1, 128)
+        if by_lanes:
+            write_vectors(y, base, shared, int32(at + place), warp, lane, run, there, pitch, left - number * channels,
+                          out_length, alignment)  # fmt: skip
+            return
         write(held, goes, y, base, shared, int32(at + place), warp, lane, interval, run, there, pitch,
               left - number * channels, out_length, alignment)  # fmt: skip
         if not spreads:

@@ -83,9 +83,14 @@ class Config:
         return (-(-run // vector) + 1) * vector
 
     @property
+    def by_lanes(self) -> bool:
+        """What is staged for the copy engine is written by the warps' lanes: where a tile has a run for each row."""
+        return self.bulk_channels > 0 and self.tile.span == 1
+
+    @property
     def spreads(self) -> bool:
         """The runs of a tile leave one after another, while the next tile's products run."""
-        return self.paired and 0 < self.bulk_channels == self.tile.channels
+        return self.paired and 0 < self.bulk_channels == self.tile.channels and not self.by_lanes
 
     @property
     def bulk_runs(self) -> int:

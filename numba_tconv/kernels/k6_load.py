@@ -15,6 +15,7 @@ from ..ptx import (
     cp_async_bulk_tensor,
     cp_async_to,
     device_function,
+    elected,
     mbarrier_arrive,
     mbarrier_await_copies,
     mbarrier_expect_tx,
@@ -102,25 +103,24 @@ def make_window_start(config: Config):
 
 
 def make_fill(config: Config):
-    """Two device functions that fill a window of which no box can be taken, each warp its share of the rows.
+    """Two device functions by which a warp fills a window of which no box can be taken.
 
     The window's column 0 is element i of sample n. Before the warp's arrival at ``barrier``.
     """
     width, itemsize, depth = config.width, config.tile.itemsize, config.tile.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
     copy, place = cp_async_to(4), make_place(config)
-    rows = depth // PRODUCERS  # of a warp
 
     @device_function
     def fill_in_bulk(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
-                     first, lane, warp, barrier):  # fmt: skip
+                     first, lane, barrier):  # fmt: skip
         """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes one row of one sample."""
         boxes_log, pitch, spacing, shift_step, _, _ = in_stage
-        lane, warp = recomputed(lane), recomputed(warp)  # what follows from them is not worth registers
-        c = int32(warp + lane % rows * PRODUCERS)
+        lane = recomputed(lane)  # what follows from it is not worth registers
+        c = int32(lane % depth)
         row = int32(address + place(c, boxes_log, pitch, spacing, shift_step))
-        sample = int64(n + lane // rows)
-        start = int64(lane // rows * columns - i)  # column of the sample's first element
+        sample = int64(n + lane // depth)
+        start = int64(lane // depth * columns - i)  # column of the sample's first element
         while start + first < width:
             # Of a window that begins before its first sample does, that sample's lane clears the beginning, too.
             column = int32(max(start + first, int64(0)) if sample > n else int64(0))
@@ -140,23 +140,23 @@ def make_fill(config: Config):
                 if column < stop:
                     st_shared(row + column * itemsize, float32(0), float32(0), float32(0), float32(0))
                 column = int32(column + vector)
-            sample += 32 // rows
-            start += 32 // rows * columns
+            sample += 32 // depth
+            start += 32 // depth * columns
 
     @device_function
     def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, shared, in_stage, batch,
-             length, columns, lane, warp, barrier):  # fmt: skip
-        """Wherever the rows of x are. A lane takes every 32nd element of the warp's rows."""
+             length, columns, lane, barrier):  # fmt: skip
+        """Wherever the rows of x are. A lane takes every 32nd element of the rows."""
         boxes_log, pitch, spacing, shift_step, _, _ = in_stage
-        lane, warp = recomputed(lane), recomputed(warp)  # what follows from them is not worth registers
+        lane = recomputed(lane)  # what follows from it is not worth registers
         p = int32(lane)
         while p < width:
             sample, element = int64(n), i + p
             while element >= columns:
                 sample, element = sample + 1, element - columns
             inside = sample >= 0 and sample < batch and element >= 0 and element < length
-            for r in range(rows):
-                c = int32(warp + r * PRODUCERS)
+            c = int32(0)
+            while c < depth:
                 at = int32(region + place(c, boxes_log, pitch, spacing, shift_step) + p * itemsize)
                 if boxes_log > 0:  # where it would stand in a box
                     at = int32(at + (int32(x_early + c * stride_c + i) & (vector - 1)) * itemsize)
@@ -166,6 +166,7 @@ def make_fill(config: Config):
                     copy(base + at, x, source, itemsize if exists else 0)
                 else:
                     shared[uint64(at // itemsize)] = x[uint64(source)] if exists else storage(0)
+                c = recomputed(int32(c + 1))
             p = int32(p + 32)
         mbarrier_await_copies(barrier)
 
@@ -173,11 +174,14 @@ def make_fill(config: Config):
 
 
 def make_produce(config: Config):
-    """Load: a device function, the life of a warp that copies. Each warp fetches every fourth box of a window."""
+    """Load: a device function, the life of a warp that copies.
+
+    A warp brings every fourth stage, alone: what it costs to issue a copy of the engine's, some 120 clocks, and to wait
+    for a free slot is then paid by four warps side by side.
+    """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, tile.depth, tile.stage_weights, config.ring
-    own_boxes = max(1, 16 // itemsize // PRODUCERS)  # of a warp, at most
-    starts, last = own_boxes * regions, regions - 1
+    last = regions - 1
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
@@ -190,17 +194,14 @@ def make_produce(config: Config):
                 batch, length, columns, first):  # fmt: skip
         boxes_log, pitch, spacing, shift_step, slot, stages = in_stage
         sample, boxed = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
-        start, begin = cuda.local.array(regions, dtype=int64), cuda.local.array(starts, dtype=int32)
+        start = cuda.local.array(regions, dtype=int64)
         region_bytes = int32(spacing << boxes_log)
         weights_at = int32(regions * region_bytes)
-        brings_weights = streamed and warp == PRODUCERS - 1
-        box_bytes = int32((boxes - warp + PRODUCERS - 1) // PRODUCERS * (depth >> boxes_log) * pitch)
-        stage_bytes = int32(box_bytes * regions + (stage_weights if brings_weights else 0))
-        own_map, own_at = maps + warp * MAP_BYTES, int32(base + warp * spacing)
-        missing = int32(channel_chunks - (in_per_group + depth - 1) // depth)  # stages without channels, at the end
+        window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
+        existing = int32((in_per_group + depth - 1) // depth)  # stages of a tap chunk that have channels
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
-        at, barrier, ahead, parity = int32(ring_at), int32(full), int32(stages), int32(1)
-        to_empty = int32(empty - full)
+        at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
+        parity, to_empty, ring = int32(1), int32(empty - full), int32(stages * slot)
         # Of each window's tile: sample and column; with resident weights, a turn is so much further on than the last.
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
         turn, count = int32(0), turns(row_tiles, column_tiles)
@@ -210,6 +211,7 @@ def make_produce(config: Config):
             n_step, j_step = sample_of(next_tile - column_tile, columns)
             for z in range(regions):
                 tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
+        stage = int32(warp)  # the warp's next one, from the first of the tap chunk
         while turn < count:
             if not resident:
                 row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
@@ -219,59 +221,53 @@ def make_produce(config: Config):
             weights = int64(row_tile) * (tap_chunks * channel_chunks) * (stage_weights // itemsize)
             chunk = int32(0)
             while chunk < tap_chunks:
-                all_boxed = True
+                announced = own_weights
                 for z in range(regions):
                     n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, length, columns, first)
                     sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
-                    all_boxed = all_boxed and in_boxes
-                    for b in range(own_boxes):
-                        begin[z * own_boxes + b] = box_start(int32(i), warp + b * PRODUCERS, x_early, stride_c,
-                                                             shift_step)  # fmt: skip
-                row, left = int32(channel0 >> boxes_log), int32(channel_chunks)
-                while left > 0:
+                    announced += window_bytes if in_boxes else 0
+                while stage < channel_chunks:
+                    while ahead <= 0:
+                        at, barrier, ahead = int32(at - ring), int32(barrier - 8 * stages), int32(ahead + stages)
+                        parity = int32(parity ^ 1)
+                    exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
-                    exists = left > missing
-                    if lane == 0:
-                        announced = stage_bytes
-                        if not (all_boxed and exists):
-                            announced = int32(stage_weights if brings_weights else 0)
-                            for z in range(regions):
-                                announced += box_bytes if boxed[z] and exists else 0
-                        mbarrier_expect_tx(barrier, announced)
+                    if elected():
+                        mbarrier_expect_tx(barrier, announced if exists else own_weights)
+                        row = int32(int32(channel0 + stage * depth) >> boxes_log)
                         for z in range(regions):
-                            for b in range(own_boxes):
-                                if boxed[z] and exists and warp + b * PRODUCERS < boxes:
-                                    cp_async_bulk_tensor(own_at + at + z * region_bytes + b * PRODUCERS * spacing,
-                                                         own_map + b * PRODUCERS * MAP_BYTES, begin[z * own_boxes + b],
-                                                         row, sample[z], barrier)  # fmt: skip
-                        if brings_weights:
-                            cp_async_bulk(base + at + weights_at, w, weights, stage_weights, barrier)
-                    if not (all_boxed and exists):
-                        done = int32((channel_chunks - left) * depth)
-                        z = int32(0)
-                        while z < regions:
-                            # Channels that do not exist are not fetched: they may be the next group's.
-                            if not ((boxed[0] if z == 0 else boxed[last]) and exists):
-                                n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
-                                region = int32(at + z * region_bytes)
-                                if in_bulk:
-                                    fill_in_bulk(x, stride_n, stride_c, n, i, channel0 + done,
-                                                 int32(in_per_group) - done, base + region, in_stage, batch, length,
-                                                 columns, first, lane, warp, barrier)  # fmt: skip
-                                else:
-                                    fill(x, stride_n, stride_c, x_early, n, i, channel0 + done,
-                                         int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
-                                         columns, lane, warp, barrier)  # fmt: skip
-                            z = recomputed(int32(z + 1))
-                        cuda.syncwarp()
+                            # A loop, so that nothing is spent on boxes that there are not.
+                            b = int32(0 if boxed[z] and exists else boxes)
+                            while b < boxes:
+                                begin = box_start(int32(start[z]), b, x_early, stride_c, shift_step)
+                                cp_async_bulk_tensor(base + at + z * region_bytes + b * spacing, maps + b * MAP_BYTES,
+                                                     begin, row, sample[z], barrier)  # fmt: skip
+                                b = recomputed(int32(b + 1))
+                        if streamed:
+                            cp_async_bulk(base + at + weights_at, w, weights + stage * (stage_weights // itemsize),
+                                          stage_weights, barrier)  # fmt: skip
+                    z = int32(0)
+                    while z < regions:
+                        # Channels that do not exist are not fetched: they may be the next group's.
+                        if not ((boxed[0] if z == 0 else boxed[last]) and exists):
+                            n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
+                            region, done = int32(at + z * region_bytes), int32(stage * depth)
+                            if in_bulk:
+                                fill_in_bulk(x, stride_n, stride_c, n, i, channel0 + done,
+                                             int32(in_per_group) - done, base + region, in_stage, batch, length,
+                                             columns, first, lane, barrier)  # fmt: skip
+                            else:
+                                fill(x, stride_n, stride_c, x_early, n, i, channel0 + done,
+                                     int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
+                                     columns, lane, barrier)  # fmt: skip
+                        z = recomputed(int32(z + 1))
+                    cuda.syncwarp()
                     if lane == 0:
                         mbarrier_arrive(barrier)
-                    weights += stage_weights // itemsize
-                    row, left = int32(row + (depth >> boxes_log)), int32(left - 1)
-                    at, barrier, ahead = int32(at + slot), int32(barrier + 8), int32(ahead - 1)
-                    if ahead == 0:
-                        at, barrier, ahead, parity = int32(ring_at), int32(full), int32(stages), int32(parity ^ 1)
-                chunk = int32(chunk + 1)
+                    at, barrier = int32(at + PRODUCERS * slot), int32(barrier + 8 * PRODUCERS)
+                    ahead, stage = int32(ahead - PRODUCERS), int32(stage + PRODUCERS)
+                weights += int64(channel_chunks) * (stage_weights // itemsize)
+                stage, chunk = int32(stage - channel_chunks), int32(chunk + 1)
             turn = int32(turn + 1)
             if resident:
                 for z in range(regions):

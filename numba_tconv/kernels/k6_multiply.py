@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from numba import int32
+from numba import int32, int64, uint32
 
-from ..ptx import device_function, mbarrier_arrive, mbarrier_wait, wgmma, wgmma_commit, wgmma_fence, wgmma_wait
+from ..ptx import (
+    device_function,
+    mbarrier_arrive,
+    mbarrier_wait,
+    wgmma,
+    wgmma_commit,
+    wgmma_descriptor,
+    wgmma_fence,
+    wgmma_wait,
+)
 from .k6_bulk import make_hand_over
 from .k6_config import BLOCKS, Config
 from .k6_window import make_window
+
+STRIDE = 128  # bytes from a core matrix of the weights to the next along n
 
 
 def make_stages(config: Config):
@@ -23,16 +34,19 @@ def make_stages(config: Config):
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
     stage_weights, operands = tile.stage_weights, parts * 2 * window
+    high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
     when_due, _ = make_hand_over(config)
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
-        """The products of one tap: its window is that of the stage at another offset."""
+        """The products of one tap: its window is that of the stage at another offset. ``descriptor``: the lower half of
+        the weights', which alone depends on where they are."""
         x_part = 1 if parts == 2 and part == 0 else 0
         w_part = 1 if parts == 2 and part == 1 else 0
         q = at + 2 * x_part * window + halo - b * step + 2 * block
+        low = int32(descriptor + (w_part * chunk + b) * (tap_weights >> 4))
         multiply_all(acc, block * sums, v[q], v[q + 1], v[q + window], v[q + window + 1],
-                     descriptor + (w_part * chunk + b) * (tap_weights >> 4), add)  # fmt: skip
+                     int64(uint32(low)) | high_half, add)  # fmt: skip
 
     @device_function
     def multiply(acc, total, v, at, descriptor, add):
@@ -68,8 +82,8 @@ def make_stages(config: Config):
         _, _, _, weights_at, slot, stages = in_stage
         mbarrier_wait(full + 8 * s, parity)
         if not resident:
-            descriptor = descriptor0 + ((weights_at + s * slot) >> 4)
-        load_window(v, at, x_at + s * slot, h_step, odd_step, element, straight, rounded)
+            descriptor = int32(descriptor0 + (int32(weights_at + int32(s * slot)) >> 4))
+        load_window(v, at, int32(x_at + int32(s * slot)), h_step, odd_step, element, straight, rounded)
         multiply_stage(acc, total, v, at, descriptor, add)
         if resident and lane == 0:
             mbarrier_arrive(empty + 8 * s)
@@ -96,12 +110,12 @@ def make_stages(config: Config):
                                   descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
             add = int32(1)
             when_due(held, goes, y)
-            descriptor += stage_weights >> 4
+            descriptor = int32(descriptor + (stage_weights >> 4))
             if unroll > 1:
                 s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, element, straight,
                                       rounded, in_stage, descriptor0, descriptor, add, s, parity, full, empty,
                                       lane)  # fmt: skip
-                descriptor += stage_weights >> 4
+                descriptor = int32(descriptor + (stage_weights >> 4))
             stage = int32(stage + unroll)
         return s, parity, descriptor
 

@@ -6,7 +6,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 
 * Load (k6_load.py, k6_boxes.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
   zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
-  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed).
+  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of the
+  four warps brings every fourth stage: to issue one copy takes a warp some 120 clocks.
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
@@ -21,10 +22,12 @@ counts down what it needs. So does what comes between two tiles: few warps wait 
 staged by straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
-With streamed weights the limit is what the copy engine does for the windows: a stage lasts nearly as long for a tile of
-64 rows as for one of 128 (plots/data/search). Ablations on dac_u2 in bfloat16, which took 1.05 ms (H200, scripts, no
-recorded rows, before there were stores in bulk): without the windows' copies 0.85, without the weights' 0.98, without
-the loads from shared memory 1.03, without products 0.94, without stores 0.92; and 0.84 without any copy.
+What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
+multiply never wait for them; a stage is one chain of some 90 instructions (wait, load, permute, multiply), whose fixed
+latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
+On kb64 in bfloat16 the store takes as long as the products; half of it is the staging, with bank conflicts of two-byte
+writes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load,
+and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.41 ms, 1.9 times k5.
 """
@@ -39,7 +42,7 @@ import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import GIVEN, Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import (
     barrier_sync,
@@ -75,8 +78,8 @@ from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
-from .tensor_pack import packed_weights
-from .tensor_rung import TensorRung, by_vectors
+from .tensor_pack import Packing, packed_weights, packing_of
+from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_store import alignment_of
 from .tensor_tile import COLUMNS, SECTOR
 
@@ -144,7 +147,7 @@ def make_kernel(config: Config) -> Kernel:
         staging_turn = int32(product_turn + 8 * CONSUMERS)
         if thread == 0:
             for s in range(most_stages):
-                mbarrier_init(full + 8 * s, PRODUCERS)
+                mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 4 * CONSUMERS if paired else 4)
             mbarrier_init(loaded, 1)
             for s in range(2 * CONSUMERS):
@@ -201,13 +204,14 @@ def make_kernel(config: Config) -> Kernel:
             weights_at = int32(ring_at + regions * (spacing << boxes_log))
             if paired:
                 x_at = int32(x_at + crew * (spacing << boxes_log))
-            descriptor0 = descriptor_of(int64(base), rows * 16, 128)
+            descriptor0 = int32(descriptor_of(base, rows * 16, 0))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
                 mbarrier_wait(loaded, 0)
             for z in range(all_sums):
                 acc[z] = opaque(float32(0))
             ring = boxes_log, pitch, spacing, weights_at, slot, stages
+            tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
@@ -319,42 +323,47 @@ class WarpgroupMatrix(TensorRung):
         return None if config.tile.parts == 2 else cost(problem, config, device)
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config = config or self.config(problem, x.dtype, precision)
-        plan = _plan(problem, config, x.stride(), x.data_ptr() % ALIGNMENT, y.data_ptr() % SECTOR, x.device.index)
-        if not plan.boxes and not x.is_contiguous():
-            self.run(x.contiguous(), w, bias, y, problem, config)
+        address = x.data_ptr()
+        plan = _plan(
+            *(problem, config, x.dtype, precision, x.stride(), address % ALIGNMENT),
+            *(bias is not None, y.data_ptr() % SECTOR, x.device.index),
+        )
+        if plan.copies:
+            self.run(x.contiguous(), w, bias, y, problem, config, precision)
             return
         maps = 0
-        if plan.boxes:
-            workspace = torch.empty(plan.blocks * plan.boxes * MAP_BYTES, dtype=torch.uint8, device=x.device)
+        if plan.map_bytes:
+            workspace = torch.empty(plan.map_bytes, dtype=torch.uint8, device=x.device)
             maps = workspace.data_ptr()
-        packed = packed_weights(w, problem, config.tile, "wgmma", plan.channel_chunks)
-        plan.kernel.launch(
-            plan.blocks,
-            *(plan.template, maps, x, x.data_ptr(), *x.stride()[:2], *plan.input, packed),
-            *(packed if bias is None else bias.contiguous(), bias is not None, y, *plan.sizes),
-        )
+        packed = packed_weights(w, plan.packing)
+        plan.launch(maps, x, address, packed, packed if bias is None else bias.contiguous(), y)
 
 
 @dataclass(frozen=True)
 class _Plan:
     """What a launch needs that is the same for every call with tensors laid out alike."""
 
-    kernel: Kernel
-    channel_chunks: int
-    blocks: int
-    boxes: int
-    template: tuple
-    input: tuple  # arguments on the layout of x
-    sizes: tuple  # all arguments after y
+    copies: bool  # x must be made contiguous
+    map_bytes: int
+    packing: Packing
+    launch: Prepared
 
 
 @lru_cache(maxsize=1024)
 def _plan(
-    problem: Problem, config: Config, strides: tuple, offset: int, y_offset: int, device_index: int | None
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    precision: str | None,
+    strides: tuple,
+    offset: int,
+    has_bias: bool,
+    y_offset: int,
+    device_index: int | None,
 ) -> _Plan:
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
     after a sector's start."""
+    config = config or choose(problem, precision or default_precision(dtype))
     p, tile, chunks = problem, config.tile, channel_chunks(problem, config)
     shape = p.batch, p.in_channels, p.length
     boxes = boxes_of(shape, strides, offset, config, p.groups)
@@ -368,11 +377,16 @@ def _plan(
     in_bulk = by_vectors(shape, strides, offset, tile) and p.length * tile.itemsize % ALIGNMENT == 0
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
-    return _Plan(
-        *(make_kernel(config), chunks, blocks, boxes, template),
-        (boxes, where, early, int(in_bulk)),
-        (*sizes, *tiles, alignment_of(y_offset, p, tile)),
+    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), dtype)
+    packing = packing_of(p, tile, "wgmma", chunks)
+    packed = alike((packing.size,), dtype)
+    launch = make_kernel(config).prepare(
+        blocks,
+        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
+        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
+    return _Plan(not boxes and not x.is_contiguous(), blocks * boxes * MAP_BYTES, packing, launch)
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:

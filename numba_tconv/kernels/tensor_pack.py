@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from numba import cuda, types
@@ -84,11 +84,43 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     return Kernel("pack_weights", pack_weights, signature, THREADS, key=f"{tile!r} {order}")
 
 
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """How weights are packed; equal choices are one object (``packing_of``), by which the packed weights are found."""
+
+    tile: Tile
+    order: str
+    groups: int
+    in_per_group: int
+    row_tiles: int
+    tap_chunks: int
+    channel_chunks: int
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return make_kernel(self.tile, self.order)
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the packed weights."""
+        blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
+        return blocks * self.tile.stage_weights // self.tile.itemsize
+
+
+_packing = cache(Packing)
+
+
+def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int) -> Packing:
+    """How the weights of ``problem`` are packed for ``tile``, which depends on their shape and the groups alone."""
+    sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
+    return _packing(tile, order, problem.groups, problem.in_channels_per_group, *sizes)
+
+
 @dataclass
 class _Entry:
     version: int
     packed: torch.Tensor
-    stream: torch.cuda.Stream
+    stream: int
     ready: torch.cuda.Event
     storage: StorageWeakRef  # keeps the storage's identity, not its memory: no other storage gets the same key
 
@@ -98,7 +130,7 @@ _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, an
 _lock = threading.Lock()
 
 
-def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, channel_chunks: int) -> torch.Tensor:
+def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     """The packed weights of ``w`` (C_in, C_out/groups, K), ready on the current stream.
 
     Remembered by storage, place in it and ``w._version``, which every in-place operation of torch raises; a write that
@@ -107,33 +139,23 @@ def packed_weights(w: torch.Tensor, problem: Problem, tile: Tile, order: str, ch
     at every call, since replays that include the optimizer's step write them uncounted.
     """
     if w.is_inference():
-        return _pack(w, problem, tile, order, channel_chunks)
+        return _pack(w, packing)
     storage = w.untyped_storage()
     if torch.cuda.is_current_stream_capturing():
         _remember(_captured, storage._cdata, StorageWeakRef(storage), expired=StorageWeakRef.expired)
     if storage._cdata in _captured or _warming_up(w.device.index):
-        return _pack(w, problem, tile, order, channel_chunks)
-    stream = torch.cuda.current_stream()
-    key = (
-        storage._cdata,
-        w.storage_offset(),
-        w.shape,
-        w.stride(),
-        w.dtype,
-        problem.groups,
-        tile,
-        order,
-        channel_chunks,
-    )
+        return _pack(w, packing)
+    stream = torch._C._cuda_getCurrentRawStream(w.device.index)
+    key = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype, packing
     entry = _entries.get(key)
     if entry is None or entry.version != w._version:
-        packed, ready = _pack(w, problem, tile, order, channel_chunks), torch.cuda.Event()
-        ready.record(stream)
+        packed, ready = _pack(w, packing), torch.cuda.Event()
+        ready.record()
         entry = _Entry(w._version, packed, stream, ready, StorageWeakRef(storage))
         _remember(_entries, key, entry, expired=lambda entry: entry.storage.expired())
     elif entry.stream != stream:
-        stream.wait_event(entry.ready)
-        entry.packed.record_stream(stream)
+        torch.cuda.current_stream().wait_event(entry.ready)
+        entry.packed.record_stream(torch.cuda.current_stream())
     return entry.packed
 
 
@@ -154,11 +176,7 @@ def _remember(memory: dict, key, value, expired: Callable) -> None:
         memory[key] = value
 
 
-def _pack(w, problem, tile, order, channel_chunks):
-    row_tiles, tap_chunks = tile.row_tiles(problem), tile.tap_chunks(problem)
-    size = problem.groups * row_tiles * tap_chunks * channel_chunks * tile.stage_weights // tile.itemsize
-    packed = torch.empty(size, dtype=w.dtype, device=w.device)
-    make_kernel(tile, order).launch(
-        -(-size // THREADS), w, packed, row_tiles, tap_chunks, channel_chunks, problem.in_channels_per_group
-    )
+def _pack(w: torch.Tensor, packing: Packing) -> torch.Tensor:
+    p, packed = packing, w.new_empty((packing.size,))
+    p.kernel.launch(-(-p.size // THREADS), w, packed, p.row_tiles, p.tap_chunks, p.channel_chunks, p.in_per_group)
     return packed

@@ -28,6 +28,7 @@ from .copies import (
     load_vector,
     shared_address,
     st_global_if,
+    st_global_vector,
     st_shared,
     st_shared_f32,
     st_shared_halves,
@@ -35,7 +36,7 @@ from .copies import (
     store_vectors,
     take,
 )
-from .core import SIMULATOR, device_function, recomputed, repeated
+from .core import SIMULATOR, device_function, elected, recomputed, repeated
 from .matrix import (
     mma,
     opaque,
@@ -74,6 +75,7 @@ __all__ = [
     "cp_async_to",
     "cp_async_wait",
     "device_function",
+    "elected",
     "f32_to_bf16",
     "fence_async",
     "fence_mbarrier_init",
@@ -102,6 +104,7 @@ __all__ = [
     "setmaxnreg",
     "shared_address",
     "st_global_if",
+    "st_global_vector",
     "st_shared",
     "st_shared_b64",
     "st_shared_f32",

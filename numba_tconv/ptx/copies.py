@@ -339,6 +339,21 @@ def st_global_if(count):
     return st_global_wanted
 
 
+@instruction(no_meaning)
+def st_global_vector(typingctx, wanted, target, index, words):
+    """st.global.v4.b32 under a predicate, without a branch: (wanted, target, index, four int32) over the elements of
+    ``target`` from ``index`` on, which stands at a multiple of 16 bytes."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
+
+    def codegen(context, builder, sig, args):
+        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+        values = [builder.extract_value(args[3], z) for z in range(4)]
+        asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, "l,r,r,r,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(types.boolean, target, types.intp, types.UniTuple(types.int32, 4)), codegen
+
+
 def take(offsets, stride, cases):
     """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
 

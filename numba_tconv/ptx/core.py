@@ -102,6 +102,18 @@ def repeated(function, count):
     return of(count)
 
 
+@instruction(no_meaning)
+def elected(typingctx):
+    """elect.sync: true in one lane of the warp. Of what that lane alone does, the compiler knows that no two lanes have
+    other operands: an instruction of the copy engine needs no loop over the lanes then."""
+
+    def codegen(context, builder, sig, args):
+        text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+        return builder.trunc(asm(builder, i32, args, text, "=r"), ir.IntType(1))
+
+    return types.boolean(), codegen
+
+
 @instruction(lambda value: value)
 def recomputed(typingctx, value):
     """An int32 as it is, opaque to the compiler: what is computed from it is not kept in registers between loops."""

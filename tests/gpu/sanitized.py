@@ -25,9 +25,10 @@ from unittest import mock
 import torch
 
 from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, depthwise_rows, device, k6_config
+from numba_tconv.kernels import RUNGS, depthwise_direct, device, k6_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
+from tests.few_blocks import few_blocks_are_enough
 from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
 from tests.gradient_parity import (
     ON_CUDA_CORES,
@@ -221,11 +222,9 @@ def as_if_large() -> Iterator[None]:
     of = device.of
     with (
         mock.patch.object(device, "of", lambda index: replace(of(index), multiprocessors=MULTIPROCESSORS)),
-        mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1),
+        few_blocks_are_enough(),
     ):
-        depthwise_config.plan.cache_clear()
         yield
-    depthwise_config.plan.cache_clear()
 
 
 def cases() -> list[Forward | Gradient]:

@@ -99,6 +99,7 @@ USERS = (grad_bias, grad_input_tile, grad_sum, grad_weight_split)
 def forget_kernels():
     for user in USERS:
         user.make_kernel.cache_clear()
+        user._prepared.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,134 @@
+"""What the warps of k6 that copy bring into each stage of the ring, and when: every stage once, by one of them."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numba_tconv.kernels import k6_boxes, k6_config, k6_load
+from numba_tconv.kernels.tensor_map import MAP_BYTES
+from numba_tconv.problem import Problem
+
+FULL, EMPTY, BASE, MAPS = 100_000_000, 200_000_000, 1024, np.int64(1 << 40)
+
+
+@dataclass
+class Stage:
+    """What one warp did between two waits."""
+
+    waited: tuple
+    announced: int = 0
+    boxes: list = field(default_factory=list)
+    weights: list = field(default_factory=list)
+    filled: list = field(default_factory=list)
+    arrivals: list = field(default_factory=list)
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """The stages that a warp brings, as its instructions tell."""
+    stages = []
+
+    def expect(barrier, size):
+        assert barrier - FULL == stages[-1].waited[0] - EMPTY
+        stages[-1].announced += size
+
+    for module in (k6_load, k6_boxes):
+        monkeypatch.setattr(module, "device_function", lambda function: function)
+    for name, instruction in {
+        "recomputed": lambda value: value,
+        "mbarrier_wait": lambda barrier, parity: stages.append(Stage((int(barrier), int(parity)))),
+        "mbarrier_expect_tx": expect,
+        "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
+        "cp_async_bulk_tensor": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
+        "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
+    }.items():
+        monkeypatch.setattr(k6_load, name, instruction)
+
+    def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, *_):
+        stages[-1].filled.append((int(n), int(i), int(channel), int(channels_left), int(base + region)))
+
+    monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
+    local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
+    threads = SimpleNamespace(local=local, syncwarp=lambda: None, blockIdx=SimpleNamespace(x=0))
+    monkeypatch.setattr(k6_load, "cuda", threads)
+    return stages
+
+
+# Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
+# unrolled loop that do not exist; rows that begin alike or not; groups.
+@pytest.mark.parametrize("boxes", [1, 4])
+@pytest.mark.parametrize(
+    ("problem", "precision"),
+    [
+        (Problem(2, 24, 16, 4, 4096, stride=2), "tf32"),
+        (Problem(3, 768, 64, 8, 2048, stride=4), "bf16"),
+        (Problem(2, 96, 16, 64, 2048, stride=2), "tf32"),
+        (Problem(2, 192, 32, 3, 1024, stride=2, groups=4), "fp16"),
+        (Problem(2, 104, 16, 3, 2048), "tf32x3"),
+    ],
+)
+def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
+    p, config = problem, k6_config.configs(problem, precision)[0]
+    tile, g = config.tile, k6_boxes.geometry(config, boxes)
+    (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
+    group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)
+    row_tiles, channel_chunks = group_tiles * p.groups, k6_config.channel_chunks(p, config)
+    monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=row_tiles if config.resident else 1), raising=False)
+    log, early, stride_c = boxes.bit_length() - 1, 0, p.length + (0 if boxes == 1 else 4)
+    in_stage = log, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
+    produce = k6_load.make_produce(config)
+    by_place = defaultdict(list)
+    for warp in range(k6_config.PRODUCERS):
+        brought.clear()
+        produce(0, warp, None, p.in_channels * stride_c, stride_c, MAPS, boxes, in_stage, early, False, "w", BASE, FULL,
+                EMPTY, None, tap_chunks, channel_chunks, p.in_channels_per_group, group_tiles, row_tiles, column_tiles,
+                1, p.batch, p.length, columns, first)  # fmt: skip
+        for number, stage in enumerate(brought):
+            by_place[number * k6_config.PRODUCERS + warp].append(stage)
+
+    _, locate = k6_load.make_locate(config)
+    sample_of, _ = k6_load.make_walk(config)
+    window_start, box_start = k6_load.make_window_start(config), k6_boxes.make_box_start(config)
+    existing = -(-p.in_channels_per_group // tile.depth)
+    groups_of_tiles = -(-column_tiles // config.regions)
+    turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
+    k, boxed_windows = 0, 0
+    for turn in range(turns):
+        row_tile, column_tile = locate(turn, row_tiles, column_tiles, 1)
+        channel0 = row_tile // group_tiles * p.in_channels_per_group
+        for chunk in range(tap_chunks):
+            for s in range(channel_chunks):
+                (stage,) = by_place.pop(k)
+                slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.slot
+                barrier = FULL + 8 * slot
+                assert stage.waited == (EMPTY + 8 * slot, 1 - k // g.stages % 2)
+                assert stage.arrivals == [barrier]
+                expected, filled = [], []
+                for z in range(config.regions):
+                    n, i, in_boxes = window_start(*sample_of(column_tile + z, columns), chunk, boxes, p.length, columns,
+                                                  first)  # fmt: skip
+                    if in_boxes and s < existing:
+                        row = (channel0 + s * tile.depth) >> log
+                        starts = [box_start(i, b, early, stride_c, g.shift_step) for b in range(boxes)]
+                        expected += [
+                            (at + (z * boxes + b) * g.spacing, MAPS + b * MAP_BYTES, start, row, n, barrier)
+                            for b, start in enumerate(starts)
+                        ]
+                    else:
+                        done = s * tile.depth
+                        here = at + z * boxes * g.spacing
+                        filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))
+                boxed_windows += len(expected)
+                assert stage.filled == filled
+                assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
+                source = ((row_tile * tap_chunks + chunk) * channel_chunks + s) * tile.stage_weights // tile.itemsize
+                weights = [(at + config.regions * boxes * g.spacing, source, tile.stage_weights, barrier)]
+                assert stage.weights == ([] if config.resident else weights)
+                copied = len(expected) * tile.depth // boxes * g.pitch
+                assert stage.announced == copied + (0 if config.resident else tile.stage_weights)
+                k += 1
+    assert not by_place
+    assert boxed_windows > 0
