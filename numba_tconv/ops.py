@@ -130,15 +130,17 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     of this package; None where torch's own operators do.
 
     Where the forward pass is meant for tensor cores, so are its gradients: by rungs of this package that are meant for
-    such a problem, else by torch. "tf32x3" promises errors like those of float32, so its gradients are formed as in
-    "ieee"; torch's could be rounded to TF32. torch also computes what no kernel can on that GPU.
+    such a problem, or that memory limits wherever they multiply, else by torch. "tf32x3" promises errors like those of
+    float32, so its gradients are formed as in "ieee"; torch's could be rounded to TF32. torch also computes what no
+    kernel can on that GPU.
     """
     precision = arithmetic(problem, dtype, "", precision, gpu)
     precision = "ieee" if precision == "tf32x3" else precision
     rungs = [rung for rung in gradients.GRADIENTS.values() if rung.of == of]
     able = [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
     if precision in ("tf32", "fp16", "bf16"):
-        able = [r for r in able if r.tensor_cores and not r.unsuited(problem, dtype, precision, gpu)]
+        meant = [r for r in able if not r.unsuited(problem, dtype, precision, gpu)]
+        able = [rung for rung in meant if rung.tensor_cores or rung.memory_bound]
     return precision if able else None
 
 

@@ -9,6 +9,7 @@ import torch
 from numba_tconv.kernels import (
     RUNGS,
     depthwise_config,
+    depthwise_direct,
     device,
     k4_config,
     k5_config,
@@ -297,7 +298,8 @@ def test_k4():
 
 
 def depthwise_properties(case):
-    config = case.config or depthwise_config.choose(case.problem, case.dtype)
+    """Where inputs lie in shared memory."""
+    config = case.config or RUNGS["depthwise"].config(case.problem, case.dtype)
     passes, stretches = depthwise_config.plan(case.problem, config)
     return {
         "keeps weights": config.keeps_weights,
@@ -311,9 +313,41 @@ def depthwise_properties(case):
     }
 
 
+def direct_properties(case):
+    """Where they lie in registers."""
+    p = case.problem
+    config = case.config or RUNGS["depthwise"].config(p, case.dtype)
+    passes, stretches = depthwise_direct.plan(p, config)
+    return {
+        "granule": config.granule,
+        "several rows a block": config.lanes < config.threads,
+        "passes": passes > 1,
+        "passes at once": config.runs > 1,
+        "stretches": stretches > 1,
+        "outputs of a group": config.out_per_group > 1,
+        "rows at 16 bytes": p.length * case.dtype.itemsize % 16 == 0,
+        "positions apart": case.layout == "transposed",
+        "y past 16 bytes": case.offset > 0,
+    }
+
+
+def depthwise_cases(form):
+    return [
+        case
+        for case in of_rung("depthwise")
+        if isinstance(case.config or RUNGS["depthwise"].config(case.problem, case.dtype), form)
+    ]
+
+
 def test_depthwise():
-    found = values(map(depthwise_properties, of_rung("depthwise")))
+    found = values(map(depthwise_properties, depthwise_cases(depthwise_config.Config)))
     assert found.pop("a warp for each row, passes") == {(warps, several) for warps in BOTH for several in BOTH}
+    assert all(occurring == BOTH for occurring in found.values()), found
+
+
+def test_depthwise_in_registers():
+    found = values(map(direct_properties, depthwise_cases(depthwise_direct.DirectConfig)))
+    assert found.pop("granule") == {1, 4, 8}
     assert all(occurring == BOTH for occurring in found.values()), found
 
 

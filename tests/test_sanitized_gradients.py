@@ -51,6 +51,13 @@ def test_dtypes_of_gradients(rung):
     assert {case.dtype for case in of_rung(rung)} == {torch.float32, torch.float64, torch.bfloat16}
 
 
+@pytest.mark.parametrize("rung", ["grad_input_depthwise", "grad_weight_depthwise"])
+def test_gradients_of_few_channels(rung):
+    configs = [case.config or GRADIENTS[rung].config(case.problem, case.dtype) for case in of_rung(rung)]
+    assert {config.in_place for config in configs} == BOTH
+    assert {config.positions == config.vector for config in configs} == BOTH
+
+
 def weight_properties(case):
     """Of grad_weight_wgmma."""
     apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)

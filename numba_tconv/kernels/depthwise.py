@@ -15,6 +15,8 @@ Per output: 1/stride elements read, one written; in the inner loop (K = 4, strid
 of them other than loads, multiply-adds and the store. k4 reaches a fifth of the copy bandwidth there; this rung
 should reach three fifths. With many weights, or phases that repeat only beyond a team, the loops over taps stay loops
 and read the weights where they lie, each time.
+
+In 16 bits the layers of one channel a group and equal taps in every phase take the other form (depthwise_direct.py).
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import load_vector, store_vector
+from . import depthwise_direct
 from .depthwise_config import Config, choose, plan
+from .depthwise_direct import VECTOR, DirectConfig
+from .depthwise_rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
 from .rung import Rung, cuda_core_reason
 
-MOST_CHANNELS = 8  # of a group, in or out
-MOST_ROWS = 2**31 - 1  # rows are counted in 32 bits, and along x of the grid
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 BATCH = 4  # vectors that a thread has under way
 
 
@@ -224,9 +226,11 @@ class Depthwise(Rung):
         return None
 
     def config(self, problem, dtype, precision=None):
-        return choose(problem, dtype)
+        return depthwise_direct.choose(problem, dtype) or choose(problem, dtype)
 
     def tile(self, config):
+        if isinstance(config, DirectConfig):
+            return f"{VECTOR} outputs a thread in each pass, {config.lanes} threads a row; all in registers"
         weights = "registers" if config.keeps_weights else "the caches"
         teams = config.threads // config.lanes
         windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
@@ -235,25 +239,26 @@ class Depthwise(Rung):
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
         # A row in many stretches of a pass or several; two rows a block; too few lanes for some phases to repeat.
-        return [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
+        staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
+        return [*staged, *depthwise_direct.tiny(problem, dtype)]
 
     def kernel(self, config):
-        return make_kernel(config)
+        return depthwise_direct.make_kernel(config) if isinstance(config, DirectConfig) else make_kernel(config)
 
     def shared_bytes(self, problem, config):
-        return config.shared_bytes(plan(problem, config)[0])
+        return 0 if isinstance(config, DirectConfig) else config.shared_bytes(plan(problem, config)[0])
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
-        itemsize = x.element_size()
-        offsets = x.data_ptr() % 16 // itemsize, y.data_ptr() % 16 // itemsize
-        launch = _prepared(problem, config, x.dtype, x.stride(), w.stride(), bias is not None, *offsets)
+        launch = _prepared(
+            *(problem, config, x.dtype, x.stride(), w.stride(), bias is not None, offset_of(x), offset_of(y)),
+        )
         launch(x, w, w if bias is None else bias.contiguous(), y)
 
 
 @lru_cache(maxsize=1024)
 def _prepared(
     problem: Problem,
-    config: Config | None,
+    config: Config | DirectConfig | None,
     dtype: torch.dtype,
     x_strides: tuple,
     w_strides: tuple,
@@ -262,15 +267,18 @@ def _prepared(
     y_offset: int,
 ) -> Prepared:
     """``x_offset``, ``y_offset``: elements by which x and y begin after a multiple of 16 bytes."""
-    config = config or choose(problem, dtype)
-    p, (passes, stretches) = problem, plan(problem, config)
-    rows, teams, planes = p.batch * p.groups, config.threads // config.lanes, -(-stretches // GRID_AXIS)
-    return make_kernel(config).prepare(
-        (-(-rows // teams), -(-stretches // planes), planes),
+    p, rung = problem, Depthwise()
+    config = config or rung.config(p, dtype)
+    direct = isinstance(config, DirectConfig)
+    passes, stretches = depthwise_direct.plan(p, config) if direct else plan(p, config)
+    rows = p.batch * p.groups
+    return rung.kernel(config).prepare(
+        grid(rows, config.threads // config.lanes, stretches),
         *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
         *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
         *(alike((p.out_channels,), dtype), has_bias),
         *(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
-        *(p.length, p.out_length, p.padding, rows, p.groups, passes, config.width(passes)),
-        shared_bytes=config.shared_bytes(passes),
+        *(p.length, p.out_length, p.padding, rows, p.groups, passes),
+        *(() if direct else (config.width(passes),)),
+        shared_bytes=rung.shared_bytes(p, config),
     )

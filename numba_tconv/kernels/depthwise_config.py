@@ -12,11 +12,11 @@ from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT
 from ..problem import Problem
 from ..taps import Taps
+from . import depthwise_rows
 
 WEIGHT_WORDS = 32  # registers that a thread gives to weights, at most
 PRODUCTS = 256  # of a thread in one pass, at most, as straight-line code; the compiler leaves a longer loop a loop
 GOOD_SHARED = 24 * 1024  # bytes a block: so many that shared memory does not limit the blocks of a multiprocessor
-ENOUGH_BLOCKS = 2048  # several for every place on a large GPU; only then are stretches made longer
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def plan(problem: Problem, config: Config) -> tuple[int, int]:
     """Passes of a team over its stretch, and stretches of a row."""
     outputs = problem.out_length + config.vector - 1  # the first vector may begin before the row
     vectors = problem.batch * problem.groups * outputs // config.vector
-    passes = min(config.stretch // config.step, vectors // (config.threads * ENOUGH_BLOCKS))
+    passes = min(config.stretch // config.step, vectors // (config.threads * depthwise_rows.ENOUGH_BLOCKS))
     while passes > 1 and config.shared_bytes(passes) > GOOD_SHARED:
         passes -= 1
     stretches = -(-outputs // (max(1, passes) * config.step))

@@ -25,6 +25,7 @@ class GradientRung(Rung):
 
     of: str  # "grad_input", "grad_weight" or "grad_bias"
     tensor_cores = False  # where it multiplies
+    memory_bound = False  # so that tensor cores could not be faster on what it takes
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
         """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code.

@@ -12,10 +12,12 @@ import torch
 from ..problem import Problem
 from . import (
     device,
+    grad_input_depthwise,
     grad_input_gather,
     grad_input_planes,
     grad_input_tile,
     grad_input_wgmma,
+    grad_weight_depthwise,
     grad_weight_split,
     grad_weight_wgmma,
 )
@@ -29,9 +31,11 @@ GRADIENTS: dict[str, GradientRung] = {
     for rung in (
         grad_input_gather.InputGather(),
         grad_input_tile.InputTile(),
+        grad_input_depthwise.InputDepthwise(),
         grad_input_planes.InputPlanes(),
         grad_input_wgmma.InputWarpgroup(),
         grad_weight_split.WeightSplit(),
+        grad_weight_depthwise.WeightDepthwise(),
         grad_weight_wgmma.WeightWarpgroup(),
         bias_split.Bias(),
     )

@@ -48,6 +48,8 @@ from .matrix import (
     wgmma_fence,
     wgmma_wait,
 )
+from .products import multiply_add, multiply_runs
+from .runs import load_guarded, load_run, store_run, vectors_of
 from .tensor_maps import (
     cp_async_bulk_tensor,
     st_shared_b64,
@@ -80,6 +82,8 @@ __all__ = [
     "float_of",
     "ld_shared",
     "ld_shared_u16",
+    "load_guarded",
+    "load_run",
     "load_vector",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",
@@ -88,6 +92,8 @@ __all__ = [
     "mbarrier_init",
     "mbarrier_wait",
     "mma",
+    "multiply_add",
+    "multiply_runs",
     "opaque",
     "pack_bf16",
     "pack_f16",
@@ -103,6 +109,7 @@ __all__ = [
     "st_shared_b64",
     "st_shared_f32",
     "st_shared_halves",
+    "store_run",
     "store_vector",
     "store_vectors",
     "swizzled_descriptor",
@@ -112,6 +119,7 @@ __all__ = [
     "tensormap_replace_address",
     "tensormap_replace_size",
     "tf32_operand",
+    "vectors_of",
     "wgmma",
     "wgmma_commit",
     "wgmma_descriptor",

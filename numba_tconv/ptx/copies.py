@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
+from .core import SHARED, asm, i16, i32, i64, instruction, item, no_meaning, word
 
 
 # ld.shared.v4.b32 / v2.b64: 16 bytes by one instruction, into as many consecutive elements of a local array.
@@ -23,24 +23,39 @@ def load_vector(typingctx, local, at, shared, index):
         value_type = context.get_value_type(element)
         n = 16 * 8 // element.bitwidth
         source = item(context, builder, sig.args[2], args[2], args[3])
-        vector = ir.VectorType(value_type, n)
+        vector = _words(value_type, element)
         value = builder.load(builder.bitcast(source, ir.PointerType(vector)), align=16)
         target = item(context, builder, sig.args[0], args[0], args[1])
         for z in range(n):
             slot = builder.gep(target, [ir.Constant(i64, z)])
-            builder.store(builder.extract_element(value, ir.Constant(i32, z)), slot)
+            each = builder.extract_element(value, ir.Constant(i32, z * vector.count // n))
+            if vector.count < n:
+                each = builder.trunc(builder.lshr(each, ir.Constant(i32, 16)) if z % 2 else each, i16)
+                each = each if value_type == i16 else builder.bitcast(each, value_type)
+            builder.store(each, slot)
         return context.get_dummy_value()
 
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
+def _words(value_type, element):
+    """16 bytes: of elements of 16 bits four words, as LLVM makes two accesses of eight elements."""
+    return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
+
+
 def _store_vector(context, builder, array_type, array, index, slot):
     """16 bytes from the local array at ``slot`` to an item of a shared array."""
     n = 16 * 8 // array_type.dtype.bitwidth
-    vector = ir.VectorType(context.get_value_type(array_type.dtype), n)
+    vector = _words(context.get_value_type(array_type.dtype), array_type.dtype)
     value = ir.Constant(vector, ir.Undefined)
-    for z in range(n):
-        element = builder.load(builder.gep(slot, [ir.Constant(i64, z)]))
+    elements = [builder.load(builder.gep(slot, [ir.Constant(i64, z)])) for z in range(n)]
+    if vector.count < n:
+        halves = [builder.zext(e if e.type == i16 else builder.bitcast(e, i16), i32) for e in elements]
+        elements = [
+            builder.or_(low, builder.shl(high, ir.Constant(i32, 16)))
+            for low, high in zip(halves[::2], halves[1::2], strict=True)
+        ]
+    for z, element in enumerate(elements):
         value = builder.insert_element(value, element, ir.Constant(i32, z))
     target = item(context, builder, array_type, array, index)
     builder.store(value, builder.bitcast(target, ir.PointerType(vector)), align=16)

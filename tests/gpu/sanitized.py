@@ -25,9 +25,10 @@ from unittest import mock
 import torch
 
 from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, depthwise_config, device, k6_config
+from numba_tconv.kernels import RUNGS, depthwise_direct, device, k6_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
+from tests.few_blocks import few_blocks_are_enough
 from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
 from tests.gradient_parity import (
     ON_CUDA_CORES,
@@ -143,6 +144,10 @@ DEPTHWISE = {
     "stride 1, rows at 16 bytes": SMALL["stride 1, dilation"],
     "several passes of a warp": replace(_LIKE_LARGE, in_channels=24, out_channels=24, groups=24, length=250),
     "several passes of a whole block": replace(_LIKE_LARGE, in_channels=3, out_channels=3, groups=3, length=3001),
+    "equal taps, two outputs a channel": Problem(2, 3, 6, 4, 61, stride=2, padding=1, groups=3, bias=True),
+    "equal taps, many rows": Problem(40, 8, 8, 12, 304, stride=2, padding=3, groups=8),
+    "equal taps, stride 1": Problem(1, 3, 3, 5, 333, padding=2, groups=3),
+    "equal taps, a vector in a column": Problem(1, 3, 3, 32, 77, stride=16, padding=5, groups=3),
     "weights that stay in memory": replace(LARGE["PQMF: four input channels, long kernel"], length=400),
 }
 
@@ -217,11 +222,9 @@ def as_if_large() -> Iterator[None]:
     of = device.of
     with (
         mock.patch.object(device, "of", lambda index: replace(of(index), multiprocessors=MULTIPROCESSORS)),
-        mock.patch.object(depthwise_config, "ENOUGH_BLOCKS", 1),
+        few_blocks_are_enough(),
     ):
-        depthwise_config.plan.cache_clear()
         yield
-    depthwise_config.plan.cache_clear()
 
 
 def cases() -> list[Forward | Gradient]:
@@ -271,14 +274,20 @@ def _on_cuda_cores():
 
 def _of_depthwise():
     for reason, problem in DEPTHWISE.items():
-        yield Forward(reason, "depthwise", problem, torch.float32, "ieee")
-        yield Forward(f"{reason}, y past 16 bytes", "depthwise", problem, torch.float32, "ieee", "misaligned", 1)
+        halves = [(torch.bfloat16, "bf16")] if depthwise_direct.choose(problem, torch.bfloat16) else []
+        for dtype, precision in [(torch.float32, "ieee"), *halves]:
+            yield Forward(reason, "depthwise", problem, dtype, precision)
+            yield Forward(f"{reason}, y past 16 bytes", "depthwise", problem, dtype, precision, "misaligned", 1)
     first = DEPTHWISE["depthwise"]
     for dtype, precision in ARITHMETIC:
         if RUNGS["depthwise"].supports(first, dtype, precision) is None:
             yield Forward("transposed", "depthwise", first, dtype, precision, "transposed")
-    for config in RUNGS["depthwise"].tiny_configs(first, torch.float32):
-        yield Forward("tiny tiles", "depthwise", first, torch.float32, "ieee", config=config)
+    for dtype, precision in ((torch.float32, "ieee"), (torch.bfloat16, "bf16")):
+        for config in RUNGS["depthwise"].tiny_configs(first, dtype):
+            yield Forward("tiny tiles", "depthwise", first, dtype, precision, config=config)
+    several = DEPTHWISE["equal taps, many rows"]
+    for config in depthwise_direct.tiny(several, torch.bfloat16):
+        yield Forward("tiny tiles, several passes", "depthwise", several, torch.bfloat16, "bf16", config=config)
 
 
 def _of_gradients():
@@ -292,6 +301,9 @@ def _of_gradients():
             yield Gradient(reason, name, SMALL[reason], torch.float32)
         for dtype in (torch.float64, torch.bfloat16):
             yield Gradient(FEW[0], name, SMALL[FEW[0]], dtype)
+    for name in ("grad_input_depthwise", "grad_weight_depthwise"):
+        for reason in ("equal taps, many rows", "equal taps, a vector in a column"):
+            yield Gradient(reason, name, DEPTHWISE[reason], torch.bfloat16)
 
 
 def _of_gradients_on_tensor_cores():

@@ -1,7 +1,17 @@
-"""The simulator's threads, which are Python's."""
+"""The simulator's threads, which are Python's, and problems small enough for them."""
 
 import sys
+
+import pytest
+
+from tests.few_blocks import few_blocks_are_enough
 
 # A block's threads are polled without a pause until all of them wait, so whoever polls keeps the interpreter from those
 # that compute for as long as Python lets it. 5 ms, Python's own choice, are most of the time of a block.
 sys.setswitchinterval(0.0002)
+
+
+@pytest.fixture(autouse=True)
+def several_passes():
+    with few_blocks_are_enough():
+        yield

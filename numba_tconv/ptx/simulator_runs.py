@@ -1,0 +1,56 @@
+"""What the runs of runs.py mean in plain Python, for the CUDA simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def _wide(element, values):
+    if element.name == "bfloat16":
+        return (np.asarray(values, dtype=np.uint32) << 16).view(np.float32)
+    return values
+
+
+def _whole(array, index, count, size):
+    """As a GPU: ``count`` elements, loaded or stored by ``size`` bytes at once, lie in the array and begin aligned."""
+    if index < 0 or index + count > array.size:
+        raise IndexError(f"elements {index} to {index + count} of {array.size}")
+    if _address(array, index) % size:
+        raise ValueError(f"misaligned address: {size} bytes at element {index}")
+
+
+def _address(array, index):
+    return array.__array_interface__["data"][0] + index * array.itemsize
+
+
+def run(element, count, window, source, first, skip):
+    begin = int(first) + int(skip)
+    vector = 128 // element.storage.bitwidth
+    _whole(source, int(first), -(-(count + vector - 1) // vector) * vector, 16)
+    window[:count] = _wide(element, source[begin : begin + count])
+
+
+def guarded_run(element, count, window, source, at, stride, begin, length):
+    for z in range(count):
+        i = begin + z
+        inside = 0 <= i < length
+        window[z] = _wide(element, source[at + i * stride : at + i * stride + 1])[0] if inside else 0
+
+
+def stored_run(element, target, index, values, at):
+    _whole(target, int(index), 128 // element.storage.bitwidth, 16)
+    for z in range(128 // element.storage.bitwidth):
+        target[index + z] = element.store(values[at + z])
+
+
+def multiplied(cases, sums, a, b, case):
+    for s, i, j in cases[case]:
+        sums[s] += a[i] * b[j]
+
+
+def multiplied_runs(element, cases, outputs, granule, granules, runs, sums, a, source, first, hop, case):
+    for r in range(runs):
+        _whole(source, int(first) + r * int(hop), granules * granule, 2 * granule)
+        for s, i, j in cases[case]:
+            at = int(first) + r * int(hop) + j
+            sums[r * outputs + s] += a[i] * _wide(element, source[at : at + 1])[0]

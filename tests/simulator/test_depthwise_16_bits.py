@@ -1,0 +1,110 @@
+"""The depthwise kernels in 16 bits, in the CUDA simulator: what they read in vectors, wherever rows begin in memory.
+
+The forward pass in registers, and gradients whose runs of grad_output begin alike: for each stride, with rows that
+begin at any place of 16 bytes, and stretches that begin, go on and end anywhere.
+"""
+
+import math
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS, depthwise_direct
+from numba_tconv.kernels.depthwise_rows import MOST_TAPS
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.gradient_parity import (
+    gradient_operands,
+    gradient_terms,
+    inputs_of,
+    poisoned_gradient,
+    references_gradient,
+    torchs_gradient,
+)
+from tests.parity import operands, parameters, poisoned, scatter, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+HALVES = [torch.bfloat16, torch.float16]
+
+# What each row is there for. Rows of several stretches; of odd lengths, so that each begins at another place.
+PROBLEMS = {
+    "stride 1": Problem(2, 3, 3, 5, 83, 1, padding=2, groups=3, bias=True),
+    "stride 1, the most taps": Problem(1, 2, 2, 8, 75, 1, groups=2),
+    "stride 2, six taps a phase": Problem(2, 3, 3, 12, 91, 2, padding=3, groups=3),
+    "stride 2, outputs beyond the input": Problem(1, 3, 3, 4, 67, 2, output_padding=1, groups=3, bias=True),
+    "stride 2, cropped where inputs go on": Problem(1, 3, 3, 4, 67, 2, padding=21, groups=3),
+    "stride 2, two outputs a channel": Problem(1, 2, 4, 4, 61, 2, padding=1, groups=2, bias=True),
+    "stride 4": Problem(1, 3, 3, 8, 43, 4, padding=3, output_padding=2, groups=3, bias=True),
+    "stride 8": Problem(1, 3, 3, 16, 21, 8, padding=5, groups=3),
+    "stride 16, vectors within a column and across two": Problem(2, 3, 3, 32, 13, 16, padding=5, groups=3, bias=True),
+    "stride 32": Problem(1, 3, 3, 64, 9, 32, padding=3, groups=3),
+    "fewer outputs than a vector": Problem(3, 2, 2, 4, 3, 2, padding=2, groups=2, bias=True),
+}
+problems = pytest.mark.parametrize("reason", PROBLEMS)
+FEW = ["stride 2, six taps a phase", "stride 16, vectors within a column and across two"]
+
+
+def shifted(tensor, by):
+    """A copy that begins ``by`` elements after a multiple of 16 bytes."""
+    return torch.cat([tensor.new_zeros(by), tensor.flatten()])[by:].view(tensor.shape)
+
+
+def check_forward(problem, dtype, places, layout="contiguous"):
+    x, w, bias = operands(problem, dtype, layout=layout)
+    oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    configs = depthwise_direct.tiny(problem, dtype)
+    assert {config.runs for config in configs} == {1, 2}
+    for config in configs:
+        for x_place, y_place in places:
+            y = poisoned(problem, dtype)
+            around = y.new_full((y.numel() + 16,), math.nan)
+            inner = around[y_place : y_place + y.numel()].view(y.shape)
+            RUNGS["depthwise"].run(shifted(x, x_place) if x_place else x, w, bias, inner, problem, config)
+            assert verdict(inner, torchs, oracle) is None, (config, x_place, y_place)
+            assert around[:y_place].isnan().all()
+            assert around[y_place + y.numel() :].isnan().all()
+
+
+@problems
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_forward(reason, dtype):
+    check_forward(PROBLEMS[reason], dtype, [(0, 0), (3, 6)])
+
+
+@pytest.mark.parametrize("reason", FEW)
+def test_forward_wherever_rows_begin(reason):
+    check_forward(PROBLEMS[reason], torch.bfloat16, [(place, (3 * place + 1) % 8) for place in range(1, 8)])
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every_second", "expanded"])
+def test_forward_however_elements_lie(layout):
+    check_forward(PROBLEMS[FEW[0]], torch.bfloat16, [(0, 0)], layout)
+
+
+def test_what_is_not_a_tap_s_input_is_not_multiplied():
+    """A NaN goes to the outputs that the definition sends it to, and to no other."""
+    problem = PROBLEMS[FEW[0]]
+    for place in range(1, problem.length, 30):
+        x, w, bias = operands(problem, torch.bfloat16)
+        x[1, 1, place] = math.nan
+        oracle = scatter(x, w, bias, problem)
+        for config in depthwise_direct.tiny(problem, torch.bfloat16):
+            y = poisoned(problem, torch.bfloat16)
+            RUNGS["depthwise"].run(x, w, bias, y, problem, config)
+            assert torch.equal(y.isnan(), oracle.isnan()), (config, place)
+
+
+@pytest.mark.parametrize("reason", [reason for reason, p in PROBLEMS.items() if p.kernel_size <= MOST_TAPS])
+@pytest.mark.parametrize("name", ["grad_input_depthwise", "grad_weight_depthwise"])
+def test_gradients(name, reason):
+    problem, dtype, rung = PROBLEMS[reason], torch.bfloat16, GRADIENTS[name]
+    g, x, w = gradient_operands(problem, dtype)
+    oracle, torchs = references_gradient(rung.of, g, x, w, problem), torchs_gradient(rung.of, g, x, w, problem)
+    for config in rung.tiny_configs(problem, dtype):
+        assert config.in_place
+        for g_place, x_place in ((0, 0), (3, 5)):
+            result = poisoned_gradient(rung.of, problem, dtype)
+            inputs = inputs_of(rung.of, shifted(g, g_place), shifted(x, x_place), w)
+            rung.run(*inputs, result, problem, config)
+            assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, (config, g_place)

@@ -1,0 +1,130 @@
+"""What the compiler makes of the depthwise kernels that read memory into registers: few of them, vectors, no spill."""
+
+import re
+from functools import cache
+
+import pytest
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.depthwise_direct import DirectConfig
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, check_order, needs_sass
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+STRIDE_1 = Problem(16, 512, 512, 7, 16384, padding=3, groups=512)
+# What each row is there for; problem, dtype, compute capability.
+FORWARD = {
+    "two taps a phase": (workloads.get("mimi").problem, BF16, HOPPER),
+    "on Ampere": (workloads.get("mimi").problem, BF16, AMPERE),
+    "float16": (workloads.get("bigvgan_96").problem, F16, HOPPER),
+    "six taps a phase": (workloads.get("bigvgan_24").problem, BF16, HOPPER),
+    "stride 16": (workloads.get("pocket_tts").problem, BF16, HOPPER),
+    "stride 1": (STRIDE_1, F16, HOPPER),
+}
+forward = pytest.mark.parametrize("reason", FORWARD)
+LOADS = {1: r"ld\.global\.u16", 2: r"ld\.global\.u32", 4: r"ld\.global\.v2\.u32", 8: r"ld\.global\.v4\.u32"}
+
+
+@cache
+def forward_report(reason):
+    """The configuration, and what became of it."""
+    problem, dtype, cc = FORWARD[reason]
+    rung = RUNGS["depthwise"]
+    config = rung.config(problem, dtype)
+    assert isinstance(config, DirectConfig)
+    return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+@forward
+def test_forward_stays_in_its_registers(reason):
+    config, report = forward_report(reason)
+    check_memory(report, 64)
+    assert report.shared_bytes == 0
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+
+
+@forward
+def test_forward_moves_vectors(reason):
+    config, report = forward_report(reason)
+    assert len(re.findall(r"\bst\.global\.v4\.u32", report.ptx)) == config.runs
+    assert len(re.findall(LOADS[config.granule], report.ptx)) >= config.runs * config.granules
+
+
+@needs_sass
+@forward
+def test_forward_converts_by_pairs(reason):
+    """As many conversions as pairs of outputs, and as single outputs at the ends of a row."""
+    config, report = forward_report(reason)
+    mix = offline.instructions(report.sass)
+    assert mix["STG.E.128"] == config.runs
+    assert sum(number for name, number in mix.items() if name.startswith("F2FP")) == 4 * config.runs + 8
+
+
+def test_float16_needs_no_instruction_of_amperes():
+    problem = workloads.get("mimi").problem
+    check_memory(offline.report(RUNGS["depthwise"].kernel(RUNGS["depthwise"].config(problem, F16)), (7, 5)), 64)
+
+
+@needs_sass
+@forward
+def test_forward_multiplies_as_often_as_it_must(reason):
+    """One multiply-add a product, in every case of the quick path and of the one for the ends of rows."""
+    config, report = forward_report(reason)
+    products = sum(map(len, config.cases))
+    assert offline.instructions(report.sass)["FFMA"] == (config.runs + 1) * products
+
+
+# What each row is there for; workload, dtype.
+GRADIENT_TILES = {
+    "float32": ("depthwise", F32),
+    "float32, six taps a phase": ("bigvgan_24", F32),
+    "float64": ("mimi", F64),
+    "bfloat16": ("mimi", BF16),
+    "bfloat16, six taps a phase": ("bigvgan_24", BF16),
+    "bfloat16, stride 16": ("pocket_tts", BF16),
+    "float16": ("mimi", F16),
+}
+gradients = pytest.mark.parametrize("name", ["grad_input_depthwise", "grad_weight_depthwise"])
+gradient_tiles = pytest.mark.parametrize("reason", GRADIENT_TILES)
+
+
+@cache
+def gradient_report(name, reason):
+    workload, dtype = GRADIENT_TILES[reason]
+    config = GRADIENTS[name].config(workloads.get(workload).problem, dtype)
+    return config, offline.report(GRADIENTS[name].kernels(config)[0][0], HOPPER)
+
+
+@gradients
+@gradient_tiles
+def test_gradients_stay_in_their_registers(name, reason):
+    config, report = gradient_report(name, reason)
+    check_memory(report, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8)
+    check_order(report)
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+
+
+@gradients
+@gradient_tiles
+def test_gradients_move_vectors(name, reason):
+    config, report = gradient_report(name, reason)
+    vector = r"v2\.[ubf]64" if config.dtype == F64 else r"v4\.[ubf]32"
+    vectors = -(-(config.window + config.vector - 1) // config.vector)
+    assert len(re.findall(rf"\bld\.global\.{vector}", report.ptx)) >= vectors
+    if name == "grad_input_depthwise" and config.positions == config.vector:
+        assert len(re.findall(rf"\bst\.global\.{vector}", report.ptx)) == 1
+
+
+@needs_sass
+@gradients
+@gradient_tiles
+def test_gradients_multiply_as_often_as_they_must(name, reason):
+    """In place, once for every place of the first element; and once for the ends of rows."""
+    config, report = gradient_report(name, reason)
+    multiply = "DFMA" if config.dtype == F64 else "FFMA"
+    assert offline.instructions(report.sass)[multiply] == len(config.products) * (1 + 8 * config.in_place)
+    assert config.in_place == (config.dtype in (BF16, F16))
