@@ -176,8 +176,9 @@ def make_fill(config: Config):
 def make_produce(config: Config):
     """Load: a device function, the life of a warp that copies.
 
-    A warp brings every fourth stage, alone: what it costs to issue a copy of the engine's, some 120 clocks, and to wait
-    for a free slot is then paid by four warps side by side.
+    A warp brings every fourth stage, alone: what it costs to issue the engine's copies and to wait for a free slot is
+    then paid by four warps side by side. No more warps copy than there are slots: a warp that were two rounds ahead of
+    its slot would take the end of an older phase for the one that it waits for.
     """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, tile.depth, tile.stage_weights, config.ring
@@ -200,11 +201,12 @@ def make_produce(config: Config):
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
         existing = int32((in_per_group + depth - 1) // depth)  # stages of a tap chunk that have channels
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
+        together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
         parity, to_empty, ring = int32(1), int32(empty - full), int32(stages * slot)
         # Of each window's tile: sample and column; with resident weights, a turn is so much further on than the last.
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
-        turn, count = int32(0), turns(row_tiles, column_tiles)
+        turn, count = int32(0), turns(row_tiles, column_tiles) if warp < together else int32(0)
         row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
         if resident:
             _, next_tile = locate(int32(turn + 1), row_tiles, column_tiles, band)
@@ -227,9 +229,6 @@ def make_produce(config: Config):
                     sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
                     announced += window_bytes if in_boxes else 0
                 while stage < channel_chunks:
-                    while ahead <= 0:
-                        at, barrier, ahead = int32(at - ring), int32(barrier - 8 * stages), int32(ahead + stages)
-                        parity = int32(parity ^ 1)
                     exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
@@ -264,8 +263,11 @@ def make_produce(config: Config):
                     cuda.syncwarp()
                     if lane == 0:
                         mbarrier_arrive(barrier)
-                    at, barrier = int32(at + PRODUCERS * slot), int32(barrier + 8 * PRODUCERS)
-                    ahead, stage = int32(ahead - PRODUCERS), int32(stage + PRODUCERS)
+                    at, barrier = int32(at + together * slot), int32(barrier + 8 * together)
+                    ahead, stage = int32(ahead - together), int32(stage + together)
+                    if ahead <= 0:
+                        at, barrier, ahead = int32(at - ring), int32(barrier - 8 * stages), int32(ahead + stages)
+                        parity = int32(parity ^ 1)
                 weights += int64(channel_chunks) * (stage_weights // itemsize)
                 stage, chunk = int32(stage - channel_chunks), int32(chunk + 1)
             turn = int32(turn + 1)
