@@ -86,10 +86,23 @@ def test_few_channels_go_to_tensor_cores_where_depthwise_cannot_keep_their_weigh
 def test_warpgroups_are_for_large_tiles(dtype, precision):
     for problem in (KB64, workloads.get("head").problem):
         assert name(problem, dtype, precision, H200) == "k6_wgmma"
-    few_rows, short_runs = (workloads.get(which).problem for which in ("convtasnet", "waveglow"))
-    for problem in (few_rows, short_runs):
+    short_sums, short_runs = (workloads.get(which).problem for which in ("demucs_out", "waveglow"))
+    for problem in (replace(short_sums, in_channels=40, out_channels=2), short_runs):
         assert RUNGS["k6_wgmma"].refusal(problem, dtype, precision, H200) is None
         assert name(problem, dtype, precision, H200) == "k5_mma"
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "rung"),
+    [
+        *[("convtasnet", "tf32", "k6_wgmma"), ("convtasnet", "tf32x3", "k5_mma"), ("convtasnet", "bf16", "k6_wgmma")],
+        *[("demucs_out", "tf32", "k6_wgmma"), ("demucs_out", "fp16", "k5_mma"), ("demucs_out", "bf16", "k5_mma")],
+    ],
+)
+def test_warpgroups_are_for_few_rows_where_sums_are_long(workload, precision, rung):
+    """Where the recorded rows say that they are faster."""
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    assert name(workloads.get(workload).problem, dtype, precision, H200) == rung
 
 
 def test_warpgroups_are_for_parts_of_many_phases_where_samples_are_long():

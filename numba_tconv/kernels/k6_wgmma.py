@@ -29,7 +29,7 @@ On kb64 in bfloat16 the store takes as long as the products; half of it is the s
 writes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load,
 and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.41 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ from .tensor_tile import COLUMNS, SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 NO_MAP = (0,) * MAP_WORDS
-FEWEST_ROWS = 64  # of a tile that is worth a warpgroup's products
+# Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
+# or 32 stages, demucs_out's 32 by 6 in TF32, but not by 3 in bfloat16, nor pqmf's 8 by 1 (recorded rows of k5 and k6;
+# there are none in tf32x3).
+FEWEST_ROWS, FEWEST_TURNS = 64, 6
 
 
 @cache
@@ -296,11 +299,15 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def unsuited(self, problem, dtype, precision, device):
-        """It is for large tiles whose outputs leave in long runs, or at least lie in one sample: of others k5 is
-        faster."""
+        """It is for large tiles, or long sums, whose outputs leave in long runs, or at least lie in one sample: of
+        others k5 is faster."""
         tile = configs(problem, precision)[0].tile  # the highest
-        if tile.rows < (fewest := FEWEST_ROWS // tile.parts):
-            return f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}"
+        fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
+        if tile.rows < fewest and (tile.parts == 2 or stages < FEWEST_TURNS):
+            return (
+                f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}, or of "
+                f"{FEWEST_TURNS} stages (input channels times taps), not {stages}"
+            )
         if not tile.whole and (columns := tile.columns(problem)[1]) < COLUMNS:
             return (
                 f"its tiles hold a part of the phases, and with {columns} columns a sample, fewer than {COLUMNS}, "
