@@ -11,11 +11,12 @@ The constants were fitted to a search over the configurations of the workloads i
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from ..problem import Problem
 from .device import H200, Device
-from .k6_config import BLOCKS, MOST_STAGES, Config, channel_chunks, column_tiles, configs
+from .k6_config import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column_tiles, configs
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.62e9  # bytes a millisecond
@@ -37,6 +38,16 @@ def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: 
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
     return min(multiprocessors, groups * row_tiles)
+
+
+def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks, and the column tiles (in pairs) of a band."""
+    tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
+    if config.resident:
+        return blocks, 1
+    # As many bytes of x as of weights for the blocks that run together.
+    band = round(math.sqrt(multiprocessors * tile.rows * tile.tap_chunk / (CONSUMERS * tile.advance)))
+    return blocks, max(1, min(band, -(-column_tiles // config.regions)))
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:

@@ -34,7 +34,6 @@ Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -73,7 +72,7 @@ from .k6_config import (
     configs,
     sample_columns,
 )
-from .k6_cost import choose, cost, grid_of
+from .k6_cost import choose, cost, grid
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
@@ -394,13 +393,3 @@ def _plan(
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
     return _Plan(not boxes and not x.is_contiguous(), blocks * boxes * MAP_BYTES, packing, launch)
-
-
-def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks, and the column tiles (in pairs) of a band."""
-    tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
-    if config.resident:
-        return blocks, 1
-    # As many bytes of x as of weights for the blocks that run together.
-    band = round(math.sqrt(multiprocessors * tile.rows * tile.tap_chunk / (CONSUMERS * tile.advance)))
-    return blocks, max(1, min(band, -(-column_tiles // config.regions)))

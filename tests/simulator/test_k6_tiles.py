@@ -5,9 +5,8 @@ import pytest
 from numba import cuda
 
 from numba_tconv import workloads
-from numba_tconv.kernels.k6_cost import choose
+from numba_tconv.kernels.k6_cost import choose, grid
 from numba_tconv.kernels.k6_load import make_locate
-from numba_tconv.kernels.k6_wgmma import grid
 
 # Resident weights, resident and both warpgroups at once, streamed weights.
 CONFIGS = [("kb64", "tf32"), ("kb79", "tf32x3"), ("dac_u1", "bf16")]
