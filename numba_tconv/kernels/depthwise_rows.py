@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import torch
+
+from ..taps import Taps
+
 MOST_CHANNELS = 8  # of a group, in or out
 FEW_CHANNELS = 2  # of a group, in or out, for the gradients; more have not been timed
 MOST_TAPS = 32  # whose weights, or sums, a thread has in registers
@@ -12,6 +18,30 @@ MOST_SAMPLES = 2**30  # of a row, which are counted in 32 bits, beyond its end b
 MOST_ROWS = 2**31 - 1  # rows are counted in 32 bits, and along x of the grid
 ENOUGH_BLOCKS = 2048  # several for every place on a large GPU; only then are stretches made longer
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+
+
+class Meeting:
+    """Of a gradient's configuration: what a thread's positions of the input meet in grad_output."""
+
+    dtype: torch.dtype
+    taps: Taps
+    positions: int
+
+    @cached_property
+    def vector(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.dtype.itemsize
+
+    @cached_property
+    def window(self) -> int:
+        """Elements of one channel of grad_output that the positions meet."""
+        return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
+
+    @cached_property
+    def meetings(self) -> tuple:
+        """(position, tap, place in the window) of every product."""
+        t = self.taps
+        return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
 
 
 def reason(problem) -> str | None:

@@ -9,7 +9,7 @@ by the taps beyond the stride, and meet in the L1 cache. Weights lie in register
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, int32, int64, types, uint32, uint64
@@ -23,6 +23,7 @@ from .depthwise_rows import (
     MOST_PRODUCTS,
     MOST_ROWS,
     MOST_WINDOW,
+    Meeting,
     grid,
     many_channels,
     offset_of,
@@ -36,7 +37,7 @@ from .rung import cuda_core_reason
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Meeting):
     """``lanes`` threads, a team, share a row of grad_input; each has ``positions`` in a pass."""
 
     dtype: torch.dtype
@@ -50,21 +51,10 @@ class Config:
     min_blocks: int = 8
     in_place: bool = False  # elements are converted from where they lie, by code for each place of the first
 
-    @cached_property
-    def vector(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.dtype.itemsize
-
-    @cached_property
-    def window(self) -> int:
-        """Elements of one channel of grad_output that a thread's positions read."""
-        return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
-
-    @cached_property
+    @property
     def products(self) -> tuple:
-        """(position, tap, place in the window) of every product."""
-        t = self.taps
-        return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
+        """(position, tap, place in the window) of every product: of which sum, by which weight, of which element."""
+        return self.meetings
 
 
 @cache

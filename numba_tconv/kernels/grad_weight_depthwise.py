@@ -21,7 +21,7 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
 from ..taps import Taps
-from .depthwise_rows import MOST_PRODUCTS, MOST_WINDOW, many_channels, offset_of, placed, read_in_place, reason
+from .depthwise_rows import MOST_PRODUCTS, MOST_WINDOW, Meeting, many_channels, offset_of, placed, read_in_place, reason
 from .grad_rung import GradientRung
 from .grad_sum import accumulator_of, add_up, workspace
 from .grad_sum import make_kernel as make_sum
@@ -33,7 +33,7 @@ MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Meeting):
     """``threads`` threads have ``positions`` each in a pass, ``passes`` times."""
 
     dtype: torch.dtype
@@ -45,20 +45,9 @@ class Config:
     in_place: bool = False  # grad_output is converted from where it lies, by code for each place of the first
 
     @cached_property
-    def vector(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.dtype.itemsize
-
-    @cached_property
-    def window(self) -> int:
-        """Elements of grad_output that a thread's positions meet."""
-        return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
-
-    @cached_property
     def products(self) -> tuple:
-        """(tap, position, place in the window) of every product."""
-        t = self.taps
-        return tuple((k, z, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
+        """(tap, position, place in the window) of every product: of which sum, by which input, of which element."""
+        return tuple((tap, position, place) for position, tap, place in self.meetings)
 
 
 @cache

@@ -127,8 +127,8 @@ class Config:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a thread that multiplies, and of one that copies; all start with 168, and the sum stays. Two
-        windows and 16-bit elements (eight boxes) take a copying thread more to keep account of."""
+        """Registers of a thread that multiplies, and of one that copies, so many that neither spills; all threads start
+        with 168, and the sum stays."""
         if not self.resident:
             return 200, 104
         return (216, 72) if self.tile.itemsize == 4 else (208, 88)

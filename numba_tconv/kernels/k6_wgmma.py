@@ -11,7 +11,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
-  the next tile is multiplied (k6_bulk.py), or by the warps' own stores (tensor_runs.py, tensor_store.py).
+  the next tile is multiplied (k6_bulk.py; short ones by the lanes, k6_vectors.py), or by the warps' own stores
+  (tensor_runs.py, tensor_store.py).
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
@@ -317,7 +318,7 @@ class WarpgroupMatrix(TensorRung):
     def tile(self, config):
         c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"
         weights = "resident" if c.resident else "streamed"
-        stores = "in bulk by the copy engine" if c.bulk_channels else "by the warps' stores"
+        stores = "in bulk by the copy engine" if c.bulk_channels and not c.by_lanes else "by the warps' stores"
         return (
             f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.tile.depth} input channels; "
             f"weights {weights}; outputs leave {stores}"
