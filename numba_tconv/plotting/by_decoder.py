@@ -37,6 +37,8 @@ def decoders(timed: Iterable[Timed]) -> Figure | None:
     handles = [Patch(facecolor=side["color"], edgecolor="0.2") for side in names.values()]
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL)
     everything = [row for some in groups for row in some]
+    longest = max(1.0, *(row.ms_p50 / row.torch_ms_p50 for row in everything))
+    panels[-1].set_xlim(0, longest + ROOM)  # of all panels
     versions = ", ".join(sorted({row.transformers for row in everything}))
     caption(figure, f"whole decoders of transformers {versions}, random weights; {measured_on(everything)}")
     return figure
@@ -51,7 +53,6 @@ def _panel(axes: Axes, rows: list[Timed]) -> None:
         _bar(axes, place + BAR / 2, unit, (row.layers_ms_p50, row.ms_p50), OURS, gains)
     axes.set_yticks(range(len(rows)), [title(row.decoder) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, max(1.0, *(row.ms_p50 / row.torch_ms_p50 for row in rows)) + ROOM)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=False)
