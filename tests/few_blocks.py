@@ -15,6 +15,8 @@ def few_blocks_are_enough() -> Iterator[None]:
     with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1):
         for function in REMEMBERED:
             function.cache_clear()
-        yield
-    for function in REMEMBERED:
-        function.cache_clear()
+        try:
+            yield
+        finally:
+            for function in REMEMBERED:
+                function.cache_clear()

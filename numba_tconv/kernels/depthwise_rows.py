@@ -1,4 +1,4 @@
-"""What the depthwise kernels that read memory into registers share: limits, and how rows are laid over blocks."""
+"""What the depthwise kernels share: limits, how rows are laid over blocks, and what a gradient's positions meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors, and once.
+"""grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
 
 Idea: the gradient for the input is a correlation of grad_output with the weight, in steps of the stride. A thread makes
 neighbouring positions, 16 bytes of them where that leaves registers, and all of grad_output that they read is one run
@@ -118,7 +118,8 @@ def make_kernel(config: Config) -> Kernel:
                     part[z] = accumulator(0)
                 if not single:
                     fetch_weights(weights, w, w_at + j * w_o, w_k, int32(0), int32(kernel_size))
-                inside = g_l == 1 and begin >= 0 and begin + window <= out_length and at >= 0 and at + span <= g.size
+                inside = g_l == 1 and begin >= 0 and begin + window <= out_length
+                inside = inside and at >= 0 and at + span <= g.shape[0]
                 if in_place:
                     if inside:
                         multiply_in_place(part, weights, g, at, int32(0), skip)

@@ -1,7 +1,8 @@
 """Store of k6 for tiles whose outputs all lie in one sample, where a channel's run is short (Config.by_lanes).
 
-What is staged is the same as in k6_bulk.py. But to hand a run to the copy engine costs a warp some hundred clocks,
-whatever its length; where a tile has a run for each of its rows, the lanes of a warp write them: 16 bytes each.
+What is staged is the same as in k6_bulk.py. But to hand a run to the copy engine costs a warp some hundred clocks (by
+the profiler; no recorded rows), whatever its length; where a tile has a run for each of its rows, the lanes of a warp
+write them: 16 bytes each.
 """
 
 from __future__ import annotations

@@ -107,13 +107,14 @@ class Packing:
         return blocks * self.tile.stage_weights // self.tile.itemsize
 
 
-_packing = cache(Packing)
+_packing, _choosing = cache(Packing), threading.Lock()
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int) -> Packing:
     """How the weights of ``problem`` are packed for ``tile``, which depends on their shape and the groups alone."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
-    return _packing(tile, order, problem.groups, problem.in_channels_per_group, *sizes)
+    with _choosing:  # threads that ask for the first time together get one object, too
+        return _packing(tile, order, problem.groups, problem.in_channels_per_group, *sizes)
 
 
 @dataclass
