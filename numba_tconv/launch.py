@@ -294,8 +294,9 @@ def _span(tensor: torch.Tensor) -> int:
 def _tensor_slots(form: str, tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor in Numba's layout; slot ADDRESS of it is its address."""
     itemsize = tensor.element_size()
-    if form == "flat":
-        return 0, 0, tensor.numel(), itemsize, tensor.data_ptr(), _span(tensor), itemsize
+    if form == "flat":  # an expanded tensor has more elements than memory
+        span = _span(tensor)
+        return 0, 0, span, itemsize, tensor.data_ptr(), span, itemsize
     sizes = *tensor.shape, *(stride * itemsize for stride in tensor.stride())
     return 0, 0, tensor.numel(), itemsize, tensor.data_ptr(), *sizes
 

@@ -106,8 +106,9 @@ def test_arguments_are_laid_out_as_numba_reads_them():
         *(0, 0, 12, 4, address, 2, 2, 3, 48, 32, 4),
     ]
     # A flat argument is the span of memory from its first element to its last.
-    (*_, span, itemsize) = Kernel("kernel", lambda: None, (flat(types.float32),), 32)._slots((every_other,))
-    assert (span, itemsize) == (23, 4)
+    in_memory = Kernel("kernel", lambda: None, (flat(types.float32),), 32)
+    assert in_memory._slots((every_other,)) == [0, 0, 23, 4, address, 23, 4]
+    assert in_memory._slots((x[:1].expand(5, 3, 4),)) == [0, 0, 12, 4, x.data_ptr(), 12, 4]
 
 
 def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):

@@ -12,9 +12,9 @@ in each pass and stores them at an address that is a multiple of 16.
 * Where rows are short, a block takes several, each for a team of its threads.
 
 Per output: 1/stride elements read, one written; in the inner loop (K = 4, stride 2, float32) 8 instructions, a third
-of them other than loads, multiply-adds and the store. k4 reaches a fifth of the copy bandwidth there; this rung
-should reach three fifths. With many weights, or phases that repeat only beyond a team, the loops over taps stay loops
-and read the weights where they lie, each time.
+of them other than loads, multiply-adds and the store. k4 reaches a fifth of the copy bandwidth there, this rung nearly
+nine tenths (H200, the rows of `depthwise`). With many weights, or phases that repeat only beyond a team, the loops over
+taps stay loops and read the weights where they lie, each time.
 
 In 16 bits the layers of one channel a group and equal taps in every phase take the other form (depthwise_direct.py).
 """

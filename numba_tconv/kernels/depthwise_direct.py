@@ -25,7 +25,7 @@ from .depthwise_rows import MOST_SAMPLES, split
 VECTOR = 8  # outputs in 16 bytes: a thread's, in one pass
 LANES = 128, 64, 32
 MOST_WEIGHTS = 16  # of a thread
-MOST_TAPS = 8  # of an output; the code grows with their number
+MOST_TAPS_PER_ROW = 8  # those of an output; the code grows with their number
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def fits(config: DirectConfig) -> bool:
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
     repeat = config.step % (taps.stride * config.granule) == 0 and max(taps.stride, VECTOR) % config.families == 0
-    return halves and regular and repeat and each <= MOST_TAPS and config.families * each <= MOST_WEIGHTS
+    return halves and regular and repeat and each <= MOST_TAPS_PER_ROW and config.families * each <= MOST_WEIGHTS
 
 
 @cache

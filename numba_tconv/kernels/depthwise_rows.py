@@ -39,7 +39,7 @@ class Meeting:
 
     @cached_property
     def meetings(self) -> tuple:
-        """(position, tap, place in the window) of every product."""
+        """(position, tap, place in the window) of every product: where the two meet by taps.py's first formula."""
         t = self.taps
         return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
 

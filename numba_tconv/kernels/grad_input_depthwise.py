@@ -118,8 +118,7 @@ def make_kernel(config: Config) -> Kernel:
                     part[z] = accumulator(0)
                 if not single:
                     fetch_weights(weights, w, w_at + j * w_o, w_k, int32(0), int32(kernel_size))
-                inside = g_l == 1 and begin >= 0 and begin + window <= out_length
-                inside = inside and at >= 0 and at + span <= g.shape[0]
+                inside = g_l == 1 and begin >= 0 and begin + window <= out_length and at >= 0 and at + span <= g.size
                 if in_place:
                     if inside:
                         multiply_in_place(part, weights, g, at, int32(0), skip)

@@ -99,7 +99,7 @@ def make_kernel(config: Config) -> Kernel:
             x_at = x_row + i
             skip = int32((x_offset + x_at) & (vector - 1))
             x_at -= skip
-            if x_l == 1 and i + positions <= length and x_at >= 0 and x_at + x_span <= x.shape[0]:
+            if x_l == 1 and i + positions <= length and x_at >= 0 and x_at + x_span <= x.size:
                 fetch_x(xs, x, x_at, skip)
             else:
                 fetch_x_guarded(xs, x, x_row, x_l, i, length)
@@ -107,8 +107,7 @@ def make_kernel(config: Config) -> Kernel:
             g_at = g_row + begin
             skip = int32((g_offset + g_at) & (vector - 1))
             g_at -= skip
-            inside = g_l == 1 and begin >= 0 and begin + window <= out_length
-            inside = inside and g_at >= 0 and g_at + g_span <= g.shape[0]
+            inside = g_l == 1 and begin >= 0 and begin + window <= out_length and g_at >= 0 and g_at + g_span <= g.size
             if in_place:
                 if inside:
                     multiply_in_place(sums, xs, g, g_at, int32(0), skip)

@@ -6,8 +6,9 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 
 * Load (k6_load.py, k6_boxes.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
   zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
-  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of the
-  four warps brings every fourth stage: to issue a copy takes a warp a hundred clocks or so (profile; no rows).
+  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of
+  four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
+  or so (profile; no rows).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
