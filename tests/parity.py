@@ -77,8 +77,8 @@ def _every_second(tensor):
 
 
 def _expanded(tensor):
-    """Stride 0 in dimensions 0 and 1: one row repeated."""
-    return tensor[:1, :1].expand_as(tensor)
+    """Stride 0 in dimensions 0 and 1: one row repeated, and no memory beyond it."""
+    return tensor[:1, :1].clone().expand_as(tensor)
 
 
 def _misaligned(tensor):

@@ -148,7 +148,7 @@ def terms_of_a_partial_sum(problem: Problem) -> int:
     The error of a sum grows with its length. For strided problems cuDNN (and torch's fallback, a matrix product and
     col2im) sums each tap apart and adds the taps up; one sum over all of them would be that much less exact.
     """
-    return 512 if problem.taps.rows == 1 else min(128, max(32, problem.in_channels_per_group))
+    return 192 if problem.taps.rows == 1 else min(128, max(32, problem.in_channels_per_group))
 
 
 def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:

@@ -303,7 +303,8 @@ def _of_gradients():
             yield Gradient(FEW[0], name, SMALL[FEW[0]], dtype)
     for name in ("grad_input_depthwise", "grad_weight_depthwise"):
         for reason in ("equal taps, many rows", "equal taps, a vector in a column"):
-            yield Gradient(reason, name, DEPTHWISE[reason], torch.bfloat16)
+            for layout in ("contiguous", "expanded"):
+                yield Gradient(reason, name, DEPTHWISE[reason], torch.bfloat16, layout)
 
 
 def _of_gradients_on_tensor_cores():
