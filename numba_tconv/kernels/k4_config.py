@@ -15,6 +15,7 @@ import torch
 from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
+from ..ptx.halves import SUMS
 from .device import H200, Device
 from .thread_tile import WarpTile
 
@@ -42,6 +43,7 @@ class Config(WarpTile):
     stages: int = 2
     min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
+    once: bool = False  # there are two of them, the first of which is put aside by its upper half (ptx/halves.py)
     x_vector: int = 1  # elements of x that one cp.async copies
     y_vector: int = 1  # consecutive outputs that one store writes
 
@@ -102,7 +104,7 @@ class Config(WarpTile):
 
     @property
     def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        partials = self.thread_m * self.thread_n * self.threads // (2 if self.once else 1) if self.partial else 0
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
@@ -167,10 +169,14 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     t = problem.taps
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
     terms = terms_of_a_partial_sum(problem)
-    short = dtype == torch.float64 or problem.in_channels_per_group * t.taps_per_row <= terms
+    products = problem.in_channels_per_group * t.taps_per_row
+    short = dtype == torch.float64 or products <= terms
     if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
         tile["x_vector"] = 1  # the window of the second chunk would begin between two vectors
     tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))
+    stages = -(-problem.in_channels_per_group // block_k) * (t.taps_per_row // chunk)
+    vectors = tile["thread_m"] * tile["thread_n"] % SUMS == 0
+    tile.setdefault("once", dtype == torch.float32 and vectors and 0 < tile["partial"] < stages <= 2 * tile["partial"])
     config = Config(
         dtype=dtype,
         stride=problem.stride,
@@ -246,11 +252,12 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums."""
+    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums, once and
+    more often."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
         dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3),
-        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2),
+        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, once=dtype == torch.float32),
     )
     return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

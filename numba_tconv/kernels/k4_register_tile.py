@@ -29,7 +29,18 @@ from numba import cuda, int32, int64, types, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..problem import Problem
-from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
+from ..ptx import (
+    add_upper_halves,
+    add_vectors,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    load_vector,
+    store_upper_halves,
+    store_vector,
+    store_vectors,
+)
+from ..ptx.halves import SUMS
 from . import device
 from .k4_config import Config, choose, tiny
 from .k4_pack import pack_weights
@@ -60,13 +71,17 @@ def make_kernel(config: Config) -> Kernel:
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
-    whole_chunks, partial, partials = config.whole_chunks, config.partial, config.partials
+    whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
-    add_partial_sums = add_vectors(sums // vector, threads * vector)
-    store_partial_sums = store_vectors(sums // vector, threads * vector)
+    if once:
+        add_partial_sums = add_upper_halves(sums // SUMS, threads * vector)
+        store_partial_sums = store_upper_halves(sums // SUMS, threads * vector)
+    else:
+        add_partial_sums = add_vectors(sums // vector, threads * vector)
+        store_partial_sums = store_vectors(sums // vector, threads * vector)
     copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
 
     @cuda.jit(device=True, inline="always")
@@ -207,8 +222,11 @@ def make_kernel(config: Config) -> Kernel:
                     x_at = int32(x_at + width)
                     w_at = int32(w_at + tap_chunk * block_m)
                     c = int32(c + 1)
-                if partial and s % partial == partial - 1:
-                    # A sum of thousands of terms loses digits with its length; short ones, added up, lose fewer.
+                # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
+                if once:
+                    if s == partial - 1:
+                        store_partial_sums(shared, partials + thread * vector, acc)
+                elif partial and s % partial == partial - 1:
                     if s >= partial:
                         add_partial_sums(acc, shared, partials + thread * vector)
                     store_partial_sums(shared, partials + thread * vector, acc)

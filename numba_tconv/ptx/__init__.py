@@ -37,6 +37,7 @@ from .copies import (
     take,
 )
 from .core import SIMULATOR, device_function, elected, recomputed, repeated
+from .halves import add_upper_halves, store_upper_halves
 from .matrix import (
     mma,
     opaque,
@@ -61,6 +62,7 @@ from .tensor_maps import (
 
 __all__ = [
     "SIMULATOR",
+    "add_upper_halves",
     "add_vectors",
     "barrier_sync",
     "bf16_to_f32",
@@ -111,6 +113,7 @@ __all__ = [
     "st_shared_halves",
     "store_run",
     "store_vector",
+    "store_upper_halves",
     "store_vectors",
     "swizzled_descriptor",
     "take",
