@@ -31,8 +31,8 @@ def memory(monkeypatch):
         return load
 
     def prmt(a, b, selector):
-        halves = (a & 0xFFFF, b & 0xFFFF) if selector == 0x5410 else (a >> 16, b >> 16)
-        return halves[0] | halves[1] << 16
+        digits = (a | b << 32).to_bytes(8, "little")
+        return sum(digits[selector >> 4 * z & 7] << 8 * z for z in range(4))
 
     def make_put(parts, apart):
         return lambda v, at, value: v.__setitem__(at, value)
@@ -41,7 +41,6 @@ def memory(monkeypatch):
         device_function=lambda function: function,
         cuda=SimpleNamespace(syncwarp=lambda: None),
         ld_shared=ld_shared,
-        ld_shared_u16=lambda address: int(state.elements[address // 2]),
         prmt=prmt,
         make_put=make_put,
         bits_of=lambda value: value,
@@ -55,20 +54,23 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
 @pytest.mark.parametrize("element", [-7, -1, 0, 40])
-@pytest.mark.parametrize("straight", [True, False])
-def test_a_window_is_its_row_and_zeros_before_it(memory, workload, precision, element, straight):
+@pytest.mark.parametrize("together", [0, 4, 2, 1])
+def test_a_window_is_its_row_and_zeros_before_it(memory, workload, precision, element, together):
     config = choose(workloads.get(workload).problem, precision)
     tile, window = config.tile, 4 + config.tile.halo
-    if straight and element < 0:
+    if not together and element < 0:
         element = 0  # the copy engine makes the zeros before a row at a multiple of 16 bytes
     memory.itemsize, pitch = tile.itemsize, window + 16
     halves = 2 if tile.itemsize == 2 else 1
-    # Row c, from register 0 on; elements that are none of the row's hold what is before it in memory.
+    # Row c, from register 0 on; elements that are none of the row's hold what is before it in memory. Rows begin alike
+    # modulo 4 elements, or that many apart, those of neighbouring channels too.
+    begins = [(together or 4) * (1 + c % halves) for c in range(16)]
     rows = [[1000 * c + 100 + element + q if element + q >= 0 else BEFORE for q in range(pitch)] for c in range(16)]
-    memory.elements = np.array(rows).reshape(-1)
+    memory.elements = np.array([[BEFORE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)])
+    memory.elements = memory.elements.reshape(-1)
     v = [0] * (2 * window)
-    h_step, odd_step = 4 * halves * pitch * tile.itemsize, pitch * tile.itemsize
-    k6_window.make_window(config)(v, 0, 0, h_step, odd_step, element, straight, True)
+    h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
+    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, element, together, True)
     for h in range(2):
         for q in range(tile.halo - tile.reach, window):
             values = [rows[4 * halves * h + c][q] if element + q >= 0 else 0 for c in range(halves)]

@@ -58,9 +58,10 @@ class Config:
 
     def pitch(self, boxes: int) -> int:
         """Elements from one row of a box to the next: 8 or 24 modulo 32, so that the four channels that a quarter-warp
-        reads lie in different banks."""
+        reads lie in different banks; in 16 bits, of which it reads pairs of channels, 16 if a box has only one of each
+        pair."""
         spare = 0 if boxes == 1 else max(16 // self.tile.itemsize, self.bank_shift(boxes))  # windows begin in their box
-        width, suits = self.width + spare, (8, 24) if boxes == 1 else (8,)
+        width, suits = self.width + spare, (8, 24) if boxes == 1 else (8,) if self.tile.itemsize == 4 else (16,)
         return next(p for p in range(width, width + 32) if p % 32 in suits)
 
     def spacing(self, boxes: int) -> int:

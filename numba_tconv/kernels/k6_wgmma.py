@@ -247,7 +247,7 @@ def make_kernel(config: Config) -> Kernel:
                 if not paired:
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
                 descriptor, add = descriptor0, int32(0)
-                rounded, x_row, odd_step, element = False, x_at, next_row, int32(0)
+                rounded, x_row, odd_step, element, together = False, x_at, next_row, int32(0), int32(4)
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
@@ -260,9 +260,12 @@ def make_kernel(config: Config) -> Kernel:
                             early = int32(at & (vector - 1))
                             x_row = int32(x_at + early * itemsize)
                             odd_step = int32(next_row + ((int32(at + stride_c) & (vector - 1)) - early) * itemsize)
-                    straight_in = aligned and (rounded or not some_rounded)
+                            begins = int32(x_early | stride_c | i)  # of every row, modulo 4
+                            together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
+                    if aligned and (rounded or not some_rounded):
+                        together = int32(0)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, element,
-                                                      straight_in, rounded, ring, descriptor0, descriptor, add, s,
+                                                      together, rounded, ring, descriptor0, descriptor, add, s,
                                                       parity, full, empty, lane, channel_chunks)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
