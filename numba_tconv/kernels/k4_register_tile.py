@@ -54,7 +54,8 @@ def make_kernel(config: Config) -> Kernel:
     threads, vector, stages = config.threads, config.vector, config.stages
     block_m, block_n, block_k, tap_chunk = config.block_m, config.block_n, config.block_k, config.tap_chunk
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
-    warps_n, halo, width, window, pitch = config.warps_n, config.halo, config.width, config.window, config.pitch
+    warps, warps_n, halo = threads // 32, config.warps_n, config.halo
+    width, window, pitch = config.width, config.window, config.pitch
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage = x_stage + w_stage
     stride, dilation, gap, rows, step = (
@@ -103,20 +104,22 @@ def make_kernel(config: Config) -> Kernel:
     @cuda.jit(device=True, inline="always")
     def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
         """Start the copies of one stage."""
-        c = int32(cuda.threadIdx.x // 32)  # a warp copies a channel, so that c is uniform and p needs no division
+        warp, lane, thread = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32), int32(cuda.threadIdx.x)
+        c, c_offset = warp, offset + warp * stride_c  # a warp copies a channel: c is uniform, and p needs no division
+        at = int32(base + warp * width + lane * x_vector)
         while c < block_k:
-            c_offset = offset + c * stride_c
+            exists = whole_chunks or c < channels_left
             for j in range(x_copies):
-                p = int32(cuda.threadIdx.x % 32 + 32 * j)
-                if p < x_per_row:
-                    at = source[uint64(p)]
-                    inside = at >= 0 and (whole_chunks or c < channels_left)
-                    copy_x(shared, base + c * width + p * x_vector, x, at + c_offset if inside else int64(0), inside)
-            c = int32(c + threads // 32)
+                p = int32(lane + 32 * j)
+                if 32 * (j + 1) <= x_per_row or p < x_per_row:
+                    first = source[uint64(p)]
+                    inside = first >= 0 and exists
+                    copy_x(shared, at + 32 * x_vector * j, x, first + c_offset if inside else int64(0), inside)
+            c, c_offset, at = int32(c + warps), c_offset + warps * stride_c, int32(at + warps * width)
+        at, w_at = int32(base + x_stage + thread * vector), w_offset + thread * vector
         for j in range(w_copies):
-            e = int32((cuda.threadIdx.x + j * threads) * vector)
-            if e < w_stage:
-                copy_w(shared, base + x_stage + e, w, w_offset + e, True)
+            if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
+                copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, xs, ws, shared, x_at, w_at, row_at, last_row):
@@ -191,50 +194,56 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load.
+        # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load. The
+        # loop over the stages of one partial sum is a loop of its own: a sum that is changed in the same loop, if only
+        # now and then, is moved from register to register at every stage.
         total = int32(tap_chunks * channel_chunks)
         chunk, channel = int32(0), int32(0)
-        s = int32(1 - stages)
+        s, end = int32(1 - stages), int32(min(partial, total) if partial else total)
         while s < total:
-            if s >= 0:
-                wait_for_stage()
-                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
-            if s + stages - 1 < total:
-                if channel == 0:
-                    cuda.syncthreads()  # nobody still copies the chunk before
-                    shift = halo + chunk * chunk_shift
-                    aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
-                    cuda.syncthreads()
-                load(shared, (s + stages - 1) % stages * stage, x, source, (group * in_per_group + channel) * stride_c,
-                     stride_c, in_per_group - channel, w,
-                     (int64(cuda.blockIdx.x) * total + s + stages - 1) * w_stage)  # fmt: skip
-                channel = int32(channel + block_k)
-                if channel >= in_per_group:
-                    channel, chunk = int32(0), int32(chunk + 1)
-            cp_async_commit()
-            if s >= 0:
-                x_at = int32(s % stages * stage + column_at)
-                w_at = int32(s % stages * stage + x_stage + row_at)
-                last = int32(last_row - row_tile % parts * block_m if s >= total - channel_chunks else rows)
-                c = int32(0)
-                while c < block_k:
-                    multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
-                    x_at = int32(x_at + width)
-                    w_at = int32(w_at + tap_chunk * block_m)
-                    c = int32(c + 1)
-                # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
+            while s < end:
+                if s >= 0:
+                    wait_for_stage()
+                    cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+                if s + stages - 1 < total:
+                    if channel == 0:
+                        cuda.syncthreads()  # nobody still copies the chunk before
+                        shift = halo + chunk * chunk_shift
+                        aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
+                        cuda.syncthreads()
+                    ahead = int32(s + stages - 1)
+                    load(shared, int32(ahead % stages * stage), x, source, (group * in_per_group + channel) * stride_c,
+                         stride_c, in_per_group - channel, w,
+                         (int64(cuda.blockIdx.x) * total + ahead) * w_stage)  # fmt: skip
+                    channel = int32(channel + block_k)
+                    if channel >= in_per_group:
+                        channel, chunk = int32(0), int32(chunk + 1)
+                cp_async_commit()
+                if s >= 0:
+                    x_at = int32(s % stages * stage + column_at)
+                    w_at = int32(s % stages * stage + x_stage + row_at)
+                    last = int32(last_row - row_tile % parts * block_m if s >= total - channel_chunks else rows)
+                    c = int32(0)
+                    while c < block_k:
+                        multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
+                        x_at = int32(x_at + width)
+                        w_at = int32(w_at + tap_chunk * block_m)
+                        c = int32(c + 1)
+                s = int32(s + 1)
+            # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
+            if partial and s < total:
                 if once:
-                    if s == partial - 1:
-                        store_partial_sums(shared, partials + thread * vector, acc)
-                elif partial and s % partial == partial - 1:
-                    if s >= partial:
+                    end = total
+                else:
+                    if s > partial:
                         add_partial_sums(acc, shared, partials + thread * vector)
-                    store_partial_sums(shared, partials + thread * vector, acc)
+                    end = int32(min(end + partial, total))
+                store_partial_sums(shared, partials + thread * vector, acc)
+                if not once:
                     for i in range(sums):
                         acc[i] = accumulator(0)
-            s = int32(s + 1)
 
-        if partial and total >= partial:
+        if partial and total > partial:
             add_partial_sums(acc, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile lies where the stages were
         for m in range(thread_m):
