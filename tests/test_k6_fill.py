@@ -30,7 +30,9 @@ def memory(monkeypatch):
     monkeypatch.setattr(k6_load, "cp_async_bulk", cp_async_bulk)
     monkeypatch.setattr(k6_load, "st_shared", st_shared)
     monkeypatch.setattr(k6_load, "mbarrier_expect_tx", lambda barrier, size: None)
-    return found
+    arrived = []
+    monkeypatch.setattr(k6_load, "mbarrier_await_copies", lambda barrier: arrived.append((barrier, len(found))))
+    return found, arrived
 
 
 # Element of the sample at which the window begins: before the sample, in it, behind it; in units of a column.
@@ -38,6 +40,7 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("channels_left", [0, 3, 100])
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
 def test_in_bulk(memory, precision, dtype, channels_left, begin):
+    memory, arrived = memory
     problem = Problem(3, 24, 16, 7, 48, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
     tile, (first, columns) = config.tile, config.tile.columns(problem)
@@ -47,10 +50,14 @@ def test_in_bulk(memory, precision, dtype, channels_left, begin):
     fill_in_bulk, _ = k6_load.make_fill(config)
     for sample in range(-1, problem.batch):
         memory.clear()
+        arrived.clear()
         for lane in range(LANES):
             in_stage = 0, geometry.pitch, geometry.spacing, 0, geometry.slot, 1
             fill_in_bulk(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
                          columns, first, lane, 0)  # fmt: skip
+            # Each lane arrives once, behind what it has written.
+            assert len(arrived) == lane + 1
+            assert arrived[-1] == (0, len(memory))
         for channel in range(tile.depth):
             for column in range(config.width):
                 n, i = sample, begin + column

@@ -66,7 +66,9 @@ def test_a_window_is_its_row_and_zeros_before_it(memory, workload, precision, el
     # modulo 4 elements, or that many apart, those of neighbouring channels too.
     begins = [(together or 4) * (1 + c % halves) for c in range(16)]
     rows = [[1000 * c + 100 + element + q if element + q >= 0 else BEFORE for q in range(pitch)] for c in range(16)]
-    memory.elements = np.array([[BEFORE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)])
+    memory.elements = np.array(
+        [[BEFORE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
+    )
     memory.elements = memory.elements.reshape(-1)
     v = [0] * (2 * window)
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize

@@ -73,6 +73,9 @@ def make_kernel(config: Config) -> Kernel:
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
     whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
+    # Two channels at once are fewer steps of the loop, and loads of one behind products of the other. Sums that are put
+    # aside leave the registers for it.
+    at_once = 2 if partial and block_k % 2 == 0 else 1
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
@@ -137,6 +140,42 @@ def make_kernel(config: Config) -> Kernel:
                         acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
 
     @cuda.jit(device=True, inline="always")
+    def advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first, columns, first_column, batch,
+                length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                channel_chunks):  # fmt: skip
+        """Start the copies of stage s + stages - 1, which is ``channel`` of tap chunk ``chunk``, and multiply stage s.
+        Returns chunk and channel of the next copies."""
+        if s >= 0:
+            wait_for_stage()
+            cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+        ahead = int32(s + stages - 1)
+        if ahead < total:
+            if channel == 0:
+                cuda.syncthreads()  # nobody still copies the chunk before
+                shift = halo + chunk * chunk_shift
+                aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
+                cuda.syncthreads()
+            load(shared, int32(ahead % stages * stage), x, source, x_group + channel * stride_c, stride_c,
+                 in_per_group - channel, w, w_tile + ahead * w_stage)  # fmt: skip
+            channel = int32(channel + block_k)
+            if channel >= in_per_group:
+                channel, chunk = int32(0), int32(chunk + 1)
+        cp_async_commit()
+        if s >= 0:
+            x_at = int32(s % stages * stage + column_at)
+            w_at = int32(s % stages * stage + x_stage + row_at)
+            last = last_row if s >= total - channel_chunks else int32(rows)
+            c = int32(0)
+            while c < block_k:
+                multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
+                if at_once == 2:
+                    multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, row_at, last)
+                x_at = int32(x_at + at_once * width)
+                w_at = int32(w_at + at_once * tap_chunk * block_m)
+                c = int32(c + at_once)
+        return chunk, channel
+
+    @cuda.jit(device=True, inline="always")
     def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
               out_channels, out_length, padding):  # fmt: skip
         """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
@@ -194,55 +233,38 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load. The
-        # loop over the stages of one partial sum is a loop of its own: a sum that is changed in the same loop, if only
-        # now and then, is moved from register to register at every stage.
+        # The loads run stages - 1 ahead of the products: chunk and channel are those of the next load.
         total = int32(tap_chunks * channel_chunks)
+        x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
+        last_row = int32(last_row - row_tile % parts * block_m)
         chunk, channel = int32(0), int32(0)
-        s, end = int32(1 - stages), int32(min(partial, total) if partial else total)
-        while s < total:
+        s = int32(1 - stages)
+        if not partial:
+            while s < total:
+                chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first,
+                                         columns, first_column, batch, length, stride_n, stride_c, stride_l,
+                                         x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                         channel_chunks)  # fmt: skip
+                s = int32(s + 1)
+        # The stages of a partial sum have a loop of their own: sums that are changed within it, if only now and then,
+        # are moved from register to register at every stage.
+        end = int32(min(partial, total))
+        while partial and s < total:
             while s < end:
-                if s >= 0:
-                    wait_for_stage()
-                    cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
-                if s + stages - 1 < total:
-                    if channel == 0:
-                        cuda.syncthreads()  # nobody still copies the chunk before
-                        shift = halo + chunk * chunk_shift
-                        aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
-                        cuda.syncthreads()
-                    ahead = int32(s + stages - 1)
-                    load(shared, int32(ahead % stages * stage), x, source, (group * in_per_group + channel) * stride_c,
-                         stride_c, in_per_group - channel, w,
-                         (int64(cuda.blockIdx.x) * total + ahead) * w_stage)  # fmt: skip
-                    channel = int32(channel + block_k)
-                    if channel >= in_per_group:
-                        channel, chunk = int32(0), int32(chunk + 1)
-                cp_async_commit()
-                if s >= 0:
-                    x_at = int32(s % stages * stage + column_at)
-                    w_at = int32(s % stages * stage + x_stage + row_at)
-                    last = int32(last_row - row_tile % parts * block_m if s >= total - channel_chunks else rows)
-                    c = int32(0)
-                    while c < block_k:
-                        multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
-                        x_at = int32(x_at + width)
-                        w_at = int32(w_at + tap_chunk * block_m)
-                        c = int32(c + 1)
+                chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first,
+                                         columns, first_column, batch, length, stride_n, stride_c, stride_l,
+                                         x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                         channel_chunks)  # fmt: skip
                 s = int32(s + 1)
             # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
-            if partial and s < total:
-                if once:
-                    end = total
-                else:
-                    if s > partial:
-                        add_partial_sums(acc, shared, partials + thread * vector)
-                    end = int32(min(end + partial, total))
+            if s < total:
+                if not once and s > partial:
+                    add_partial_sums(acc, shared, partials + thread * vector)
                 store_partial_sums(shared, partials + thread * vector, acc)
                 if not once:
                     for i in range(sums):
                         acc[i] = accumulator(0)
-
+                end = total if once else int32(min(end + partial, total))
         if partial and total > partial:
             add_partial_sums(acc, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile lies where the stages were

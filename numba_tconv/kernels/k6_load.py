@@ -142,6 +142,9 @@ def make_fill(config: Config):
                 column = int32(column + vector)
             sample += 32 // depth
             start += 32 // depth * columns
+        # Each lane arrives with its zeros, though the warp's own arrival comes after all of them: racecheck does not
+        # see that a warp's barrier orders them.
+        mbarrier_await_copies(barrier)
 
     @device_function
     def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, shared, in_stage, batch,
