@@ -140,40 +140,42 @@ def make_kernel(config: Config) -> Kernel:
                         acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
 
     @cuda.jit(device=True, inline="always")
-    def advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first, columns, first_column, batch,
-                length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, last_row,
+    def advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns, first_column,
+                batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, last_row,
                 channel_chunks):  # fmt: skip
-        """Start the copies of stage s + stages - 1, which is ``channel`` of tap chunk ``chunk``, and multiply stage s.
-        Returns chunk and channel of the next copies."""
-        if s >= 0:
-            wait_for_stage()
-            cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
-        ahead = int32(s + stages - 1)
-        if ahead < total:
-            if channel == 0:
-                cuda.syncthreads()  # nobody still copies the chunk before
-                shift = halo + chunk * chunk_shift
-                aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
-                cuda.syncthreads()
-            load(shared, int32(ahead % stages * stage), x, source, x_group + channel * stride_c, stride_c,
-                 in_per_group - channel, w, w_tile + ahead * w_stage)  # fmt: skip
-            channel = int32(channel + block_k)
-            if channel >= in_per_group:
-                channel, chunk = int32(0), int32(chunk + 1)
-        cp_async_commit()
-        if s >= 0:
-            x_at = int32(s % stages * stage + column_at)
-            w_at = int32(s % stages * stage + x_stage + row_at)
-            last = last_row if s >= total - channel_chunks else int32(rows)
-            c = int32(0)
-            while c < block_k:
-                multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
-                if at_once == 2:
-                    multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, row_at, last)
-                x_at = int32(x_at + at_once * width)
-                w_at = int32(w_at + at_once * tap_chunk * block_m)
-                c = int32(c + at_once)
-        return chunk, channel
+        """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
+        ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
+        while s < end:
+            if s >= 0:
+                wait_for_stage()
+                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+            ahead = int32(s + stages - 1)
+            if ahead < total:
+                if channel == 0:
+                    cuda.syncthreads()  # nobody still copies the chunk before
+                    shift = halo + chunk * chunk_shift
+                    aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
+                    cuda.syncthreads()
+                load(shared, int32(ahead % stages * stage), x, source, x_group + channel * stride_c, stride_c,
+                     in_per_group - channel, w, w_tile + ahead * w_stage)  # fmt: skip
+                channel = int32(channel + block_k)
+                if channel >= in_per_group:
+                    channel, chunk = int32(0), int32(chunk + 1)
+            cp_async_commit()
+            if s >= 0:
+                x_at = int32(s % stages * stage + column_at)
+                w_at = int32(s % stages * stage + x_stage + row_at)
+                last = last_row if s >= total - channel_chunks else int32(rows)
+                c = int32(0)
+                while c < block_k:
+                    multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
+                    if at_once == 2:
+                        multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, row_at, last)
+                    x_at = int32(x_at + at_once * width)
+                    w_at = int32(w_at + at_once * tap_chunk * block_m)
+                    c = int32(c + at_once)
+            s = int32(s + 1)
+        return s, chunk, channel
 
     @cuda.jit(device=True, inline="always")
     def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
@@ -233,30 +235,23 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run stages - 1 ahead of the products: chunk and channel are those of the next load.
         total = int32(tap_chunks * channel_chunks)
         x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
         last_row = int32(last_row - row_tile % parts * block_m)
-        chunk, channel = int32(0), int32(0)
-        s = int32(1 - stages)
+        s, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
-            while s < total:
-                chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first,
-                                         columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                         x_group, in_per_group, w_tile, column_at, row_at, last_row,
-                                         channel_chunks)  # fmt: skip
-                s = int32(s + 1)
-        # The stages of a partial sum have a loop of their own: sums that are changed within it, if only now and then,
-        # are moved from register to register at every stage.
+            s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
+                                        first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
+                                        x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                        channel_chunks)  # fmt: skip
         end = int32(min(partial, total))
         while partial and s < total:
-            while s < end:
-                chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, chunk, channel, first,
-                                         columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                         x_group, in_per_group, w_tile, column_at, row_at, last_row,
-                                         channel_chunks)  # fmt: skip
-                s = int32(s + 1)
-            # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
+            s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
+                                        first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
+                                        x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                        channel_chunks)  # fmt: skip
+            # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
+            # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
             if s < total:
                 if not once and s > partial:
                     add_partial_sums(acc, shared, partials + thread * vector)
