@@ -107,6 +107,9 @@ def parser() -> argparse.ArgumentParser:
             else:
                 one.add_argument(flag, type=whole_number, metavar="N")
 
+    def batch(one):
+        one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
+
     def places(one):
         one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
         one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
@@ -146,6 +149,7 @@ def parser() -> argparse.ArgumentParser:
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    batch(one)
     measurement(one, DATA / "workloads.csv")
 
     one = command("sweep", commands.run_sweep, "measure throughput against length, and add the rows to a file")
@@ -170,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
     one = command("compile", commands.run_compile, "compile what workloads need, into the cache; needs no GPU")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    batch(one)
     directed(one, "of whose kernels; a step: those that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
                      help=f"{NAMES}; auto or all (all); may be repeated")  # fmt: skip

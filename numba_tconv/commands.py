@@ -79,7 +79,7 @@ def require_gpu() -> None:
 
 def run_bench(arguments) -> int:
     with mistakes():
-        chosen = workloads.expand(arguments.workloads)
+        chosen = workloads.expand(arguments.workloads, arguments.batch)
     return record(chosen, arguments)
 
 
@@ -280,7 +280,7 @@ def run_compile(arguments) -> int:
         for precision in arguments.precision or ["ieee"]
     ]
     with mistakes():
-        chosen = workloads.expand(arguments.workloads)
+        chosen = workloads.expand(arguments.workloads, arguments.batch)
         names, problems = arguments.rung or ["all"], [workload.problem for workload in chosen]
         calls = compile_ahead.calls(names, problems, arithmetic, device, arguments.direction)
     require_compiler()

@@ -17,7 +17,7 @@ import torch
 
 from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
-from .kernels import RUNGS, gradients, k4_pack, tensor_pack
+from .kernels import RUNGS, gradients, k4_pack, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_register_tile import vectors_align
 from .launch import Kernel
@@ -38,7 +38,8 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """What ``run`` of the rung launches: its kernel, and the one that packs the weights, where it has one.
+        """What ``run`` of the rung launches: its kernel, and those that pack the weights and add up partial sums, where
+        it has them.
 
         A gradient that is a long sum may also launch the kernel that adds up the parts; here it always does.
         """
@@ -51,6 +52,7 @@ class Call:
             kernels.append(k4_pack.make_kernel(config))
         if self.rung in tensor_pack.ORDERS:
             kernels.append(tensor_pack.make_kernel(config.tile, tensor_pack.ORDERS[self.rung]))
+            kernels += partial_sum.kernels_of(config)
         return kernels
 
     def _kernels_of_gradient(self) -> list[Kernel]:

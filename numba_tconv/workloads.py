@@ -92,10 +92,11 @@ def get(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def expand(names: list[str]) -> list[Workload]:
-    """The workloads that ``names`` stand for: workloads, or the sets kernelbench, audio and all. No workload twice."""
-    single = dict.fromkeys(one for name in names for one in SETS.get(name, (name,)))
-    return [get(name) for name in single]
+def expand(names: list[str], batch: int | None = None) -> list[Workload]:
+    """The workloads that ``names`` stand for: workloads, or the sets kernelbench, audio and all. No workload twice.
+    With ``batch`` they have that one, and are named as by ``at_length``: batch 1 is ``hifigan_u1@batch1``."""
+    single = [get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name, (name,)))]
+    return single if batch is None else [at_length(one, one.problem.length, batch) for one in single]
 
 
 def at_length(workload: Workload, length: int, batch: int | None = None) -> Workload:

@@ -70,6 +70,13 @@ def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
     assert "kb64 L 65536 float32 ieee k1_gather" in printed
 
 
+def test_bench_measures_at_another_batch(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    assert run(capsys, "bench", "head", "istft", "--batch", "1", "--rung", "k1_gather", "--out", out)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [("head@batch1", 86), ("istft@batch1", 512)]
+    assert workloads.of_row("istft@batch1", 512).problem.batch == 1
+
+
 @pytest.mark.parametrize("direction", ["grad_input", "grad_weight", "step"])
 def test_bench_measures_the_direction_that_is_named(capsys, measuring, tmp_path, direction):
     out = tmp_path / "rows.csv"

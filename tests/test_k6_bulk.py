@@ -184,8 +184,9 @@ def check(state, p, config, shift):
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
 
 
-def sums_of(p, config, column_tile, co, warp, lane):
-    """A lane's sums as wgmma leaves them: of two blocks of 64 columns, of every eight rows two, in halves of a warp."""
+def sums_of(p, config, column_tile, co, warp, lane, row=0):
+    """A lane's sums, of the tile whose first row of taps is ``row``, as wgmma leaves them: of two blocks of 64 columns,
+    of every eight rows two, in halves of a warp."""
     tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
     sums = tile.rows // 2
     acc = [0.0] * (2 * sums)
@@ -195,7 +196,7 @@ def sums_of(p, config, column_tile, co, warp, lane):
         column = 32 * warp + lane // 4 * 4 + 2 * block + i % 4 // 2
         channel, phase = divmod(m, tile.phases)
         sample, j = divmod(column_tile * tile.advance - tile.overlap + column, columns)
-        acc[e] = code(sample, j, co + channel, phase)
+        acc[e] = code(sample, j, co + channel, row + phase)
     return acc
 
 

@@ -230,7 +230,9 @@ LONGEST_COMPILATION = 13
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 matrix_products = pytest.mark.parametrize(
     ("name", "workload", "precision"),
-    [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS],
+    # The last two: a part of a long stride's phases, stored from registers; parts of sums, float32 of bfloat16.
+    [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS]
+    + [("k6_wgmma", "waveglow", "bf16"), ("k6_wgmma", "head", "bf16")],
 )
 
 

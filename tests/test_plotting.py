@@ -44,6 +44,11 @@ def test_one_figure_a_sweep_and_those_at_full_size_each_as_svg_and_png(tmp_path)
     assert all(path.stat().st_size > 5000 for path in paths)
 
 
+def test_one_length_is_no_sweep(tmp_path):
+    (alone,) = workloads.expand(["kb64"], batch=1)
+    assert plotting.draw_all([row(alone)], tmp_path) == []
+
+
 @pytest.fixture(scope="module")
 def every_direction(tmp_path_factory):
     """The figures of all directions at full size, and of a sweep of the forward pass and of a gradient, as SVG."""

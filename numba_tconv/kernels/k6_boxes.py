@@ -53,13 +53,16 @@ def boxes_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     """How many tensor maps it takes to describe an input (N, C_in, L), ``strides`` in elements, that begins ``offset``
     bytes after a multiple of 16; 0 if they cannot. With 1, all windows begin where their boxes do."""
     channels, tile = shape[1], config.tile
-    if groups > 1 and channels // groups % tile.depth:
-        return 0  # a stage must not take channels of the next group
+    in_part = channels // (groups * config.splits)
+    if groups > 1 and in_part % tile.depth:
+        return 0  # a stage must not take channels of the next group; of the next part of the same one it may
     boxes = rows_alike(shape, strides, tile.itemsize)
     if not boxes:
         return 0
     if offset or tile.chunk_shift * tile.itemsize % ALIGNMENT:
         boxes = max(2, boxes)
+    if config.splits > 1 and in_part % boxes:
+        return 0  # every part must begin in the first box
     if boxes > channels or boxes * row_bytes(shape, strides, tile.itemsize)[1] >= LONGEST_STRIDE:
         return 0
     return boxes if config.pitch(boxes) <= LARGEST_BOX else 0

@@ -40,7 +40,7 @@ def rotation(lane, span):
 def make_pitch(config: Config):
     """A device function: elements from one channel's run to the next, as far from a multiple of 16 bytes as in y: then,
     if the first run is placed so that the copy engine can take it, it can take all of them."""
-    pitch, vector = config.bulk_pitch, 16 // config.tile.itemsize
+    pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
     def pitch_of(out_length):
@@ -57,7 +57,7 @@ def make_stage(config: Config):
     (two flags); the lane's first row of eight; the round's first core matrix; and the pitch of the runs, in bytes.
     """
     tile = config.tile
-    spread, phases, itemsize, sums = tile.spread, tile.phases, tile.itemsize, tile.rows // 2
+    spread, phases, itemsize, sums = tile.spread, tile.phases, tile.out_dtype.itemsize, tile.rows // 2
     span = tile.span if tile.empty_slots else 1  # then outputs that no row reaches stand behind each column's one
     aligned_rows, halves = 8 % phases == 0 or phases % 8 == 0, itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
@@ -157,7 +157,8 @@ def make_bulk_store(config: Config):
     the copy engine has left the staging buffers."""
     tile, exact, buffers = config.tile, config.tile.parts == 2, config.buffers
     channels, tile_channels = config.bulk_channels, config.tile.channels
-    span, itemsize, vector, spreads = tile.span, tile.itemsize, 16 // tile.itemsize, config.spreads
+    span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
+    vector = 16 // itemsize
     rounds = tile_channels // channels
     matrices, buffer_bytes = tile.rows // 8 // rounds, config.buffer_bytes
     stage_all, write, write_vectors = (

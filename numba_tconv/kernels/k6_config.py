@@ -22,6 +22,8 @@ ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 MOST_PADDING = 2  # columns of a sample, over those that it needs
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
+ANY_LENGTH = 1 << 16
+LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,12 @@ class Config:
     weights: int  # bytes of them
     stages: int
     unroll: int  # stages whose operands are in registers at a time
-    buffers: int  # staging buffers: one for each warpgroup, or one that they pass to each other; in bulk, of each one
+    # Staging buffers: one for each warpgroup, or one that they pass to each other; in bulk, of each one. None where the
+    # sums leave straight from their registers (k6_part.py).
+    buffers: int
     bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
+    joined: bool = False  # the samples are laid end to end beforehand (k6_input.py)
+    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (k6_split.py)
 
     @property
     def paired(self) -> bool:
@@ -79,7 +85,7 @@ class Config:
     def bulk_pitch(self) -> int:
         """Elements from one channel's run to the next, a multiple of 16 bytes; less than that is added (k6_bulk.py). A
         vector more than a run needs that is moved by less than one, so that runs begin in other banks."""
-        vector = 16 // self.tile.itemsize
+        vector = 16 // self.tile.out_dtype.itemsize
         run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
         return (-(-run // vector) + 1) * vector
 
@@ -100,7 +106,7 @@ class Config:
 
     @property
     def buffer_bytes(self) -> int:
-        vector = 16 // self.tile.itemsize
+        vector = 16 // self.tile.out_dtype.itemsize
         return -(-self.bulk_runs * (self.bulk_pitch + vector - 1) // vector) * 16
 
     @property
@@ -120,7 +126,7 @@ class Config:
     @property
     def staging_bytes(self) -> int:
         """Of the block."""
-        return CONSUMERS * self.own_staging or self.tile.staging * 4
+        return CONSUMERS * self.own_staging or (self.tile.staging * 4 if self.buffers else 0)
 
     @property
     def extras_at(self) -> int:
@@ -167,13 +173,16 @@ class Config:
 def unroll_of(tile: Tile) -> int:
     """Stages whose operands are held: two, so that a window is loaded while products run, if the registers suffice."""
     operands = 2 * (4 + tile.halo)
-    return 2 if tile.parts == 1 and 2 * operands <= LANE_OPERANDS + 128 - tile.rows else 1
+    spare = (LANE_OPERANDS_OF_PARTS if tile.part else LANE_OPERANDS) + 128 - tile.rows
+    return 2 if tile.parts == 1 and 2 * operands <= spare else 1
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
     """First column, and columns a sample: as many as whole tiles have, if that is not many more. Then hardly a window
     is shared by two samples."""
     first, needed = config.tile.columns(problem)
+    if config.joined:
+        return first, needed
     whole = -(-needed // config.tile.advance) * config.tile.advance
     return first, whole if whole <= MOST_PADDING * needed else needed
 
@@ -189,24 +198,31 @@ def channel_chunks(problem: Problem, config: Config) -> int:
     return -(-config.tile.channel_chunks(problem) // config.unroll) * config.unroll
 
 
+def configs(problem: Problem, precision: str, wide_outputs: bool = False) -> tuple[Config, ...]:
+    """The configurations that a problem may have: tiles of several heights, weights resident if they fit (of a long
+    stride, which may have more tiles of rows than there are multiprocessors, also streamed), and ways to stage the
+    outputs. They depend on neither batch nor length. ``wide_outputs``: they are float32 in any case."""
+    return _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs)
+
+
 @lru_cache(maxsize=1024)
-def configs(problem: Problem, precision: str) -> tuple[Config, ...]:
-    """The configurations that a problem may have: tiles of several heights, weights resident if they fit, and ways to
-    stage the outputs. They depend on neither batch nor length."""
+def _configs(problem: Problem, precision: str, wide_outputs: bool) -> tuple[Config, ...]:
     found = []
     for rows in ROW_CHOICES:
         # Split operands need a second set of sums (k6_multiply.py), and half the rows leave registers for it.
         tile = make_tile(problem, precision, rows // 2 if precision == "tf32x3" else rows)
         if tile is None:
             continue
+        if wide_outputs and tile.itemsize == 2:
+            tile = replace(tile, wide_outputs=True)
         unroll = unroll_of(tile)
         chunks = -(-tile.channel_chunks(problem) // unroll) * unroll
         weights = tile.tap_chunks(problem) * chunks * tile.stage_weights
         for resident in (True, False):
             base = Config(tile, resident, weights if resident else 0, 0, unroll, 0)
             fitting = [fit for config in stagings(base) if (fit := deepest(config))]
-            if fitting:
-                found += fitting
+            found += fitting
+            if fitting and not tile.part:
                 break
     return tuple(dict.fromkeys(found))
 
@@ -219,8 +235,12 @@ def deepest(config: Config) -> Config | None:
 
 def stagings(config: Config) -> Iterator[Config]:
     """Ways to stage the outputs: in bulk, all channels of a tile or half of them at a time; and by tensor_runs.py, in
-    the largest rounds, with a buffer for each warpgroup or, where that does not fit, one for both."""
+    the largest rounds, with a buffer for each warpgroup or, where that does not fit, one for both. Those of a part of
+    the phases are not staged."""
     tile = config.tile
+    if tile.part:
+        yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
+        return
     # With split operands, whose sums take all registers, staging in bulk was slower wherever it was tried: by 6 to 19%
     # on seven workloads (H200, against older rows; no recorded rows of its own).
     if tile.whole and tile.parts == 1 and (tile.phases == 1 or not tile.empty_slots):

@@ -15,11 +15,22 @@ import math
 from functools import lru_cache
 
 from ..problem import Problem
+from . import k6_input
 from .device import H200, Device
-from .k6_config import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column_tiles, configs
+from .k6_config import (
+    BLOCKS,
+    CONSUMERS,
+    MOST_STAGES,
+    Config,
+    channel_chunks,
+    column_tiles,
+    configs,
+    sample_columns,
+)
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.62e9  # bytes a millisecond
+LOADED = 5e7  # bytes a millisecond, of resident weights, for which the first product waits
 BULK_TRAFFIC = 1.1  # by which stores in bulk are slower, where memory is the limit
 # Clocks:
 PRODUCT = 0.142  # a row, of one product of 64 columns
@@ -30,6 +41,8 @@ ALONE = 646  # of a stage of a warpgroup that multiplies while the other stores,
 BULK, BULK_ROW = 965, 25  # the stores of a tile
 BULK_BYTE = 680 / 16384  # a round after the first waits until the copy engine has read the one before
 RUNS, RUNS_ROW, HALVES = 204, 48.9, 1.21  # the last: with 16-bit elements
+PART, PART_ROW = 1500, 45  # the stores of a part of the phases; these two and the next by a script on two workloads
+TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
@@ -51,16 +64,19 @@ def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Turns of the block that has the most."""
+    """Turns of the multiprocessor that has the most."""
     blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
-    return -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
+    waves = -(-blocks // multiprocessors)  # more than one where there are more tiles of rows than multiprocessors
+    return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
 
 
 def stores_of(config: Config) -> float:
     """Clocks that a warpgroup takes to store a tile."""
     tile = config.tile
+    if tile.part:
+        return PART + PART_ROW * tile.rows
     if not config.bulk_channels:
-        return RUNS + RUNS_ROW * tile.rows * (HALVES if tile.itemsize == 2 else 1)
+        return RUNS + RUNS_ROW * tile.rows * (HALVES if tile.out_dtype.itemsize == 2 else 1)
     written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # what no row reaches is only stored
     waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
     return BULK + BULK_ROW * written + waits
@@ -70,19 +86,24 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     """Milliseconds, but for what every launch costs."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
-    products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows * PRODUCT
+    row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
+    products, busy = row_products * PRODUCT, row_products * TENSOR if tile.part else 0
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
     copies, stores = config.regions * window, stores_of(config)
     if config.paired:
         stage = ((2 * products) ** SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        stage = max(stage, 2 * busy)
         turn = stages * stage * (1 + SHALLOW * (MOST_STAGES - config.stages)) + stores
     else:
         stage = (products**SMOOTHNESS + copies**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        stage = max(stage, busy)
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
     row_tiles = tile.row_tiles(p) * p.groups
     clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)
     memory = p.min_bytes(tile.itemsize) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
-    return max(clocks / CLOCK, memory)
+    shape, groups = (p.batch, p.in_channels, p.length), p.groups // config.splits
+    before = k6_input.cost(shape, config, groups, sample_columns(p, config))
+    return before + max(config.weights / LOADED + clocks / CLOCK, memory)
 
 
 @lru_cache(maxsize=1024)

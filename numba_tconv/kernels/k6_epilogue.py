@@ -8,6 +8,7 @@ from ..elements import ELEMENTS
 from ..ptx import barrier_sync, device_function, mbarrier_arrive, mbarrier_wait, recomputed, take
 from .k6_bulk import make_bulk_store
 from .k6_config import STORE_WARPS, Config
+from .k6_part import make_part_store
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import make_aim, make_stage_rows, make_store_any
 
@@ -15,15 +16,18 @@ from .tensor_store import make_aim, make_stage_rows, make_store_any
 def make_epilogue(config: Config):
     """Store: two device functions, ``store_tile``, which writes all rows of a tile, and ``finish``, after the last.
 
-    The sums are taken out of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in
-    one sample leave in bulk (k6_bulk.py) or by tensor_runs.py, by fours, by twos or by ones; others by tensor_store.py.
+    Tiles of a part of the phases are written straight from their registers (k6_part.py). Of others the sums are taken
+    out of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in one sample leave
+    in bulk (k6_bulk.py) or by tensor_runs.py, by fours, by twos or by ones; others by tensor_store.py.
     """
+    if config.tile.part:
+        return _make_part(config)
     bulk, by_turns = config.bulk_channels > 0, config.bulk_channels == 0 and config.buffers == 1
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
     make_rows = _make_rows(config)
     anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
     store_bulk, finish_bulk = make_bulk_store(config) if bulk else (None, None)
-    straight_on = _make_bulk(store_bulk) if bulk else _make_runs(config, make_rows)
+    straight_on = _make_bulk(config.tile, store_bulk) if bulk else _make_runs(config, make_rows)
 
     @device_function
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
@@ -56,9 +60,35 @@ def make_epilogue(config: Config):
     return store_tile, finish
 
 
+def _make_part(config: Config):
+    """The two functions of ``make_epilogue`` for a part of the phases."""
+    store = make_part_store(config)
+
+    @device_function
+    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
+                   bias, has_bias, crew, warp, lane, n, j, row, co, left, batch, columns, first, out_channels,
+                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
+        store(acc, total, y, extra, warp, lane, n, j, row, co, batch, columns, first, out_channels, out_length, padding,
+              alignment)  # fmt: skip
+
+    @device_function
+    def finish(held, goes, y, crew):
+        pass
+
+    return store_tile, finish
+
+
 def make_extra_of(config: Config):
-    """A device function: the bias of channel ``thread`` of a tile that leaves in bulk, loaded while products run."""
-    load_type, bulk = ELEMENTS[config.tile.dtype].load, config.bulk_channels > 0
+    """A device function: the bias of channel ``thread`` of a tile that leaves in bulk, or of the channel of a part of
+    the phases, loaded while products run."""
+    load_type, bulk, part = ELEMENTS[config.tile.dtype].load, config.bulk_channels > 0, config.tile.part
+
+    @device_function
+    def extra_of_part(bias, has_bias, co, left, thread):
+        return load_type(bias[uint64(co)]) if has_bias else float32(0)
+
+    if part:
+        return extra_of_part
 
     @device_function
     def extra_of(bias, has_bias, co, left, thread):
@@ -67,16 +97,26 @@ def make_extra_of(config: Config):
     return extra_of
 
 
-def _make_bulk(store):
+def _make_bulk(tile, store):
     """The way of k6_bulk.py, with the arguments of the others."""
+
+    @device_function
+    def narrow(shared, as_stored):
+        return as_stored
+
+    @device_function
+    def wide(shared, as_stored):
+        return shared
+
+    as_outputs = wide if tile.wide_outputs else narrow  # shared memory, as elements of y
 
     @device_function
     def store_in_bulk(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
                       extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
                       out_channels, out_length, padding, alignment):  # fmt: skip
         run = head - int64(warp) * out_length  # of the tile's first channel
-        store(acc, total, held, goes, interval, y, base, as_stored, at, extra_at, extra, crew, warp, lane, run, there,
-              left, out_length, alignment)  # fmt: skip
+        store(acc, total, held, goes, interval, y, base, as_outputs(shared, as_stored), at, extra_at, extra, crew, warp,
+              lane, run, there, left, out_length, alignment)  # fmt: skip
 
     return store_in_bulk
 

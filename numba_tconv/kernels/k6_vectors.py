@@ -18,7 +18,8 @@ def make_whole_vectors(config: Config):
     """A device function: a lane's channel of the round, if it has one: its ends, where there is no whole vector, are
     written; returned are the bytes between them, where they are staged, and their index in y."""
     tile, channels = config.tile, config.bulk_channels
-    itemsize, to_staged, vector = tile.itemsize, tile.overlap * tile.span, 16 // tile.itemsize
+    itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
+    vector = 16 // itemsize
     run_of = make_run_of(tile)
 
     @device_function
@@ -51,7 +52,7 @@ def make_whole_vectors(config: Config):
 def lanes_of(config: Config) -> tuple[int, int]:
     """Lanes of a warp that take a channel's run together, a vector each, and how often they must."""
     tile = config.tile
-    vectors = (tile.advance * tile.span + tile.sector - 1) * tile.itemsize // 16
+    vectors = (tile.advance * tile.span + tile.sector - 1) * tile.out_dtype.itemsize // 16
     lanes = min(32, 1 << (vectors - 1).bit_length())
     return lanes, -(-vectors // lanes)
 
@@ -59,7 +60,7 @@ def lanes_of(config: Config) -> tuple[int, int]:
 def make_write_vectors(config: Config):
     """A device function: a warp's channels of the round, from the staging buffer to y."""
     tile, channels = config.tile, config.bulk_channels
-    vector = 16 // tile.itemsize
+    vector = 16 // tile.out_dtype.itemsize
     lanes, turns = lanes_of(config)
     all_turns = -(-channels // STORE_WARPS // (32 // lanes)) * turns
     load, whole_vectors = ld_shared(4, int32), make_whole_vectors(config)

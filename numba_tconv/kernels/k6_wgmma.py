@@ -11,9 +11,11 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   or so (profile; no rows).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
+* Copied before, where that saves more than it takes (k6_input.py): rows that begin anywhere, and short samples.
 * Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
   the next tile is multiplied (k6_bulk.py; short ones by the lanes, k6_vectors.py), or by the warps' own stores
-  (tensor_runs.py, tensor_store.py).
+  (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
+* Split (k6_split.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
@@ -36,15 +38,14 @@ Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import cache
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import GIVEN, Kernel, Prepared, alike, flat
-from ..problem import Problem
+from ..launch import Kernel, flat
 from ..ptx import (
     barrier_sync,
     cp_async_bulk,
@@ -60,32 +61,28 @@ from ..ptx import (
     wgmma_descriptor,
     wgmma_wait,
 )
-from . import device
 from .fragments import column_of
-from .k6_boxes import boxes_of, geometry, make_place, template_map
+from .k6_boxes import make_place
 from .k6_config import (
     BLOCKS,
     CONSUMERS,
     PRODUCERS,
     THREADS,
     Config,
-    channel_chunks,
-    column_tiles,
     configs,
-    sample_columns,
 )
-from .k6_cost import choose, cost, grid
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
+from .k6_plan import plan_of
+from .k6_split import choose, cost
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
-from .tensor_pack import Packing, packed_weights, packing_of
-from .tensor_rung import TensorRung, by_vectors, default_precision
-from .tensor_store import alignment_of
+from .tensor_pack import packed_weights
+from .tensor_rung import TensorRung
 from .tensor_tile import COLUMNS, SECTOR
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
-NO_MAP = (0,) * MAP_WORDS
+WIDEST = 2 * COLUMNS  # columns of a window, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
 # or 32 stages, demucs_out's 32 by 6 in TF32, but not by 3 in bfloat16, nor pqmf's 8 by 1 (recorded rows of k5 and k6;
 # there are none in tf32x3).
@@ -95,7 +92,7 @@ FEWEST_ROWS, FEWEST_TURNS = 64, 6
 @cache
 def make_kernel(config: Config) -> Kernel:
     tile, most_stages, resident, paired = config.tile, config.stages, config.resident, config.paired
-    unroll = config.unroll
+    unroll, joined = config.unroll, config.joined
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
     itemsize, lead, row_parts, width = tile.itemsize, tile.lead, tile.row_parts, config.width
@@ -108,7 +105,7 @@ def make_kernel(config: Config) -> Kernel:
     all_sums, all_operands = BLOCKS * sums, unroll * operands
     exact = parts == 2  # the sums are added up on CUDA cores (k6_multiply.py)
     all_totals = all_sums if exact else 1
-    storage = ELEMENTS[tile.dtype].storage
+    storage, out_storage = ELEMENTS[tile.dtype].storage, ELEMENTS[tile.out_dtype].storage
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(config.registers[0], True), setmaxnreg(config.registers[1], False)
     produce, stages_of = make_produce(config), make_stages(config)
@@ -142,6 +139,10 @@ def make_kernel(config: Config) -> Kernel:
             int32(column_tiles),
             int32(band),
         )
+        # Of what is loaded: joined samples are one, with more zeros behind it than a window is wide.
+        samples, inputs, in_columns, in_first = batch, length, columns, first
+        if joined:
+            samples, inputs, in_columns, in_first = int64(1), batch * columns, batch * columns + WIDEST, int64(0)
         boxes = int32(boxes)
         boxes_log, pitch, spacing = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
         shift_step, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
@@ -173,13 +174,14 @@ def make_kernel(config: Config) -> Kernel:
                     cp_async_bulk(base + b, w, at + b // itemsize, min(BULK, all_weights - b), loaded)
             maps += int64(cuda.blockIdx.x) * boxes * MAP_BYTES
             if warp == CONSUMERS * 4 and boxes > 0:
-                publish(template, maps, base + map_at, boxes, x_address, x_early, stride_c, length,
+                publish(template, maps, base + map_at, boxes, x_address, x_early, stride_c, inputs,
                         in_per_group * groups, lane)  # fmt: skip
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
             acquire(maps, boxes, lane)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
                     in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
-                    group_tiles, row_tiles, column_tiles, band, batch, length, columns, first)  # fmt: skip
+                    group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
+                    in_first)  # fmt: skip
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -226,15 +228,15 @@ def make_kernel(config: Config) -> Kernel:
             own = crew if paired else int32(0)  # tile of those that are computed together
             row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
             if resident:
-                n, j = sample_of(column_tile + own, columns)
+                n, j = sample_of(column_tile + own, in_columns)
                 _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
-                n_step, j_step = sample_of(next_tile - column_tile, columns)
+                n_step, j_step = sample_of(next_tile - column_tile, in_columns)
             while turn < count:
                 while s >= stages:
                     s, parity = int32(s - stages), int32(parity ^ 1)
                 if not resident:
                     row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-                    n, j = sample_of(column_tile + own, columns)
+                    n, j = sample_of(column_tile + own, in_columns)
                 group = int32(uint32(row_tile) // uint32(group_tiles))
                 group_tile = int32(row_tile - group * group_tiles)
                 row = int32(group_tile % row_parts * phases)
@@ -251,7 +253,7 @@ def make_kernel(config: Config) -> Kernel:
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
-                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, length, columns, first)
+                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, inputs, in_columns, in_first)
                         rounded = in_boxes
                         if not aligned:
                             # The lane's first element, exact where the window begins before its row.
@@ -282,7 +284,7 @@ def make_kernel(config: Config) -> Kernel:
                 my_turn = int32(my_turn ^ 1)
                 turn = int32(turn + turns_on)
                 if resident:
-                    n, j = walk(n, j, n_step, j_step, columns)
+                    n, j = walk(n, j, n_step, j_step, in_columns)
                 if not paired:
                     s = int32(s + (CONSUMERS - 1) * per_tile)
             finish(held, goes, y, crew)
@@ -290,8 +292,8 @@ def make_kernel(config: Config) -> Kernel:
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
     where = types.UniTuple(types.int64, 6)
-    signature = (template, *integers, stored, *integers * 4, where, *integers * 2, stored, stored, *integers, stored)
-    signature += (*integers * 15, types.UniTuple(types.int64, 4))
+    signature = (template, *integers, stored, *integers * 4, where, *integers * 2, stored, stored, *integers)
+    signature += (flat(out_storage), *integers * 15, types.UniTuple(types.int64, 4))
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -303,8 +305,7 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def unsuited(self, problem, dtype, precision, device):
-        """It is for large tiles, or long sums, whose outputs leave in long runs, or at least lie in one sample: of
-        others k5 is faster."""
+        """It is for large tiles, or long sums: of others k5 is faster."""
         tile = configs(problem, precision)[0].tile  # the highest
         fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
         if tile.rows < fewest and (tile.parts == 2 or stages < FEWEST_TURNS):
@@ -312,20 +313,20 @@ class WarpgroupMatrix(TensorRung):
                 f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}, or of "
                 f"{FEWEST_TURNS} stages (input channels times taps), not {stages}"
             )
-        if not tile.whole and (columns := tile.columns(problem)[1]) < COLUMNS:
-            return (
-                f"its tiles hold a part of the phases, and with {columns} columns a sample, fewer than {COLUMNS}, "
-                "their outputs would leave in short runs"
-            )
         return None
+
+    def kernel(self, config):
+        return make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
 
     def tile(self, config):
         c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"
         weights = "resident" if c.resident else "streamed"
         stores = "in bulk by the copy engine" if c.bulk_channels and not c.by_lanes else "by the warps' stores"
+        joined = "; samples joined beforehand" if c.joined else ""
+        parts = "" if c.splits == 1 else f"; input channels in {c.splits} parts, whose sums are added up"
         return (
             f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.tile.depth} input channels; "
-            f"weights {weights}; outputs leave {stores}"
+            f"weights {weights}; outputs leave {stores}{joined}{parts}"
         )
 
     def predicted_ms(self, problem, config, device):
@@ -335,66 +336,23 @@ class WarpgroupMatrix(TensorRung):
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         address = x.data_ptr()
-        plan = _plan(
+        plan = plan_of(
+            make_kernel,
             *(problem, config, x.dtype, precision, x.stride(), address % ALIGNMENT),
             *(bias is not None, y.data_ptr() % SECTOR, x.device.index),
         )
-        if plan.copies:
-            self.run(x.contiguous(), w, bias, y, problem, config, precision)
-            return
+        if plan.copy:
+            x = plan.copy(x)
+            address = x.data_ptr()
         maps = 0
         if plan.map_bytes:
             workspace = torch.empty(plan.map_bytes, dtype=torch.uint8, device=x.device)
             maps = workspace.data_ptr()
         packed = packed_weights(w, plan.packing)
-        plan.launch(maps, x, address, packed, packed if bias is None else bias.contiguous(), y)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a launch needs that is the same for every call with tensors laid out alike."""
-
-    copies: bool  # x must be made contiguous
-    map_bytes: int
-    packing: Packing
-    launch: Prepared
-
-
-@lru_cache(maxsize=1024)
-def _plan(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    precision: str | None,
-    strides: tuple,
-    offset: int,
-    has_bias: bool,
-    y_offset: int,
-    device_index: int | None,
-) -> _Plan:
-    """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
-    after a sector's start."""
-    config = config or choose(problem, precision or default_precision(dtype))
-    p, tile, chunks = problem, config.tile, channel_chunks(problem, config)
-    shape = p.batch, p.in_channels, p.length
-    boxes = boxes_of(shape, strides, offset, config, p.groups)
-    template = template_map(shape, strides, offset, config, boxes) if boxes else NO_MAP
-    (first, columns), tiles_along = sample_columns(p, config), column_tiles(p, config)
-    group_tiles = tile.row_tiles(p)
-    multiprocessors = device.of(device_index).multiprocessors
-    blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
-    g, early = geometry(config, boxes), offset // tile.itemsize
-    where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
-    in_bulk = by_vectors(shape, strides, offset, tile) and p.length * tile.itemsize % ALIGNMENT == 0
-    sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
-    tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
-    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), dtype)
-    packing = packing_of(p, tile, "wgmma", chunks)
-    packed = alike((packing.size,), dtype)
-    launch = make_kernel(config).prepare(
-        blocks,
-        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
-        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
-        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
-    )
-    return _Plan(not boxes and not x.is_contiguous(), blocks * boxes * MAP_BYTES, packing, launch)
+        own_bias = packed if bias is None else bias.contiguous()
+        if not plan.partial_sums:
+            plan.launch(maps, x, address, packed, own_bias, y)
+            return
+        partials = torch.empty(plan.partial_sums, dtype=torch.float32, device=x.device)
+        plan.launch(maps, x, address, packed, packed, partials)
+        plan.add_up(partials, own_bias, y)

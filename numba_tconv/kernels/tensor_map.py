@@ -65,11 +65,19 @@ def lies_in_rows(tensor: torch.Tensor) -> bool:
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor (N, C, L) itself, or a copy, that one map describes."""
-    if lies_in_rows(tensor):
-        return tensor
+    return tensor if lies_in_rows(tensor) else to_rows(tensor)
+
+
+def row_pitch(length: int, itemsize: int) -> int:
+    """Elements from a row of ``to_rows`` to the next."""
+    vector = ALIGNMENT // itemsize
+    return -(-length // vector) * vector
+
+
+def to_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor (N, C, L) whose rows begin at multiples of 16 bytes."""
     batch, channels, length = tensor.shape
-    vector = ALIGNMENT // tensor.element_size()
-    padded = tensor.new_empty((batch, channels, -(-length // vector) * vector))
+    padded = tensor.new_empty((batch, channels, row_pitch(length, tensor.element_size())))
     return padded[:, :, :length].copy_(tensor)
 
 

@@ -30,7 +30,7 @@ def channels_of_a_warp(tile: Tile, warps: int) -> int:
 def most_channels(tile: Tile) -> int:
     """Channels of a warp whose runs are in registers at a time; more where runs are shortest, to store them in fewer
     rounds."""
-    return 4 if tile.span * tile.itemsize == 2 else 2
+    return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
 def keeps_runs(tile: Tile, warps: int) -> bool:
@@ -45,7 +45,7 @@ def runs_channels(tile: Tile, warps: int) -> int:
 
 def runs_loads(tile: Tile) -> int:
     """Loads of shared memory for one store, at most: two of 16 bytes make 16 bytes of 16-bit outputs."""
-    return max(outputs_at_once(quantum, tile.itemsize) // quantum for quantum in (4, 2, 1))
+    return max(outputs_at_once(quantum, tile.out_dtype.itemsize) // quantum for quantum in (4, 2, 1))
 
 
 def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def make_prepare(tile: Tile, warps: int):
     and are (bytes of shared memory, for each load); how far they are from the run's begin; and the run's length.
     """
     span, overlap = tile.span, tile.overlap
-    round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.itemsize
+    round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
     at_once, place, run_of = device_function(outputs_at_once), device_function(staged_at), make_run_of(tile)
 
@@ -140,10 +140,11 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     arguments are those of ``store_any``, and ``runs``: if they are kept, as ``prepare`` has left them."""
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
-    halves = tile.itemsize == 2
+    itemsize = tile.out_dtype.itemsize
+    halves = itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    width, all_loads = outputs_at_once(quantum, tile.itemsize), runs_loads(tile)
-    loads, words = width // quantum, width * tile.itemsize // 4  # of a lane's step
+    width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
+    loads, words = width // quantum, width * itemsize // 4  # of a lane's step
     load, write = ld_shared(quantum, float32), st_global_if(words)
     step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
     # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.

@@ -27,12 +27,13 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
     runs; and whether samples, too, begin and end at multiples of what a lane writes at once. Where outputs are staged
     by fours (``in_fours``, and the rows of a lone phase) runs cannot begin elsewhere.
     """
-    shift = offset // tile.itemsize
+    itemsize = tile.out_dtype.itemsize
+    shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
     place = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
     if tile.span == 1 or in_fours:
         quantum, place = math.gcd(quantum, place), 0
-    at_once = outputs_at_once(quantum, tile.itemsize)
+    at_once = outputs_at_once(quantum, itemsize)
     return shift, quantum, place, int(shift % at_once == 0 and problem.out_length % at_once == 0)
 
 
@@ -115,9 +116,10 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     """
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    partly = not whole and dilation == 1  # the last tile of a channel may have fewer rows than the others
+    partly = tile.part  # one channel, which all warps write; the last tile of a channel may have fewer rows
+    lanes = 32 * warps if partly else 32
     round_channels, pitch = tile.round_channels, tile.pitch
-    load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.dtype].store
+    load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
     add_bias = add_bias or tile.empty_slots
     skip, place = tile.skip, device_function(staged_at)
 
@@ -126,7 +128,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
         begin, n_next, begin_next, _, _, _, ends = there
         shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
-        channel = int32(warp)
+        channel = int32(0 if partly else warp)
         while channel < min(round_channels, channels_left):
             extra = load_type(bias[uint64(co + channel)]) if add_bias and has_bias else float32(0)
             source = int32(at + channel * pitch)
@@ -157,7 +159,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                             y[uint64(line + offset + e)] = store_type(value)
                             e = int32(e + 32)
                     else:
-                        e = int32(lane)
+                        e = int32(warp * 32 + lane) if partly else int32(lane)
                         while e < end:
                             column = int32(e // span)
                             rest = int32(e - column * span)
@@ -170,7 +172,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                                 if add_bias:
                                     value += extra
                                 y[uint64(line + o)] = store_type(value)
-                            e = int32(e + 32)
+                            e = int32(e + lanes)
                 m += 1
             channel = int32(channel + warps)
         return head

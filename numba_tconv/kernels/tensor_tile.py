@@ -50,6 +50,7 @@ class Tile:
     channels: int  # output channels in a tile
     span: int  # outputs that one column contributes to a channel
     round_channels: int  # output channels that are staged together
+    wide_outputs: bool = False  # float32, of 16-bit operands: parts of sums (k6_split.py)
 
     @cached_property
     def taps(self) -> Taps:
@@ -62,6 +63,11 @@ class Tile:
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of the outputs."""
+        return torch.float32 if self.wide_outputs else self.dtype
 
     @property
     def kind(self) -> str:
@@ -87,6 +93,11 @@ class Tile:
     def whole(self) -> bool:
         """A channel's outputs leave as one run."""
         return self.span == self.stride
+
+    @property
+    def part(self) -> bool:
+        """Of a long stride the tile has neighbouring phases of one channel: each column is a run of its own."""
+        return not self.whole and self.dilation == 1
 
     @property
     def spread(self) -> int:
@@ -121,7 +132,7 @@ class Tile:
     @property
     def sector(self) -> int:
         """Outputs in a sector; 1 where runs are not aligned."""
-        return SECTOR // self.itemsize if self.whole else 1
+        return SECTOR // self.out_dtype.itemsize if self.whole else 1
 
     @property
     def overlap(self) -> int:

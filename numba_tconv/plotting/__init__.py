@@ -37,11 +37,11 @@ def draw_all(
 ) -> list[Path]:
     """Draw every figure that ``rows`` give, as SVG and PNG in ``directory``; the paths written.
 
-    One figure of throughput against length for each sweep; one of the shares of the roofline for each direction, dtype
-    and precision measured at full size; one of errors and one of throughput against arithmetic intensity for each
-    direction (a step is several kernels, and has no intensity of its own); the ladder; what was predicted of the
-    configurations that were ``searched``; and the decoders that were ``timed``. ``live`` rows are drawn beside the
-    recorded sweeps, with hollow markers.
+    One figure of throughput against length for each sweep over several; one of the shares of the roofline for each
+    direction, dtype and precision measured at full size; one of errors and one of throughput against arithmetic
+    intensity for each direction (a step is several kernels, and has no intensity of its own); the ladder; what was
+    predicted of the configurations that were ``searched``; and the decoders that were ``timed``. ``live`` rows are
+    drawn beside the recorded sweeps, with hollow markers.
     Raises RowsError where a file cannot be written.
     """
     recorded, fresh = list(latest(rows).values()), list(latest(live).values())
@@ -63,6 +63,8 @@ def _sweeps(recorded: list[Row], live: list[Row]) -> dict[str, Figure]:
     figures = {}
     groups, groups_live = chosen.grouped(recorded, key), chosen.grouped(live, key)
     for group in groups | groups_live:
+        if len({row.length for row in (*groups.get(group, ()), *groups_live.get(group, ()))}) == 1:
+            continue  # a workload at another batch, which is no sweep
         workload, direction, *what = group
         name = name_of(f"throughput_{workload.replace('@', '_')}", direction, arithmetic(*what))
         figures[name] = throughput(groups.get(group, []), groups_live.get(group, []))

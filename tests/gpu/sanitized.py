@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 
 from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, depthwise_direct, device, k6_config
+from numba_tconv.kernels import RUNGS, depthwise_direct, device, k6_config, k6_split
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
 from tests.few_blocks import few_blocks_are_enough
@@ -229,7 +229,8 @@ def as_if_large() -> Iterator[None]:
 
 def cases() -> list[Forward | Gradient]:
     """All of them; within ``as_if_large``."""
-    return [*_of_rows(), *_on_cuda_cores(), *_of_depthwise(), *_of_gradients(), *_of_gradients_on_tensor_cores()]
+    of_gradients = *_of_gradients(), *_of_gradients_on_tensor_cores()
+    return [*_of_rows(), *_of_split_sums(), *_on_cuda_cores(), *_of_depthwise(), *of_gradients]
 
 
 def _of_rows():
@@ -251,6 +252,16 @@ def _highest(problem, precision):
     problem would often have a lower tile, and then resident weights."""
     configs = k6_config.configs(problem, precision)
     return [config for config in configs if config.tile.rows == configs[0].tile.rows]
+
+
+def _of_split_sums():
+    """k6 and the kernel that adds up its partial sums: the outputs of a whole tile and of a part of the phases."""
+    whole = Problem(2, 64, 24, 8, 21, stride=4, padding=2, bias=True)
+    part = Problem(3, 64, 2, 260, 37, stride=130, padding=7)
+    for reason, problem in (("channels in parts", whole), ("channels in parts, part of the phases", part)):
+        for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
+            first = k6_split.candidates(problem, precision)[0]
+            yield Forward(reason, "k6_wgmma", problem, dtype, precision, config=first)
 
 
 def _on_cuda_cores():

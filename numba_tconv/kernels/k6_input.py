@@ -1,0 +1,88 @@
+"""How k6 takes its input: as it lies, or copied first, where what the copy saves takes longer.
+
+* In rows: every row of x begins at a multiple of 16 bytes, so that one tensor map describes all of them. Where rows
+  begin elsewhere, a block makes up to eight maps (k6_boxes.py) before its first product.
+* Joined, for short samples: laid end to end as one long row a channel, with the zeros between them that the columns of
+  a tile count anyway (Tile.columns). A tile of 128 columns is more than a short sample has, and a window that several
+  samples share would be copied row by row; of joined samples every window is one box, and few columns are computed for
+  nothing. Where the outputs go is worked out sample by sample as before, which is simple for tiles that are written
+  straight from their registers (k6_part.py), so it is done for those.
+
+The constants were fitted to a script's measurements (H200; no recorded rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from .k6_boxes import boxes_of
+from .k6_config import Config
+from .tensor_map import row_pitch, to_rows
+
+BOX = 0.0028  # ms, of every map of x but the first
+COPY, FILL = 0.004, 0.0015  # ms, of the launches that copy and that clear
+BANDWIDTH = 1.5e9  # bytes of the input that are copied in a millisecond
+
+
+@dataclass(frozen=True)
+class Input:
+    """``copy``: what must be done to x, if anything, before it lies as the other fields say: ``shape`` and ``strides``,
+    in elements; ``offset``, bytes by which it begins after a multiple of 16; ``boxes``: see ``boxes_of``."""
+
+    shape: tuple
+    strides: tuple
+    offset: int
+    boxes: int
+    copy: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
+    """The samples of ``x`` (N, C, L) as one, (1, C, N*columns): sample n's element i at ``n*columns + i - first``, and
+    zeros elsewhere."""
+    batch, channels, length = x.shape
+    joined = x.new_zeros((channels, batch, columns))
+    joined[:, :, -first : length - first] = x.transpose(0, 1)
+    return joined.view(1, channels, batch * columns)
+
+
+def to_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """A copy in any case: it begins at a multiple of 16 bytes."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int, samples: tuple[int, int]) -> Input:
+    """How an input is taken that lies as told. ``groups``: of the problem; ``samples``: first column, and columns a
+    sample."""
+    batch, channels, length = shape
+    if config.joined:
+        row = batch * samples[1]
+        joined = (1, channels, row), (channels * row, row, 1), 0
+        return Input(*joined, boxes_of(*joined, config, groups), partial(join, first=samples[0], columns=samples[1]))
+    boxes = boxes_of(shape, strides, offset, config, groups)
+    pitch = row_pitch(length, config.tile.itemsize)
+    rows = shape, (channels * pitch, pitch, 1), 0
+    boxes_of_rows = boxes_of(*rows, config, groups)
+    saved = BOX * (boxes - boxes_of_rows)
+    if boxes_of_rows and (not boxes or saved > copy_ms(shape, config)):
+        return Input(*rows, boxes_of_rows, to_rows)
+    if not boxes and strides != (channels * length, length, 1):
+        return Input(shape, (channels * length, length, 1), 0, boxes_of_rows, to_contiguous)
+    return Input(shape, strides, offset, boxes)
+
+
+def copy_ms(shape: tuple, config: Config) -> float:
+    """What a copy in rows costs."""
+    batch, channels, length = shape
+    return COPY + batch * channels * length * config.tile.itemsize / BANDWIDTH
+
+
+def cost(shape: tuple, config: Config, groups: int, samples: tuple[int, int]) -> float:
+    """Milliseconds that it takes beside products and stores, of a contiguous input."""
+    _, channels, length = shape
+    taken = input_of(shape, (channels * length, length, 1), 0, config, groups, samples)
+    copied = 0 if taken.copy is None else copy_ms(taken.shape, config) + FILL * config.joined
+    return copied + BOX * max(0, taken.boxes - 1)

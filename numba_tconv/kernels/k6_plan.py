@@ -1,0 +1,85 @@
+"""A launch of k6: what is the same for every call with tensors laid out alike, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from ..launch import GIVEN, Kernel, Prepared, alike
+from ..problem import Problem
+from . import device, partial_sum
+from .k6_boxes import geometry, template_map
+from .k6_config import Config, channel_chunks, column_tiles, sample_columns
+from .k6_cost import grid
+from .k6_input import input_of
+from .k6_split import choose, partial_sums, split
+from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
+from .tensor_pack import Packing, packing_of
+from .tensor_rung import by_vectors, default_precision
+from .tensor_store import alignment_of
+
+NO_MAP = (0,) * MAP_WORDS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch needs that is the same for every call with tensors laid out alike."""
+
+    copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, which is taken in its place
+    map_bytes: int
+    packing: Packing
+    launch: Prepared
+    partial_sums: int  # that the launch leaves for another one to add up, or 0
+    add_up: Prepared | None
+
+
+@lru_cache(maxsize=1024)
+def plan_of(
+    make_kernel: Callable[[Config], Kernel],
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    precision: str | None,
+    strides: tuple,
+    offset: int,
+    has_bias: bool,
+    y_offset: int,
+    device_index: int | None,
+) -> Plan:
+    """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
+    after a sector's start."""
+    config = config or choose(problem, precision or default_precision(dtype))
+    splits, add_up = config.splits, None
+    if splits > 1:
+        add_up = partial_sum.prepare(problem, dtype, splits, has_bias)
+        has_bias, y_offset = False, 0  # of what torch's allocator gives
+    p, tile = split(problem, splits), config.tile
+    chunks = channel_chunks(p, config)
+    first, columns = sample_columns(p, config)
+    x_shape = p.batch, p.in_channels, p.length
+    taken = input_of(x_shape, strides, offset, config, problem.groups, (first, columns))
+    shape, strides, offset, boxes = taken.shape, taken.strides, taken.offset, taken.boxes
+    template = template_map(shape, strides, offset, config, boxes) if boxes else NO_MAP
+    tiles_along = column_tiles(p, config)
+    group_tiles = tile.row_tiles(p)
+    multiprocessors = device.of(device_index).multiprocessors
+    blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
+    g, early = geometry(config, boxes), offset // tile.itemsize
+    where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
+    in_bulk = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
+    sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
+    tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
+    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
+    packing = packing_of(p, tile, "wgmma", chunks)
+    packed = alike((packing.size,), dtype)
+    launch = make_kernel(replace(config, splits=1)).prepare(
+        blocks,
+        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
+        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
+    )
+    sums = partial_sums(problem, splits) if add_up else 0
+    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, sums, add_up)

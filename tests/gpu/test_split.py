@@ -1,0 +1,111 @@
+"""k6 where its sums are split over input channels, and where a tile holds a part of the phases, on the GPU."""
+
+import pytest
+import torch
+
+import numba_tconv
+from numba_tconv.kernels import RUNGS, k6_config, k6_split
+from numba_tconv.kernels.device import current_device
+from numba_tconv.problem import Problem
+from tests.gpu.common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
+from tests.parity import LAYOUTS, operands, parameters, poisoned
+
+pytestmark = pytest.mark.gpu
+
+K6 = RUNGS["k6_wgmma"]
+# What each is there for. In "odd parts" a part is no whole number of products' depths, and rows of x begin anywhere.
+SPLIT = {
+    "a decoder's head": Problem(1, 256, 40, 16, 86, stride=8, padding=4, bias=True),
+    "samples that share a tile": Problem(3, 96, 24, 7, 21, stride=3, dilation=2, padding=2, bias=True),
+    "groups": Problem(2, 192, 48, 5, 130, stride=2, groups=2, bias=True),
+    "odd parts": Problem(2, 114, 16, 4, 83, stride=2, padding=1),
+    "parts of the phases": Problem(2, 114, 2, 512, 20, stride=256, padding=128, bias=True),
+}
+# Several samples in a tile; a last part of few phases; an odd place of the first output; no tap for many phases.
+PART = {
+    "short samples": Problem(13, 24, 3, 512, 9, stride=256, bias=True),
+    "few phases more": Problem(2, 16, 3, 131, 150, stride=130, bias=True),
+    "odd padding": Problem(2, 16, 2, 300, 70, stride=150, padding=33, output_padding=1),
+    "odd stride": Problem(3, 16, 2, 300, 70, stride=151, padding=40),
+    "K < stride": Problem(2, 16, 2, 50, 140, stride=200, output_padding=7, bias=True),
+}
+
+
+def cases(problems):
+    """The first problem in every precision, the others in two of them: each is a kernel to compile."""
+    first, *_ = problems
+    few = [pair for pair in TENSOR_ARITHMETIC if pair[1] in ("tf32", "bf16")]
+    found = [(reason, *pair) for reason in problems for pair in (TENSOR_ARITHMETIC if reason == first else few)]
+    return pytest.mark.parametrize(("reason", "dtype", "precision"), found, ids=[f"{r}-{p}" for r, _, p in found])
+
+
+def configs_of(problem, precision):
+    """One of the fewest and one of the most parts."""
+    found = k6_split.candidates(problem, precision)
+    return [min(found, key=lambda config: config.splits), max(found, key=lambda config: config.splits)]
+
+
+@cases(SPLIT)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_split_sums(reason, layout, dtype, precision):
+    able(K6, SPLIT[reason], dtype, precision)
+    check(K6, SPLIT[reason], dtype, precision, layout, configs_of(SPLIT[reason], precision))
+
+
+@cases(PART)
+@pytest.mark.parametrize("layout", ["contiguous", "misaligned"])
+def test_parts_of_the_phases(reason, layout, dtype, precision):
+    """By k5, and by k6 with samples joined and as they lie."""
+    check(RUNGS["k5_mma"], PART[reason], dtype, precision, layout)
+    if K6.refusal(PART[reason], dtype, precision, current_device()) is None:
+        found = {config.joined: config for config in k6_config.configs(PART[reason], precision)}
+        assert found.keys() == {False, True}
+        check(K6, PART[reason], dtype, precision, layout, found.values())
+
+
+@tensor_arithmetic
+def test_split_sums_are_the_same_every_time(dtype, precision):
+    problem = SPLIT["a decoder's head"]
+    able(K6, problem, dtype, precision)
+    x, w, bias = operands(problem, dtype, "cuda")
+    config = configs_of(problem, precision)[-1]
+    results = [poisoned(problem, dtype, "cuda") for _ in range(5)]
+    for y in results:
+        K6.run(x, w, bias, y, problem, config, precision)
+    assert all(torch.equal(y, results[0]) for y in results)
+
+
+def test_a_graph_captures_split_sums():
+    problem = Problem(1, 512, 256, 16, 86, stride=8, padding=4, bias=True)
+    able(K6, problem, torch.bfloat16, "bf16")
+    assert k6_split.choose(problem, "bf16").splits > 1
+    x, w, bias = operands(problem, torch.bfloat16, "cuda")
+
+    def run():
+        return numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), variant="k6_wgmma")
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run()
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(y, run())
+
+
+def test_partial_sums_are_all_the_memory_that_a_split_takes():
+    problem = Problem(1, 512, 256, 16, 86, stride=8, padding=4)
+    able(K6, problem, torch.float32, "tf32")
+    x, w, _ = operands(problem, torch.float32, "cuda")
+    y = poisoned(problem, torch.float32, "cuda")
+    config = k6_split.choose(problem, "tf32")
+    K6.run(x, w, None, y, problem, config, "tf32")  # packs the weights
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    K6.run(x, w, None, y, problem, config, "tf32")
+    taken = torch.cuda.max_memory_allocated() - before
+    sums = 4 * k6_split.partial_sums(problem, config.splits)
+    maps = 1 << 18
+    assert config.splits > 1
+    assert sums <= taken <= sums + maps

@@ -1,0 +1,83 @@
+"""How k6 takes its input, on the CPU: what copies hold, and when there are any."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import k6_config, k6_cost, k6_input, tensor_map
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+
+HEAD, WAVEGLOW = (workloads.get(name).problem for name in ("head", "waveglow"))
+SAMPLES = 0, 128
+
+
+def contiguous(*shape):
+    _, channels, length = shape
+    return shape, (channels * length, length, 1), 0
+
+
+def taken(problem, precision, layout, groups=1):
+    return k6_input.input_of(*layout, k6_cost.choose(problem, precision), groups, SAMPLES)
+
+
+def test_joined_samples_have_zeros_between_them():
+    x = torch.arange(1.0, 31).reshape(3, 2, 5)
+    for first in (0, -8):
+        joined = k6_input.join(x, first, 16)
+        assert joined.shape == (1, 2, 48)
+        groups = joined.reshape(2, 3, 16)
+        assert torch.equal(groups[:, :, -first : 5 - first], x.transpose(0, 1))
+        assert joined.count_nonzero() == x.numel()
+
+
+def test_copies_are_laid_out_as_told():
+    x = torch.randn(3, 24, 7)
+    joined = next(config for config in k6_config.configs(WAVEGLOW, "tf32") if config.joined)
+    for config in (k6_cost.choose(HEAD, "tf32"), joined):
+        told = k6_input.input_of(*contiguous(*x.shape), config, 1, (0, 16))
+        copy = told.copy(x)
+        assert (tuple(copy.shape), copy.stride(), told.boxes) == (told.shape, told.strides, 1)
+        if not config.joined:
+            assert torch.equal(copy, x)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_rows_are_copied_where_their_maps_take_longer(precision):
+    vector = 4 if precision == "tf32" else 8
+    assert taken(HEAD, precision, contiguous(1, 512, 88)).copy is None
+    assert taken(HEAD, precision, contiguous(1, 512, 87)) == taken(HEAD, precision, ((1, 512, 87), (1, 1, 512), 0))
+    odd = taken(HEAD, precision, contiguous(1, 512, 87))
+    assert (odd.copy, odd.boxes, odd.strides) == (tensor_map.to_rows, 1, (512 * 88, 88, 1))
+    long = contiguous(1, 512, 100_001)
+    assert (taken(HEAD, precision, long).copy, taken(HEAD, precision, long).boxes) == (None, vector)
+    # No map describes samples that begin anywhere, or elements that lie apart.
+    assert taken(HEAD, precision, contiguous(2, 513, 100_001)).copy == tensor_map.to_rows
+    assert taken(HEAD, precision, ((1, 512, 100_000), (1, 1, 512), 0)).copy == tensor_map.to_rows
+
+
+def test_groups_whose_channels_fill_no_stage_are_not_copied_for_boxes():
+    """They are filled row by row, from rows of adjacent elements."""
+    assert taken(HEAD, "tf32", contiguous(1, 24, 87), groups=2).copy is None
+    apart = (1, 24, 87), (1, 1, 24), 0
+    assert taken(HEAD, "tf32", apart, groups=2).copy == k6_input.to_contiguous
+    assert taken(HEAD, "tf32", apart, groups=2).strides == (24 * 87, 87, 1)
+    misaligned = torch.randn(24 * 87 + 1)[1:].view(1, 24, 87)
+    assert k6_input.to_contiguous(misaligned).data_ptr() != misaligned.data_ptr()
+
+
+def test_short_samples_are_joined_where_that_is_cheaper():
+    for precision in ("tf32", "bf16"):
+        assert k6_cost.choose(WAVEGLOW, precision).joined
+        assert not k6_cost.choose(replace(WAVEGLOW, batch=1), precision).joined
+        assert not k6_cost.choose(workloads.get("istft").problem, precision).joined
+
+
+def test_the_model_knows_what_the_input_costs():
+    config, odd = k6_cost.choose(HEAD, "tf32"), (1, 512, 87)
+    assert k6_input.cost((1, 512, 88), config, 1, SAMPLES) == 0
+    assert k6_input.cost(odd, config, 1, SAMPLES) == k6_input.copy_ms(odd, config)
+    assert k6_input.cost((1, 512, 100_001), config, 1, SAMPLES) == pytest.approx(3 * k6_input.BOX)

@@ -1,0 +1,102 @@
+"""Sums of k6 that are split over input channels, on the CPU: what they compute, and when they are chosen."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import RUNGS, k6_cost, k6_split
+from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.k6_boxes import boxes_of
+from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.parity import operands, parameters
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+
+K6 = RUNGS["k6_wgmma"]
+LAUNCH = 0.007  # ms, about what every launch costs, which the model leaves out
+HEAD, ISTFT = (workloads.get(name).problem for name in ("head", "istft"))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("splits", [2, 3])
+def test_partial_sums_add_up_to_the_outputs(splits, groups):
+    """By torch: the split problem has the same tensors, and the outputs of its parts add up."""
+    p = Problem(2, 12, 6, 5, 9, stride=2, padding=1, groups=groups, bias=True)
+    x, w, bias = operands(p, torch.float64, "cpu")
+    part = k6_split.split(p, splits)
+    assert part.out_channels_per_group == p.out_channels_per_group
+    assert not part.bias
+    partials = torch.conv_transpose1d(x, w, None, **parameters(part))
+    assert partials.numel() == k6_split.partial_sums(p, splits)
+    sums = partials.reshape(p.batch, groups, splits, p.out_channels_per_group, -1).sum(2)
+    whole = torch.conv_transpose1d(x, w, bias, **parameters(p))
+    torch.testing.assert_close(sums.reshape(whole.shape) + bias[:, None], whole)
+
+
+@pytest.mark.parametrize("channels", [16, 31, 80, 512, 1026])
+def test_parts_are_equal_and_hold_channels_for_a_product(channels):
+    numbers = k6_split.numbers_of_parts(replace(HEAD, in_channels=channels))
+    assert (numbers == []) == (channels in (16, 31))
+    assert all(channels % parts == 0 and channels // parts >= k6_split.FEWEST_CHANNELS for parts in numbers)
+    assert len(set(numbers)) == len(numbers) <= len(k6_split.PARTS)
+
+
+def test_more_partial_sums_than_the_second_stage_counts_are_not_made():
+    long = replace(HEAD, length=200_000)
+    assert k6_split.partial_sums(long, 8) > k6_split.MOST_SUMS > k6_split.partial_sums(long, 2)
+    assert max(k6_split.numbers_of_parts(long)) < 8 <= max(k6_split.numbers_of_parts(HEAD))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_few_tiles_with_long_sums_are_split(precision):
+    for problem in (HEAD, ISTFT):
+        config, whole = k6_split.choose(problem, precision), k6_cost.choose(problem, precision)
+        assert config.splits > 1
+        assert k6_split.cost(problem, config, H200) < k6_cost.cost(problem, whole, H200)
+        assert config.shared_bytes <= SHARED_PER_BLOCK
+    for name in ("kb64", "dac_u1", "waveglow"):
+        problem = workloads.get(name).problem
+        assert k6_split.choose(problem, precision) == k6_cost.choose(problem, precision)
+        assert k6_split.choose(problem, precision).splits == 1
+
+
+def test_partial_sums_are_float32_and_one_kernel_serves_all_numbers_of_parts():
+    for precision, wide in (("tf32", False), ("tf32x3", False), ("bf16", True), ("fp16", True)):
+        config = next(iter(k6_split.candidates(HEAD, precision)))
+        assert config.splits > 1
+        assert config.tile.wide_outputs == wide
+        assert config.tile.out_dtype == torch.float32
+        assert K6.kernel(config) is K6.kernel(replace(config, splits=1))
+    assert k6_cost.choose(HEAD, "bf16").tile.out_dtype == torch.bfloat16
+
+
+def test_a_part_may_begin_wherever_boxes_do():
+    """Its last stage may take channels of the next part, whose weights there are zeros; not those of another group."""
+    shape, strides = (1, 1026, 512), (1026 * 512, 512, 1)
+    config = replace(k6_split.choose(ISTFT, "tf32"), splits=6)
+    assert 1026 // 6 % config.tile.depth
+    assert boxes_of(shape, strides, 0, config, 1) == 1
+    odd_rows = (1, 1026, 511), (1026 * 511, 511, 1)
+    assert boxes_of(*odd_rows, 0, replace(config, splits=1), 1) == 4
+    assert boxes_of(*odd_rows, 0, config, 1) == 0, "171 channels do not begin in the first of four boxes"
+    assert boxes_of(shape, strides, 0, config, 2) == 0
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_time_is_flat_over_lengths(precision):
+    """No length is predicted to take much longer than a longer one, odd lengths included."""
+    problems = [replace(HEAD, length=length) for length in range(1, 1000, 31)]
+    costs = [LAUNCH + k6_split.cost(p, k6_split.choose(p, precision), H200) for p in problems]
+    least = [min(costs[z:]) for z in range(len(costs))]
+    assert max(cost / longer for cost, longer in zip(costs, least, strict=True)) < 1.3
+
+
+def test_the_split_is_told():
+    config = k6_split.choose(HEAD, "tf32")
+    assert f"input channels in {config.splits} parts" in K6.tile(config)
+    assert "parts" not in K6.tile(k6_cost.choose(HEAD, "tf32"))
+    assert K6.predicted_ms(HEAD, config, H200) == k6_split.cost(HEAD, config, H200)
