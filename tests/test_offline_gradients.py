@@ -113,6 +113,25 @@ def test_large_tiles_multiply_most_of_the_time(name, reason):
     assert mix["FFMA"] / mix.total() > 0.8
 
 
+@needs_sass
+@matrix_products
+@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"])
+def test_a_stage_is_mostly_products(name, reason):
+    """Two thirds at least of all that it issues, even if what is seldom done is done in every stage: its copies find
+    their places in few instructions."""
+    config, report = tile_report(name, reason)
+    found = product_loops(report.sass)
+    inner, stage = (offline.instructions(pick(found, key=len)) for pick in (min, max))
+    if name == "grad_input_tile":
+        products = config.pairs * config.tap_chunk * config.thread_m * config.thread_n
+    else:
+        products = config.sums * config.block_l // config.slices
+    turns = products // inner["FFMA"]
+    assert products == turns * inner["FFMA"]
+    share = products / (turns * inner.total() + stage.total() - inner.total())
+    assert share > 2 / 3, share
+
+
 # What each row is there for; gradient, workload, precision.
 ON_TENSOR_CORES = {
     "three taps, 192 sums": ("grad_weight_wgmma", "kb64", "tf32"),

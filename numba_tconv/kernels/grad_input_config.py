@@ -21,12 +21,15 @@ from .grad_window import Window, columns, split_phases, split_taps
 from .thread_tile import WarpTile
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
-UNROLL_LIMIT = 320  # multiply-adds of a pair that LLVM still unrolls; beyond, the window would lie in local memory
+UNROLL_LIMIT = 400  # multiply-adds of a pair: all of them are written out
 MOST_PAIRS = 16  # of a stage
-STAGE_BYTES = 16 * 1024  # of which one or two pairs may need more
-SHARED_LOAD, COPY, STAGE = 3, 8, 60  # in multiply-adds: a vector loaded, an element copied, what a stage takes a thread
-WARPS = 4  # of a multiprocessor, with which it runs at half its speed
-PARTIAL_TERMS = 64  # products, about, that a float32 sum takes before it is put aside: its error grows with its length
+STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more
+# In multiply-adds: a vector loaded, an element copied, where it lies in memory found, what a stage takes a thread.
+SHARED_LOAD, COPY, FIND, STAGE = 3, 8, 60, 240
+AIM = 3  # instructions, about, that read where a column lies in memory
+WARPS = 4  # of a multiprocessor, with which it runs at half its speed; those of LARGE sums a thread count double
+LARGE, FEWEST_LARGE = 128, 8  # sums of a thread, and warps of such that take as long as fewer
+PARTIAL_TERMS = 128  # products, about, that a float32 sum takes before it is put aside: its error grows with its length
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Config(WarpTile):
     dilation: int
     tap_chunk: int  # taps of a row that share one window
     whole: bool  # every row has all the taps of every chunk
+    whole_channels: bool  # the channels of a group are a whole number of stages
     phases: int  # of a stage
     channels: int  # of a stage
     block_m: int
@@ -73,13 +77,19 @@ class Config(WarpTile):
     def window(self) -> Window:
         return Window(
             self.dtype,
-            self.dilation,
             self.phases,
             self.channels,
-            self.block_n + self.halo,
+            self.block_n + (self.tap_chunk - 1) * self.taps.step,
             self.pitch,
             self.threads,
+            AIM,
+            whole=self.whole_channels,
         )
+
+    @property
+    def table(self) -> int:
+        """Columns of the window, of all its phases: where each of them lies in memory is worked out once."""
+        return self.window.width * self.phases
 
     @property
     def g_stage(self) -> int:
@@ -114,7 +124,7 @@ class Config(WarpTile):
         return -(-problem.batch * columns(problem, self.tap_chunk) // self.block_n)
 
     def depth(self, problem: Problem) -> tuple[int, int, int]:
-        """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the parts running fastest."""
+        """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the channels running fastest."""
         tap_chunks = -(-problem.taps.taps_per_row // self.tap_chunk)
         phases = min(problem.taps.rows, problem.kernel_size)
         return tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases)
@@ -123,8 +133,9 @@ class Config(WarpTile):
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (
-        (64, 128, 8, 8, 8, 3),
+        (128, 128, 16, 8, 8, 2),
         (128, 128, 8, 8, 8, 2),
+        (64, 128, 8, 8, 8, 4),
         (32, 256, 8, 8, 4, 3),
         (16, 256, 4, 8, 4, 4),
         (8, 512, 4, 8, 2, 4),
@@ -158,13 +169,14 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
         terms = max(PARTIAL_TERMS, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
-        tile["partial"] = max(1, round(terms / (phases * channels * tap_chunk)))
+        tile["partial"] = max(1, terms // (phases * channels * tap_chunk))
     return Config(
         dtype,
         problem.stride,
         problem.dilation,
         tap_chunk=tap_chunk,
         whole=whole,
+        whole_channels=problem.out_channels_per_group % channels == 0,
         phases=phases,
         channels=channels,
         **tile,
@@ -176,33 +188,44 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device):
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     for sizes in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
         tile = dict(zip(names, sizes, strict=True))
-        pairs = MOST_PAIRS
-        config = make(problem, dtype, pairs, **tile)
-        while pairs > 1 and (config.g_stage + config.w_stage) * config.itemsize > STAGE_BYTES:
-            pairs //= 2
+        pairs, blocks = MOST_PAIRS, 0
+        while pairs:
             config = make(problem, dtype, pairs, **tile)
-        # Source and start of the window's columns lie in shared memory too.
-        need = config.shared_bytes + 16 * config.window.width + RESERVED_SHARED
-        blocks = min(config.min_blocks, device.shared_per_multiprocessor // need)
+            # The table of the window's columns lies in shared memory too.
+            need = config.shared_bytes + 8 * config.table + RESERVED_SHARED
+            blocks = min(config.min_blocks, device.shared_per_multiprocessor // need)
+            if blocks > 1 and (config.g_stage + config.w_stage) * config.itemsize <= STAGE_BYTES:
+                break
+            pairs //= 2
         if blocks:
             yield replace(config, min_blocks=blocks)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time: the instructions of the blocks that a multiprocessor gets."""
+    """The tile with the least estimated time: the instructions of the blocks that a multiprocessor gets, in rounds."""
 
     def cost(config):
+        sums = config.thread_m * config.thread_n
         vectors = (
             config.thread_n + config.halo
         ) // config.vector + config.tap_chunk * config.thread_m / config.vector_m
-        products = config.tap_chunk * config.thread_m * config.thread_n
+        products = config.tap_chunk * sums
         a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
         a_stage = config.pairs * a_pair + STAGE * config.threads
+        tap_chunks, channel_chunks, parts = config.depth(problem)
+        a_block = tap_chunks * parts * (channel_chunks * a_stage + FIND * config.table)
+
+        def a_round(blocks):
+            warps = config.threads // 32
+            if sums < LARGE:
+                return blocks * (1 + WARPS / (blocks * warps))
+            blocks = max(blocks, FEWEST_LARGE // warps)
+            return blocks * (1 + WARPS / (blocks * warps * 2))
+
         blocks = config.column_tiles(problem) * config.row_tiles(problem) * problem.groups
-        share = -(-blocks // device.multiprocessors)
-        warps = min(share, config.min_blocks) * config.threads // 32
-        return share * math.prod(config.depth(problem)) * a_stage * (1 + WARPS / warps)
+        rounds, rest = divmod(-(-blocks // device.multiprocessors), config.min_blocks)
+        return a_block * (rounds * a_round(config.min_blocks) + (a_round(rest) if rest else 0))
 
     return min(candidates(problem, dtype, device), key=cost)
 

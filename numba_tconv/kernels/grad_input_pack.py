@@ -1,6 +1,6 @@
 """Weights in the order in which grad_input_tile's blocks read them, in the type of the sums.
 
-(group, row tile, tap chunk, channel chunk, part of the phases) is a stage; in it (channel, phase, tap, m). What is no
+(group, row tile, tap chunk, part of the phases, channel chunk) is a stage; in it (channel, phase, tap, m). What is no
 weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in w.
 """
 
@@ -32,8 +32,8 @@ def make_kernel(config: Config) -> Kernel:
         if e >= packed.size:
             return
         rest, place = divmod(e, w_stage)
-        rest, part = divmod(rest, parts)
         rest, channel_chunk = divmod(rest, channel_chunks)
+        rest, part = divmod(rest, parts)
         rest, chunk = divmod(rest, tap_chunks)
         group, row_tile = divmod(rest, row_tiles)
         place, m = divmod(place, block_m)

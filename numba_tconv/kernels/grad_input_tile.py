@@ -7,7 +7,10 @@ does in the forward pass. What is strided there on the way out, the phases, is s
 
 * Load: cp.async copies a stage (windows of some output channels and phases, and their packed weights) into shared
   memory while the stage before is multiplied. Half types are converted on the way, and then have no copy under way.
-* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
+  Where the columns of the phases lie in memory stands in a table, so that a copy takes few instructions: the same
+  schedulers issue those and the multiply-adds.
+* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. What a load brings is
+  written to registers, too, which are then not read for products: so a thread has 128 sums where it can.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 
 Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
@@ -23,13 +26,22 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
-from ..ptx import add_vectors, cp_async, cp_async_commit, cp_async_wait, load_vector, store_vector, store_vectors
+from ..ptx import (
+    add_vectors,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    load_vector,
+    recomputed,
+    store_vector,
+    store_vectors,
+)
 from . import device as gpu
 from .grad_input_config import Config, choose, tiny
 from .grad_input_pack import make_kernel as make_pack
 from .grad_input_pack import prepare_pack
 from .grad_rung import GradientRung
-from .grad_window import NOWHERE, columns, locate, make_fetch
+from .grad_window import columns, locate, make_aim, make_fetch
 from .rung import cuda_core_reason
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
@@ -43,30 +55,42 @@ def make_kernel(config: Config) -> Kernel:
     warps_n, rows, step, stride = config.warps_n, config.taps.rows, config.taps.step, config.stride
     phases, channels, pairs = config.phases, config.channels, config.pairs
     g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
-    width, pitch, result_pitch = config.window.width, config.pitch, config.result_pitch
+    pitch, result_pitch = config.pitch, config.result_pitch
     stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
-    lanes_run = min(block_n, threads)
+    table, w_copies = config.table, -(-w_stage // (vector * threads))
+    lanes_run, pairs_a_turn = min(block_n, threads), 1 + (pairs % 2 == 0)
     element = ELEMENTS[config.dtype]
     store, accumulator = element.store, element.accumulator
-    fetch = make_fetch(config.window)
+    aim = make_aim(stride, config.dilation)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
     add_partial_sums = add_vectors(sums // vector, threads * vector)
     store_partial_sums = store_vectors(sums // vector, threads * vector)
 
     @cuda.jit(device=True, inline="always")
-    def place(s, channel_chunks, parts):
-        """Tap chunk, first channel and first phase of stage ``s``."""
-        rest = uint32(s) // uint32(parts)
-        part = uint32(s) - rest * uint32(parts)
-        chunk = rest // uint32(channel_chunks)
-        return int32(chunk), int32(rest - chunk * uint32(channel_chunks)) * channels, int32(part) * phases
+    def aimed(source, column, a):
+        return source[uint64(column * phases + a)]
+
+    fetch = make_fetch(config.window, aimed)
 
     @cuda.jit(device=True, inline="always")
-    def multiply(acc, gs, ws, shared, g_at, w_at, own):
-        """One pair: every tap reads the same register window at another offset."""
-        for q in range(0, window, vector):
-            load_vector(gs, q, shared, g_at + q)
-        for b in range(tap_chunk):
+    def place(s, channel_chunks, parts):
+        """Tap chunk and first phase of stage ``s``."""
+        rest = uint32(s) // uint32(channel_chunks)
+        chunk = rest // uint32(parts)
+        return int32(chunk), int32(rest - chunk * uint32(parts)) * phases
+
+    @cuda.jit(device=True, inline="always")
+    def taps_of(pair, full, taps):
+        """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
+        return taps if uint32(pair) % uint32(phases) < full else taps - 1
+
+    def products_from(b):
+        """The device function that multiplies for tap ``b`` of a row and those after it: one for each tap, because LLVM
+        leaves a loop of so many products a loop, and an array that it indexes in local memory."""
+        others = products_from(b + 1) if b + 1 < tap_chunk else None
+
+        @cuda.jit(device=True, inline="always")
+        def products(acc, gs, ws, shared, w_at, own):
             # A tap that a row does not have must not multiply: zero times NaN is NaN.
             if whole or b < own:
                 for m in range(0, thread_m, vector_m):
@@ -79,27 +103,31 @@ def make_kernel(config: Config) -> Kernel:
                 for m in range(thread_m):
                     for n in range(thread_n):
                         acc[m * thread_n + n] += ws[m] * gs[n + b * step]
+            if others is not None:
+                others(acc, gs, ws, shared, w_at, own)
+
+        return products
+
+    products = products_from(0)
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(acc, gs, ws, shared, g_at, w_at, own):
+        """One pair: every tap reads the same register window at another offset."""
+        for q in range(0, window, vector):
+            load_vector(gs, q, shared, g_at + q)
+        products(acc, gs, ws, shared, w_at, own)
 
     def grad_input_tile(
         g, g_n, g_c, g_l, w, grad, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns,
         row_tiles, tap_chunks, channel_chunks, parts, phases_total, taps_per_row, full_rows,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
-        source = cuda.shared.array(width, dtype=int64)
-        start = cuda.shared.array(width, dtype=int64)
+        source = cuda.shared.array(table, dtype=int64)
         # Row tiles are neighbours in the grid: they read the same windows. Column tiles may be more than an axis takes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)
         first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
         n_first, i_first = divmod(first, columns)
-        e = thread
-        while e < width:
-            n, i = locate(n_first, i_first, e, columns)
-            source[uint64(e)] = n * g_n + (i * stride - padding) * g_l
-            start[uint64(e)] = i * stride - padding if n < batch else int64(NOWHERE)
-            e = int32(e + threads)
-        cuda.syncthreads()
-
         warp, lane = thread // 32, thread % 32
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector_m)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
@@ -109,40 +137,64 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run stages - 1 ahead of the products.
-        total = int32(tap_chunks * channel_chunks * parts)
+        # The loads run stages - 1 ahead of the products: chunk, phase and channel are those of the next load.
+        total = int32(tap_chunks * parts * channel_chunks)
+        chunk, phase, channel = int32(0), int32(0), int32(0)
+        w_offset = int64(cuda.blockIdx.x) * total * w_stage
+        g_offset = group * out_per_group * g_c
+        load_at, multiply_at = int32(0), int32(0)  # where the stages lie
+        aside = int32(partial)  # stages until the sums are put aside
         s = int32(1 - stages)
         while s < total:
             if s >= 0:
                 wait_for_stage()
                 cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
-            ahead = int32(s + stages - 1)
-            if ahead < total:
-                base = int32(ahead % stages * stage)
-                chunk, channel, phase = place(ahead, channel_chunks, parts)
-                fetch(shared, base, g, source, start, int32(0), (group * out_per_group + channel) * g_c, g_c, g_l,
-                      phase + chunk * int64(tap_chunk * rows), phases_total - phase, out_per_group - channel,
-                      out_length)  # fmt: skip
-                w_offset = (int64(cuda.blockIdx.x) * total + ahead) * w_stage
-                e = int32(thread * vector)
-                while e < w_stage:
-                    copy_w(shared, base + g_stage + e, w, w_offset + e, True)
-                    e = int32(e + threads * vector)
+            if s + stages - 1 < total:
+                if channel == 0:
+                    cuda.syncthreads()  # nobody still copies the phases before
+                    e = thread
+                    while e < table:
+                        column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
+                        tap = phase + chunk * int64(tap_chunk * rows)
+                        source[uint64(e)] = aim(n_first, i_first, column, columns, batch, tap, a, phases_total - phase,
+                                                padding, out_length, g_n, g_l)  # fmt: skip
+                        e = recomputed(int32(e + threads))  # not worth unrolling
+                    cuda.syncthreads()
+                fetch(shared, load_at, g, g_offset, g_c, out_per_group - channel, source)
+                for j in range(w_copies):
+                    e = int32((thread + j * threads) * vector)
+                    if (j + 1) * threads * vector <= w_stage or e < w_stage:
+                        copy_w(shared, load_at + g_stage + e, w, w_offset + e, True)
+                load_at = int32(load_at + stage if load_at < (stages - 1) * stage else 0)
+                w_offset += w_stage
+                g_offset += channels * g_c
+                channel = int32(channel + channels)
+                if channel >= int32(out_per_group):
+                    g_offset = group * out_per_group * g_c
+                    channel, phase = int32(0), int32(phase + phases)
+                    if phase >= int32(phases_total):
+                        phase, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0:
-                chunk, channel, phase = place(s, channel_chunks, parts)
-                full = int32(full_rows - phase)  # phases of the stage whose rows have all taps
-                taps_left = int32(taps_per_row - chunk * tap_chunk)
-                g_at = int32(s % stages * stage + column_at)
-                w_at = int32(s % stages * stage + g_stage + row_at)
+                full, taps_left = int32(phases), int32(tap_chunk)  # of the stage: phases with all taps; taps of those
+                if not whole:
+                    at_chunk, at_phase = place(s, channel_chunks, parts)
+                    full, taps_left = int32(full_rows - at_phase), int32(taps_per_row - at_chunk * tap_chunk)
+                g_at = int32(multiply_at + column_at)
+                w_at = int32(multiply_at + g_stage + row_at)
+                multiply_at = int32(multiply_at + stage if multiply_at < (stages - 1) * stage else 0)
                 pair = int32(0)
                 while pair < pairs:
-                    own = taps_left if pair % phases < full else int32(taps_left - 1)
-                    multiply(acc, gs, ws, shared, g_at, w_at, own)
-                    g_at = int32(g_at + pitch)
-                    w_at = int32(w_at + tap_chunk * block_m)
-                    pair = int32(pair + 1)
-                if partial and s % partial == partial - 1:
+                    multiply(acc, gs, ws, shared, g_at, w_at, taps_of(pair, full, taps_left))
+                    if pairs_a_turn == 2:
+                        own = taps_of(pair + 1, full, taps_left)
+                        multiply(acc, gs, ws, shared, g_at + pitch, w_at + tap_chunk * block_m, own)
+                    g_at = int32(g_at + pairs_a_turn * pitch)
+                    w_at = int32(w_at + pairs_a_turn * (tap_chunk * block_m))
+                    pair = int32(pair + pairs_a_turn)
+                aside = int32(aside - 1)
+                if partial and aside == 0:
+                    aside = int32(partial)
                     # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
                     if s >= partial:
                         add_partial_sums(acc, shared, partials + thread * vector)

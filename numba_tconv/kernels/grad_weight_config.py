@@ -23,12 +23,13 @@ from .thread_tile import ThreadTile
 THREADS = 128
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
-MOST_SUMS = {4: 64, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
+MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
 PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
 SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
 # Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
+AIM = 20  # instructions, about, that find a column in memory
 SPLIT_COST = 4  # what ends a split, in stages
 
 
@@ -49,6 +50,8 @@ class Config(ThreadTile):
     min_blocks: int = 1  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
+    whole_rows: bool = False  # the rows of a group are a whole number of blocks
+    whole_channels: bool = False  # and so are its output channels
 
     @property
     def block_m(self) -> int:
@@ -73,6 +76,12 @@ class Config(ThreadTile):
         return self.thread_m * self.thread_p * self.tap_chunk
 
     @property
+    def vectors_a_turn(self) -> int:
+        """Vectors of positions that a turn of the loop multiplies: two, if registers hold their windows."""
+        even = self.block_l // (self.slices * self.vector) % 2 == 0
+        return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
+
+    @property
     def window_columns(self) -> int:
         """Columns of a pair that one vector of positions meets."""
         return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
@@ -88,8 +97,24 @@ class Config(ThreadTile):
 
     @property
     def window(self) -> Window:
+        columns = self.block_l + (self.tap_chunk - 1) * self.taps.step
         return Window(
-            self.dtype, self.dilation, self.phases, self.channels, self.width, self.pitch(self.width), self.threads
+            self.dtype,
+            self.phases,
+            self.channels,
+            columns,
+            self.pitch(self.width),
+            self.threads,
+            AIM,
+            whole=self.whole_channels,
+        )
+
+    @property
+    def x_window(self) -> Window:
+        """The stage of x, read as it is: a row for each input channel, and a column for each position."""
+        pitch = self.pitch(self.block_l)
+        return Window(
+            self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, AIM, self.x_vector, self.whole_rows
         )
 
     @property
@@ -106,11 +131,6 @@ class Config(ThreadTile):
     def shared_bytes(self) -> int:
         partials = self.sums * self.threads
         return max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
-
-    @property
-    def table_bytes(self) -> int:
-        """Shared memory for where the columns of two stages lie: three addresses each."""
-        return 3 * 2 * self.width * 8
 
     def tiles(self, problem: Problem) -> tuple[int, int, int, int]:
         """Blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
@@ -145,6 +165,8 @@ def make(problem: Problem, dtype: torch.dtype, most_taps: int = MOST_TAPS, block
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
     sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
+    sizes["whole_rows"] = problem.in_channels_per_group % (tile["thread_m"] * tile["lanes_m"]) == 0
+    sizes["whole_channels"] = problem.out_channels_per_group % channels == 0
     return Config(dtype, problem.stride, problem.dilation, **sizes, **tile)
 
 
@@ -153,7 +175,7 @@ def min_blocks(config: Config, device: Device) -> int:
     words = config.itemsize // 4 * (config.sums + config.thread_m * config.vector + config.window_columns)
     more = MORE_REGISTERS if config.dtype != torch.float32 else 0
     registers = min(255, -(-(max(ADDRESSES + words, LEAST_REGISTERS) + more) // 8) * 8)
-    need = config.shared_bytes + config.table_bytes + RESERVED_SHARED
+    need = config.shared_bytes + RESERVED_SHARED
     return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
 
 

@@ -6,7 +6,8 @@ columns are few and the sums long, so the positions are split over blocks; the p
 workspace, and a second kernel adds them up in a fixed order (grad_sum.py): equal calls give equal bits.
 
 * Load: cp.async copies a stage (positions of x and of the pairs) into shared memory while the stage before is
-  multiplied; both have positions as their fastest dimension, in memory, in shared memory and in registers.
+  multiplied; both have positions as their fastest dimension, in memory, in shared memory and in registers. A thread
+  finds a column in memory once a stage and copies it for several channels (grad_window.py).
 * Multiply: a thread loads a vector of positions of its rows, and for each of its pairs the window that the taps meet
   there. With few rows and columns, slices of the threads share the positions of a stage.
 * Store: the slices' sums are added up through shared memory, in float64: they may be as many as the threads.
@@ -32,7 +33,7 @@ from .grad_rung import GradientRung
 from .grad_sum import accumulator_of, add_up, workspace
 from .grad_sum import make_kernel as make_sum
 from .grad_weight_config import Config, choose, splits_of, tiny
-from .grad_window import NOWHERE, locate, make_copy, make_fetch
+from .grad_window import NOWHERE, locate, make_aim, make_fetch
 from .k4_register_tile import vectors_align
 from .rung import cuda_core_reason
 
@@ -44,17 +45,14 @@ def make_kernel(config: Config) -> Kernel:
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
     phases, channels, stride = config.phases, config.channels, config.stride
     rows, step = config.taps.rows, config.taps.step
-    width, x_pitch, g_pitch = config.width, config.pitch(config.block_l), config.pitch(config.width)
+    x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)
     x_stage, stage, sums, window = config.x_stage, config.stage, config.sums, config.window_columns
     partial, partials = config.partial, 2 * config.stage
-    table_columns, x_vectors = 2 * width, thread_m * vector
+    x_vectors, hop, vectors_a_turn = thread_m * vector, slices * vector, config.vectors_a_turn
     warp_p = min(lanes_p, 8)  # a warp is about as many lanes along m as along p, which share the fewest loads
-    x_vector = config.x_vector
-    x_lanes = min(threads, block_l // x_vector)
     element = ELEMENTS[config.dtype]
     accumulator = element.accumulator
-    copy_x = make_copy(config.dtype, x_vector)
-    fetch, wait_for_stage = make_fetch(config.window), cp_async_wait(0)
+    aim, wait_for_stage = make_aim(stride, config.dilation), cp_async_wait(0)
     add_partial_sums = add_vectors(sums // vector, threads * vector)
     store_partial_sums = store_vectors(sums // vector, threads * vector)
 
@@ -64,35 +62,17 @@ def make_kernel(config: Config) -> Kernel:
         return int32(e // warp_p % lanes_m), int32(e // (warp_p * lanes_m) * warp_p + e % warp_p)
 
     @cuda.jit(device=True, inline="always")
-    def aim(x_source, source, start, table, n_first, i_first, columns, batch, length, padding, x_n, x_l, g_n, g_l):
-        """Where each column of a stage lies in x and in grad_output; NOWHERE: not in them."""
-        e = int32(cuda.threadIdx.x)
-        while e < width:
-            n, i = locate(n_first, i_first, e, columns)
-            x_source[uint64(table + e)] = n * x_n + i * x_l if n < batch and i < length else int64(NOWHERE)
-            source[uint64(table + e)] = n * g_n + (i * stride - padding) * g_l
-            start[uint64(table + e)] = i * stride - padding if n < batch else int64(NOWHERE)
-            e = int32(e + threads)
+    def aim_x(stage_of_x, column, a):
+        n, i, columns, batch, length, x_n, x_l = stage_of_x
+        n, i = locate(n, i, column, columns)
+        return n * x_n + i * x_l if n < batch and i < length else int64(NOWHERE)
 
     @cuda.jit(device=True, inline="always")
-    def fetch_x(shared, base, x, x_source, table, offset, x_c, rows_left):
-        """Copy a stage of x: a row is fetched by neighbouring threads."""
-        column = int32(cuda.threadIdx.x % x_lanes * x_vector)
-        first = int32(cuda.threadIdx.x // x_lanes)
-        hop = threads // x_lanes * x_c
-        while column < block_l:
-            at = x_source[uint64(table + column)]
-            inside = at != NOWHERE
-            at += offset + first * x_c
-            to = int32(base + first * x_pitch + column)
-            m = first
-            while m < block_m:
-                valid = inside and m < rows_left
-                copy_x(shared, to, x, at if valid else int64(0), valid)
-                at += hop
-                to = int32(to + threads // x_lanes * x_pitch)
-                m = int32(m + threads // x_lanes)
-            column = int32(column + x_lanes * x_vector)
+    def aim_g(stage_of_g, column, a):
+        n, i, columns, batch, tap, phases_left, padding, out_length, g_n, g_l = stage_of_g
+        return aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, g_n, g_l)
+
+    fetch_x, fetch_g = make_fetch(config.x_window, aim_x), make_fetch(config.window, aim_g)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, xs, gs, shared, x_at, g_at):
@@ -112,9 +92,6 @@ def make_kernel(config: Config) -> Kernel:
         groups, padding, columns, row_tiles, channel_tiles, parts, tap_chunks, phases_total, stages, split_stages,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
-        x_source = cuda.shared.array(table_columns, dtype=int64)
-        source = cuda.shared.array(table_columns, dtype=int64)
-        start = cuda.shared.array(table_columns, dtype=int64)
         # The tiles of a split are neighbours in the grid: they read the same positions.
         rest, row_tile = divmod(int64(cuda.blockIdx.x), row_tiles)
         rest, channel_tile = divmod(rest, channel_tiles)
@@ -136,37 +113,43 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The table of a stage's columns is made two stages ahead, its loads one. Sample and position of its first
-        # column move by a constant, without a division.
+        # The loads run a stage ahead of the products: n and i are sample and position of the next one's first column,
+        # and move by a constant, without a division.
         total = int32(min(split_stages, stages - split * split_stages))
         n, i = divmod(split * split_stages * block_l, columns)
         hop_n, hop_i = divmod(int64(block_l), columns)
-        s = int32(-2)
+        load_at, multiply_at = int32(0), int32(0)  # where the two stages lie
+        aside = int32(partial)  # stages until the sums are put aside
+        s = int32(-1)
         while s < total:
             if s >= 0:
                 wait_for_stage()
-            cuda.syncthreads()  # stage and table have landed for everybody, and everybody has left those made next
-            table = int32((s + 1) % 2 * width)
-            if s >= -1 and s + 1 < total:
-                base = int32((s + 1) % 2 * stage)
-                fetch_x(shared, base, x, x_source, table, x_offset, x_c, rows_left)
-                fetch(shared, base + x_stage, g, source, start, table, g_offset, g_c, g_l, first_tap,
-                      phases_total - first_phase, channels_left, out_length)  # fmt: skip
+            cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+            if s + 1 < total:
+                fetch_x(shared, load_at, x, x_offset, x_c, rows_left, (n, i, columns, batch, length, x_n, x_l))
+                fetch_g(shared, load_at + x_stage, g, g_offset, g_c, channels_left,
+                        (n, i, columns, batch, first_tap, phases_total - first_phase, padding, out_length, g_n,
+                         g_l))  # fmt: skip
+                load_at = int32(stage - load_at)
+                n += hop_n
+                i += hop_i
+                if i >= columns:
+                    n += 1
+                    i -= columns
             cp_async_commit()
-            aim(x_source, source, start, width - table, n, i, columns, batch, length, padding, x_n, x_l, g_n, g_l)
-            n += hop_n
-            i += hop_i
-            if i >= columns:
-                n += 1
-                i -= columns
             if s >= 0:
-                x_at = int32(s % 2 * stage + lane_m * x_pitch)
-                g_at = int32(s % 2 * stage + x_stage + lane_p * g_pitch)
+                x_at = int32(multiply_at + lane_m * x_pitch)
+                g_at = int32(multiply_at + x_stage + lane_p * g_pitch)
+                multiply_at = int32(stage - multiply_at)
                 at = slice_at
                 while at < block_l:
                     multiply(acc, xs, gs, shared, x_at + at, g_at + at)
-                    at = int32(at + slices * vector)
-                if partial and s % partial == partial - 1:
+                    if vectors_a_turn == 2:
+                        multiply(acc, xs, gs, shared, x_at + at + hop, g_at + at + hop)
+                    at = int32(at + vectors_a_turn * hop)
+                aside = int32(aside - 1)
+                if partial and aside == 0:
+                    aside = int32(partial)
                     if s >= partial:
                         add_partial_sums(acc, shared, partials + thread * vector)
                     store_partial_sums(shared, partials + thread * vector, acc)

@@ -10,7 +10,8 @@ phases, by some columns, in shared memory; what lies outside of grad_output is z
 interleaved, so neighbouring threads fetch neighbouring phases.
 
 Columns run through all samples laid end to end, ``columns`` of them a sample: its positions, and as many more as the
-taps of a window reach beyond the last one.
+taps of a window reach beyond the last one. A copy of a column would cost more instructions than the products that it
+serves if each had to find out where the column lies; so a thread finds it once for all channels that it copies.
 """
 
 from __future__ import annotations
@@ -19,44 +20,60 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from numba import cuda, int32, int64, uint64
+from numba import cuda, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..problem import Problem
-from ..ptx import cp_async
+from ..ptx import cp_async, recomputed
 
-NOWHERE = -(2**62)  # where a column of no sample begins: outside of grad_output, whichever tap is added
+NOWHERE = -1  # the place of a column that lies outside of the signal
+COPY = 6  # instructions, about, that copy an element
 
 
 @dataclass(frozen=True)
 class Window:
-    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block of threads."""
+    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block of threads,
+    ``vector`` columns by each copy. ``aim``: instructions, about, that find a column in memory. ``whole``: there are
+    always that many channels."""
 
     dtype: torch.dtype
-    dilation: int
     phases: int
     channels: int
     width: int
     pitch: int
     threads: int
+    aim: int
+    vector: int = 1
+    whole: bool = False
 
     @cached_property
     def lanes(self) -> int:
-        """Columns that are fetched at a time: as many as leave the fewest threads idle, and the most of those."""
+        """Copies of a row that are made at a time: as many as take the fewest instructions, and the most of those."""
 
-        def busy(lanes):
-            return self.width / (-(-self.width // lanes) * lanes) * lanes * self.teams_of(lanes)
+        def cost(lanes):
+            teams = self.teams_of(lanes)
+            a_thread = self.slots_of(lanes) * (self.aim + COPY * -(-self.channels // teams))
+            # Half of what all warps issue, and half of what the others wait for.
+            return a_thread * (-(-teams * self.phases * lanes // 32) + self.threads / 32)
 
-        fitting = [2**e for e in range(11) if 2**e * self.phases <= self.threads and 2**e < 2 * self.width]
-        return max(fitting, key=lambda lanes: (round(busy(lanes), 6), lanes))
+        most = min(-(-self.width // self.vector), self.threads // self.phases)
+        return min(range(most, 0, -1), key=cost)
 
     def teams_of(self, lanes: int) -> int:
         return min(self.channels, self.threads // (self.phases * lanes))
+
+    def slots_of(self, lanes: int) -> int:
+        return -(-self.width // (lanes * self.vector))
 
     @property
     def teams(self) -> int:
         """Channels that are fetched at a time."""
         return self.teams_of(self.lanes)
+
+    @property
+    def slots(self) -> int:
+        """Columns of a thread."""
+        return self.slots_of(self.lanes)
 
 
 def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
@@ -99,51 +116,67 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
 
 @cuda.jit(device=True, inline="always")
 def locate(n, i, column, columns):
-    """Sample and position of the ``column``-th column after position ``i`` of sample ``n``."""
+    """Sample and position of the ``column``-th column, of fewer than 2**31, after position ``i`` of sample ``n``."""
     i += column
-    if i >= columns:  # seldom: a division of 64 bits takes a hundred instructions
-        n += i // columns
-        i %= columns
+    if i >= columns:
+        n += 1
+        i -= columns
+        if (
+            i >= columns
+        ):  # seldom, and with fewer than 2**31 columns: a division of 64 bits takes a hundred instructions
+            samples = int64(uint32(i) // uint32(columns))
+            n += samples
+            i -= samples * columns
     return n, i
 
 
-@cache
-def make_fetch(window: Window):
-    """The device function that copies a window of grad_output into shared memory.
+def make_aim(stride: int, dilation: int):
+    """The device function that finds a column of a phase in grad_output: its place at channel 0, or NOWHERE.
 
-    ``source`` and ``start`` hold, from entry ``table`` on, where tap 0 reads for each column: its place in memory at
-    channel 0, and its output position, NOWHERE for a column of no sample. ``tap`` is the tap of the window's first
-    phase, ``offset`` the place of its first channel; phases and channels from ``phases_left`` and ``channels_left`` on
-    are zeros.
+    ``column`` counts from position ``i`` of sample ``n`` on, ``a`` from the phase whose first tap is ``tap``; those
+    from ``phases_left`` on are none.
     """
-    phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
-    lanes, teams, dilation = window.lanes, window.teams, window.dilation
-    copy = make_copy(window.dtype)
 
     @cuda.jit(device=True, inline="always")
-    def fetch(shared, base, g, source, start, table, offset, stride_c, stride_l, tap, phases_left, channels_left,
-              out_length):  # fmt: skip
-        thread = int32(cuda.threadIdx.x)
-        a = int32(thread % phases)
-        column = int32(thread // phases % lanes)
-        team = int32(thread // (phases * lanes))
+    def aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, stride_n, stride_l):
+        n, i = locate(n, i, column, columns)
+        o = i * stride - padding + (tap + a) * dilation
+        inside = n < batch and a < phases_left and o >= 0 and o < out_length
+        return n * stride_n + o * stride_l if inside else int64(NOWHERE)
+
+    return aim
+
+
+def make_fetch(window: Window, aim):
+    """The device function that copies a window into shared memory, from ``base`` on.
+
+    ``aim(context, column, a)`` is a device function that finds a column of the window's phase ``a`` at channel 0, or
+    says NOWHERE; ``offset`` is the place of the window's first channel. What is NOWHERE is zero in the window, and so
+    are the channels from ``channels_left`` on.
+    """
+    phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
+    lanes, teams, slots, vector, whole = window.lanes, window.teams, window.slots, window.vector, window.whole
+    turns, hop, channel_hop = -(-channels // teams), lanes * vector, teams * phases * pitch
+    copy = make_copy(window.dtype, vector)
+
+    @cuda.jit(device=True, inline="always")
+    def fetch(shared, base, g, offset, stride_c, channels_left, aim_context):
+        thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # what follows from it is not worth registers
+        a, rest = int64(thread % uint32(phases)), thread // uint32(phases)
+        column, team = int64(rest % uint32(lanes)) * vector, int64(rest // uint32(lanes))
         if team < teams:
-            shift = (tap + a) * dilation
-            offset += shift * stride_l + team * stride_c
-            hop = teams * stride_c
-            target = int32(base + (team * phases + a) * pitch)
-            while column < width:
-                o = start[uint64(table + column)] + shift
-                inside = a < phases_left and o >= 0 and o < out_length
-                at = source[uint64(table + column)] + offset
-                to = int32(target + column)
-                c = team
-                while c < channels:
-                    valid = inside and c < channels_left
-                    copy(shared, to, g, at if valid else int64(0), valid)
-                    at += hop
-                    to = int32(to + teams * phases * pitch)
-                    c = int32(c + teams)
-                column = int32(column + lanes)
+            offset += team * stride_c
+            left = int32(channels_left - team)
+            target = base + (team * phases + a) * pitch + column
+            for slot in range(slots):
+                if (slot + 1) * hop <= width or column < width - slot * hop:
+                    at = aim(aim_context, column + slot * hop, a)
+                    inside = at >= 0
+                    at += offset
+                    for turn in range(turns):
+                        if (turn + 1) * teams <= channels or team < channels - turn * teams:
+                            valid = inside and (whole or turn * teams < left)
+                            copy(shared, target + slot * hop + turn * channel_hop, g, at, valid)
+                            at += teams * stride_c
 
     return fetch

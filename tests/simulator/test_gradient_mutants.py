@@ -78,7 +78,15 @@ MISTAKES = {
     "the last output left out": (grad_window, "o < out_length", "o < out_length - 1", "grad_input_tile"),
     "the phase left out of the offset": (grad_window, "(tap + a) * dilation", "tap * dilation", "grad_weight_split"),
     "a partial sum lost": (grad_input_tile, "if s >= partial:", "if s > partial:", "grad_input_tile"),
-    "the other buffer multiplied": (grad_input_tile, "g_at = int32(s %", "g_at = int32((s + 1) %", "grad_input_tile"),
+    "all channels in one place": (grad_window, "slot * hop + turn * channel_hop", "slot * hop", "grad_weight_split"),
+    "columns fetched twice": (grad_window, "column + slot * hop, a)", "column, a)", "grad_input_tile"),
+    "the table kept for the next phases": (grad_input_tile, "if channel == 0:", "if s < 0:", "grad_input_tile"),
+    "the other buffer multiplied": (
+        grad_input_tile,
+        "load_at, multiply_at = int32(0), int32(0)",
+        "load_at, multiply_at = int32(0), int32(stage)",
+        "grad_input_tile",
+    ),
     "the last position left out": (grad_weight_split, "i < length", "i < length - 1", "grad_weight_split"),
     "a split without its end": (
         grad_weight_split,
