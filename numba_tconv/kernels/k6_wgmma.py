@@ -44,7 +44,7 @@ from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import GIVEN, Kernel, Prepared, alike, flat
-from ..problem import Problem
+from ..layout import room
 from ..ptx import (
     barrier_sync,
     cp_async_bulk,
@@ -78,6 +78,7 @@ from .k6_cost import choose, cost, grid
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
 from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
+from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
 from .tensor_pack import Packing, packed_weights, packing_of
 from .tensor_rung import TensorRung, by_vectors, default_precision
@@ -333,21 +334,21 @@ class WarpgroupMatrix(TensorRung):
         # time, which was recorded to be nearly twice as long.
         return None if config.tile.parts == 2 else cost(problem, config, device)
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
-        address = x.data_ptr()
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         plan = _plan(
-            *(problem, config, x.dtype, precision, x.stride(), address % ALIGNMENT),
-            *(bias is not None, y.data_ptr() % SECTOR, x.device.index),
+            *(problem, config, x.dtype, precision, x.strides, x.offset % ALIGNMENT),
+            *(w, bias is not None, y.offset % SECTOR, x.index),
         )
         if plan.copies:
-            self.run(x.contiguous(), w, bias, y, problem, config, precision)
-            return
-        maps = 0
-        if plan.map_bytes:
-            workspace = torch.empty(plan.map_bytes, dtype=torch.uint8, device=x.device)
-            maps = workspace.data_ptr()
-        packed = packed_weights(w, plan.packing)
-        plan.launch(maps, x, address, packed, packed if bias is None else bias.contiguous(), y)
+            return lambda x, *others: self.run(x.contiguous(), *others, problem, config, precision)
+        packing, launch, maps_room = plan.packing, plan.launch, room((plan.map_bytes,), torch.uint8, x.index)
+
+        def fill(x, packed, bias, y):
+            maps = maps_room()
+            launch(maps, x, x.data_ptr(), packed, bias, y)
+
+        fill = taking_bias(fill, bias)
+        return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)
 
 
 @dataclass(frozen=True)
@@ -361,19 +362,9 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
-    problem: Problem,
-    config: Config | None,
-    dtype: torch.dtype,
-    precision: str | None,
-    strides: tuple,
-    offset: int,
-    has_bias: bool,
-    y_offset: int,
-    device_index: int | None,
-) -> _Plan:
+def _plan(problem, config, dtype, precision, strides, offset, w, has_bias, y_offset, device_index) -> _Plan:
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
-    after a sector's start."""
+    after a sector's start; ``w``: the weights' layout."""
     config = config or choose(problem, precision or default_precision(dtype))
     p, tile, chunks = problem, config.tile, channel_chunks(problem, config)
     shape = p.batch, p.in_channels, p.length
@@ -389,7 +380,7 @@ def _plan(
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
     x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), dtype)
-    packing = packing_of(p, tile, "wgmma", chunks)
+    packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
     launch = make_kernel(config).prepare(
         blocks,
