@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from functools import lru_cache, partial
 
 import torch
 
-from . import ops, transforms
-from .kernels import RUNGS
+from . import direct, ops, transforms
+from .kernels import RUNGS, grad_ops
+from .layout import Layout, layout_of
 from .select import TF32_ALLOWED
 
 # What `precision` may be for each dtype that the kernels take; the first is the default, unless torch allows TF32.
@@ -19,7 +21,9 @@ PRECISIONS = {
     torch.bfloat16: ("bf16",),
 }
 
-CUDNN_CONVOLUTIONS = torch.backends.cudnn.conv  # torch's settings for them
+# Of torch.backends.cudnn.conv, whose attribute fp32_precision asks the same, but takes a microsecond to be found.
+CUDNN_CONVOLUTIONS = "cuda", "conv"
+NAMES = (str, type(None))  # the types of `variant` and `precision`
 # The arguments that are integers, in torch's order.
 INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
@@ -77,6 +81,11 @@ def conv_transpose1d(
         NotImplementedError: the named ``variant`` cannot do this problem, or no rung can in the named ``precision``
             (but see "tf32x3"), or one was named for tensors that are handed to torch.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        numbers = stride, padding, output_padding, groups, dilation
+        if call := _at_once(input, weight, bias, *numbers, variant, precision):
+            return call(input, weight, bias)
+
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
@@ -113,6 +122,52 @@ def conv_transpose1d(
     return output.squeeze(0) if unbatched else output
 
 
+def _at_once(
+    input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
+) -> direct.Call | None:
+    """What computes this call and all that are like it; None where that takes a closer look."""
+    if type(stride) is tuple:  # as layers have them
+        try:
+            (stride,), (padding,), (output_padding,), (dilation,) = stride, padding, output_padding, dilation
+        except (TypeError, ValueError):
+            return None
+    # What is equal need not be as good: True is 1, and so is 1.0.
+    if not type(stride) is type(padding) is type(output_padding) is type(groups) is type(dilation) is int:
+        return None
+    if type(variant) not in NAMES or type(precision) not in NAMES or torch._C._is_any_autocast_enabled():
+        return None
+    if weight is None or not direct.is_clear(input, weight, bias):
+        return None
+    return _call(
+        *(layout_of(input), layout_of(weight), None if bias is None else layout_of(bias)),
+        *(stride, padding, output_padding, groups, dilation, variant),
+        *(precision, precision is None and input.dtype == torch.float32 and _torch_allows_tf32()),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _call(
+    input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
+) -> direct.Call | None:
+    """The call of tensors of these layouts; None if it is none of ours, or bad in ways that it takes the arguments
+    themselves to tell. ``tf32``: torch allows it. Raises what the operator raises."""
+    laid_out = [Layout(*one) for one in (input, weight, bias) if one]
+    (shape, _, dtype, index, _), precisions = laid_out[0], PRECISIONS.get(laid_out[0].dtype, ())
+    if not (
+        ops.computes_on(index) and len(shape) == 3 and shape[0] and all(one[2:4] == (dtype, index) for one in laid_out)
+    ):
+        return None
+    if precision not in (None, *precisions) or variant not in (None, *RUNGS) or 0 in laid_out[1].shape:
+        return None
+    precision = precision or (TF32_ALLOWED if tf32 else precisions[0])
+    others = stride, padding, output_padding, groups, dilation, variant or "", precision
+    if not all(_fits(number) for number in others[:5]):
+        return None
+    compute = ops.ready(input, weight, bias, *others)
+    constants = grad_ops.constants_of(input[0], weight[0], others)
+    return direct.call(ops.conv_transpose1d, compute, partial(grad_ops.keep, constants))
+
+
 def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether this package's operator computes it; torch's own does otherwise."""
     return (
@@ -138,7 +193,7 @@ def _torch_allows_tf32() -> bool:
 
     It sees what was set in either way, while the older ``cudnn.allow_tf32`` raises once the newer settings were used.
     """
-    return CUDNN_CONVOLUTIONS.fp32_precision == "tf32"
+    return torch._C._get_fp32_precision_getter(*CUDNN_CONVOLUTIONS) == "tf32"
 
 
 # As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package:
@@ -164,7 +219,7 @@ def _integers(*arguments) -> list[int]:
     for value in arguments:
         if type(value) is tuple and len(value) == 1:
             value = value[0]
-        if type(value) is not int or not -(2**63) <= value < 2**63:
+        if type(value) is not int or not _fits(value):
             break
         plain.append(value)
     else:
@@ -181,12 +236,17 @@ def _integers(*arguments) -> list[int]:
             _int(name, value)
     for name, values, too_large in given:
         for value in values:
-            if not -(2**63) <= _int(name, value) < 2**63:
+            if not _fits(_int(name, value)):
                 raise too_large(f"{name} must fit in 64 bits, got {value}")
     for name, values, _ in given:
         if len(values) != 1:
             raise RuntimeError(f"{name} must be one integer or a tuple of one, got {values}")
     return [_int(name, value) for name, (value,), _ in given]
+
+
+def _fits(number: int) -> bool:
+    """Whether 64 bits hold it."""
+    return -(2**63) <= number < 2**63
 
 
 def _int(name: str, value) -> int:

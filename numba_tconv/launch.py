@@ -33,7 +33,6 @@ else:
 _thread = threading.local()
 _compiling = threading.RLock()
 ADDRESS = 4  # of a tensor's slots, the one that holds its address
-MOST_SLOTS = 512  # of all arguments of a kernel: a launch has 4096 bytes for them
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes of shared memory, static and dynamic, that a kernel gets without asking
 
 
@@ -152,24 +151,19 @@ class Kernel:
             views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
             self.simulated[grid, self.threads, 0, shared_bytes](*views)
             return
-        self._launch(grid, shared_bytes, array("q", self._slots(arguments)))
+        self._launch(grid, shared_bytes, _Parameters(array("q", self._slots(arguments))))
 
-    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, slots: array):
+    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters):
         """Run with the arguments in Numba's layout."""
-        device = torch.cuda.current_device()
+        device = torch._C._cuda_getDevice()
         _enter_context(device)
-        function = self.handle(device, shared_bytes)
-        try:
-            parameters = _parameters.pop()
-        except IndexError:
-            parameters = _Parameters()
-        parameters.slots[: len(slots)] = slots
+        function, (x, y, z) = self.handle(device, shared_bytes), grid
+        stream = torch._C._cuda_getCurrentRawStream(device)
         result = driver.cuLaunchKernel(
-            *(function, *grid, self.threads, 1, 1, shared_bytes),
-            *(torch._C._cuda_getCurrentRawStream(device), parameters.addresses, 0),
+            function, x, y, z, self.threads, 1, 1, shared_bytes, stream, parameters.addresses, 0
         )
-        _parameters.append(parameters)
-        _check(result)
+        if int(result[0]):
+            _check(result)
 
     def prepare(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None) -> Prepared:
         """A launch that may be made many times, with other tensors laid out alike: ``arguments`` are as those of
@@ -195,6 +189,8 @@ class Prepared:
         self.kernel, self.grid, self.shared_bytes, self.arguments = kernel, grid, shared_bytes, arguments
         self.given = [at for at, a in enumerate(arguments) if a is GIVEN or isinstance(a, torch.Tensor)]
         self.slots, self.places = array("q"), []
+        # Taken out and put back whole, which lists do in one step, whatever the thread.
+        self._idle: list[_Parameters] = []
         for form, argument in zip(kernel._forms, arguments, strict=True):
             start = len(self.slots)
             if argument is GIVEN:
@@ -216,25 +212,25 @@ class Prepared:
                 arguments[at] = value
             self.kernel.launch(self.grid, *arguments, shared_bytes=self.shared_bytes)
             return
-        slots = self.slots[:]
+        try:
+            parameters = self._idle.pop()
+        except IndexError:
+            parameters = _Parameters(self.slots[:])
+        slots = parameters.slots
         for at, value in zip(self.places, given, strict=True):
             slots[at] = value if type(value) is int else value.data_ptr()
-        self.kernel._launch(self.grid, self.shared_bytes, slots)
+        self.kernel._launch(self.grid, self.shared_bytes, parameters)
+        self._idle.append(parameters)
 
 
 class _Parameters:
     """Where the driver reads the arguments of one launch: the slots, and the address of each."""
 
-    def __init__(self):
-        slots = array("q", bytes(8 * MOST_SLOTS))
-        first, _ = slots.buffer_info()
-        self.slots = memoryview(slots)  # which stays where it is
-        self._pointers = array("q", range(first, first + 8 * MOST_SLOTS, 8))
+    def __init__(self, slots: array):
+        self.slots = slots  # which stay where they are, for as long as none is added
+        first, count = slots.buffer_info()
+        self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
-
-
-# Those that no launch is using. Taken out and put back whole, which lists do in one step, whatever the thread.
-_parameters: list[_Parameters] = []
 
 
 @contextlib.contextmanager

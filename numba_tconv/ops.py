@@ -7,13 +7,16 @@ operators too (kernels/grad_ops.py); which kernels compute them on a GPU is deci
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 
 from . import direct, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
+from .kernels.ready import Ready
 from .kernels.rung import Rung
+from .layout import Layout, layout_of
 from .problem import Problem
 from .select import arithmetic, select
 
@@ -69,29 +72,34 @@ def _problem(input, weight, bias, stride, padding, output_padding, groups, dilat
     return problem
 
 
+def computes_on(index: int) -> bool:
+    """Whether this package computes on the device to which torch gives that index: it does on GPUs."""
+    return index >= 0
+
+
 @direct.implementation(conv_transpose1d, "cuda")
-def _cuda(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
+def _cuda(input, weight, bias, *parameters):
     _check_kinds(input, weight, bias)
-    problem, rung, precision = _planned(
-        *(input.shape, weight.shape, None if bias is None else bias.shape),
-        *(stride, padding, output_padding, groups, dilation, variant, precision),
-        *(input.dtype, input.device.index),
-    )
-    output = input.new_empty((problem.batch, problem.out_channels, problem.out_length))
-    if output.numel():
-        with device.current(input.device.index):
-            rung.run(input, weight, bias, output, problem, precision=precision)
-    return output
+    laid_out = layout_of(input), layout_of(weight), None if bias is None else layout_of(bias)
+    return ready(*laid_out, *parameters)(input, weight, bias)
 
 
-@lru_cache(maxsize=1024)
-def _planned(
-    input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, dtype, index
-) -> tuple[Problem, Rung, str]:
-    """The problem by the shapes of the tensors, and its plan; remembered, so that a repeated call pays for one look-up
-    only. ``index``: torch's, of the GPU."""
-    problem = _problem(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return problem, *_plan(problem, dtype, variant, precision, device.of(index))
+@lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
+def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Ready:
+    """What computes the output of tensors of these layouts (the tuples, None without a bias), of one dtype and GPU.
+
+    Raises what the operator raises.
+    """
+    laid_out = [one and Layout(*one) for one in (input, weight, bias)]
+    shapes = (one and one.shape for one in laid_out)
+    problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
+    _, _, dtype, index, _ = input
+    rung, precision = _plan(problem, dtype, variant, precision, device.of(index))
+    shape = problem.batch, problem.out_channels, problem.out_length
+    if 0 in shape:
+        return Ready(shape, dtype, index, lambda *_: None)
+    output = Layout.contiguous(shape, dtype, index)
+    return Ready(shape, dtype, index, rung.prepare(*laid_out, output, problem, precision=precision))
 
 
 @lru_cache(maxsize=1024)
@@ -121,8 +129,6 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 # The gradients
 
-transforms.register(conv_transpose1d, grad_ops.backward, grad_ops.setup_context, grad_ops.jvp)
-
 
 @lru_cache(maxsize=1024)
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
@@ -144,40 +150,96 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     return precision if able else None
 
 
-def _precision_of(of, problem, grad_output, precision):
-    return gradient_precision(of, problem, grad_output.dtype, precision, device.of(grad_output.device.index))
+@lru_cache(maxsize=1024)
+def ready_input(grad_output, weight, length, *parameters) -> Callable:
+    """What computes grad_input of tensors of these layouts; raises what grad_ops.grad_input raises."""
+    problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
+    return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
+        lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
+    )
+
+
+@lru_cache(maxsize=1024)
+def ready_weight(grad_output, input, kernel_size, *parameters) -> Callable:
+    """As ``ready_input``, for grad_weight."""
+    problem = grad_ops.problem_of(grad_output[0], *input[0][1:], kernel_size, parameters)
+    return _ready("grad_weight", problem, grad_output, input, precision=parameters[-1]) or (
+        lambda grad_output, input: grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
+    )
+
+
+@lru_cache(maxsize=1024)
+def ready_bias(grad_output, precision) -> Callable:
+    """As ``ready_input``, for grad_bias."""
+    shape, *_ = grad_output
+    if 0 in shape:
+        return lambda grad_output: grad_output.new_zeros((shape[1],))
+    problem = sum_problem(shape)
+    return _ready("grad_bias", problem, grad_output, precision=precision) or (
+        lambda grad_output: grad_output.sum((0, 2))
+    )
+
+
+def sum_problem(shape: tuple[int, int, int]) -> Problem:
+    """The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride."""
+    batch, channels, length = shape
+    return Problem(batch, channels, channels, 1, length, groups=channels)
+
+
+def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
+    """None: torch's own operators compute it."""
+    _, _, dtype, index, _ = grad_output
+    precision = gradient_precision(of, problem, dtype, precision, device.of(index))
+    return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)
 
 
 @direct.implementation(grad_ops.grad_input, "cuda")
-def _grad_input(grad_output, weight, length, *parameters):
-    problem = grad_ops.problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
-    precision = _precision_of("grad_input", problem, grad_output, parameters[-1])
-    if precision is None:
-        return grad_ops.torchs_input(grad_output, weight, length, parameters)
-    return gradients.grad_input(grad_output, weight, problem, precision=precision)
+def _grad_input(grad_output, weight, *parameters):
+    return ready_input(layout_of(grad_output), layout_of(weight), *parameters)(grad_output, weight)
 
 
 @direct.implementation(grad_ops.grad_weight, "cuda")
-def _grad_weight(grad_output, input, kernel_size, *parameters):
-    problem = grad_ops.problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
-    precision = _precision_of("grad_weight", problem, grad_output, parameters[-1])
-    if precision is None:
-        return grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
-    return gradients.grad_weight(grad_output, input, problem, precision=precision)
+def _grad_weight(grad_output, input, *parameters):
+    return ready_weight(layout_of(grad_output), layout_of(input), *parameters)(grad_output, input)
 
 
 @direct.implementation(grad_ops.grad_bias, "cuda")
 def _grad_bias(grad_output, precision):
-    if not grad_output.numel():
-        return grad_output.new_zeros((grad_output.shape[1],))
-    problem = _sum_problem(*grad_output.shape)
-    own = _precision_of("grad_bias", problem, grad_output, precision)
-    if own is None:
-        return grad_output.sum((0, 2))
-    return gradients.grad_bias(grad_output, problem, precision=own)
+    return ready_bias(layout_of(grad_output), precision)(grad_output)
+
+
+def backward(ctx, grad_output):
+    """Gradients for input, weight and bias, those that are wanted; None for every other argument."""
+    input, weight = ctx.saved_tensors
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or not computes_on(grad_output.get_device())
+        or not direct.is_clear(grad_output, input, weight)
+        or direct.wants_gradient(grad_output, input, weight)
+    ):
+        return *grad_ops.backward(ctx, grad_output, input, weight), *[None] * 7
+    for_input, for_weight, for_bias = _ready_gradients(
+        *(layout_of(grad_output), input if input is None else layout_of(input)),
+        *(weight if weight is None else layout_of(weight), ctx.needs_input_grad[2]),
+        *ctx.constants,
+    )
+    return (
+        for_input and for_input(grad_output, weight),
+        for_weight and for_weight(grad_output, input),
+        for_bias and for_bias(grad_output),
+        *[None] * 7,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _sum_problem(batch: int, channels: int, length: int) -> Problem:
-    """The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride."""
-    return Problem(batch, channels, channels, 1, length, groups=channels)
+def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
+    """What computes the gradients for input, weight and bias of tensors of these layouts; None for those that are not
+    wanted. ``input`` is None where that for weight is not, ``weight`` where that for input is not."""
+    return (
+        weight and ready_input(grad_output, weight, length, *parameters),
+        input and ready_weight(grad_output, input, kernel_size, *parameters),
+        ready_bias(grad_output, parameters[-1]) if wants_bias else None,
+    )
+
+
+transforms.register(conv_transpose1d, backward, grad_ops.setup_context, grad_ops.jvp)

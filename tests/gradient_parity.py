@@ -12,7 +12,8 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 
 import reference
-from numba_tconv.kernels import grad_ops
+from numba_tconv import ops
+from numba_tconv.kernels import grad_ops, gradients
 from numba_tconv.kernels.gradients import GRADIENTS
 from tests.parity import LAYOUTS, operands, parameters
 
@@ -48,6 +49,12 @@ def operator_arguments(of, problem, g, x, w, precision="ieee"):
 def as_on_a_gpu(of, *arguments):
     """The result of the operator's implementation for CUDA tensors, called with CPU tensors."""
     return OPERATORS[of].redispatch(DispatchKeySet(DispatchKey.CUDA), *arguments)
+
+
+def forget_what_is_ready():
+    """The operators of the gradients choose anew, as on another GPU."""
+    for remembered in (ops.ready_input, ops.ready_weight, ops.ready_bias, gradients.ready):
+        remembered.cache_clear()
 
 
 def poisoned_gradient(of, problem, dtype, device="cpu"):

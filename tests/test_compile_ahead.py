@@ -14,7 +14,7 @@ from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.launch import Kernel, Prepared
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
-from tests.gradient_parity import OF, as_on_a_gpu, operator_arguments
+from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -115,6 +115,7 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
         gradients = step[len(forward) :]
         assert [call.rung in GRADIENTS for call in gradients] == [True] * len(gradients)
         monkeypatch.setattr(device, "of", lambda _: gpu)
+        forget_what_is_ready()
         launched.kernels.clear()
         with torch.inference_mode():  # as above
             x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)

@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parameter import Parameter
 from torch.overrides import TorchFunctionMode
@@ -15,53 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import numba_tconv
-from numba_tconv import direct, functional, ops, transforms
+from numba_tconv import direct, ops, transforms
+from tests.around import PROBLEM, assert_same, call, tensors_of
 from tests.gradient_parity import OF, OPERATORS, gradient_operands, operator_arguments
-from tests.parity import SMALL, operands, parameters
+from tests.parity import SMALL
 
-PROBLEM = SMALL["groups, unequal channels"]
+pytest_plugins = ["tests.around"]
+pytestmark = pytest.mark.usefixtures("made_ready")
+
 REASONS = ["groups, unequal channels", "output_padding and padding", "one output sample left", "stride 1, dilation"]
-
-
-@pytest.fixture(autouse=True)
-def as_if_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(functional, "_ours", lambda *_: True)
-
-
-@pytest.fixture
-def by_operator(monkeypatch):
-    """A function that makes a call take the operator, as it would without the way around the dispatcher."""
-
-    def by_operator(call):
-        with monkeypatch.context() as patch:
-            patch.setattr(direct, "route", lambda operator, arguments: operator)
-            return call()
-
-    return by_operator
-
-
-@pytest.fixture
-def routes(monkeypatch):
-    """The operators that went around the dispatcher by then, and those that did not."""
-    seen, route = {"around": [], "through": []}, direct.route
-
-    def noted(operator, arguments):
-        way = route(operator, arguments)
-        seen["through" if way is operator else "around"].append(operator)
-        return way
-
-    monkeypatch.setattr(direct, "route", noted)
-    return seen
-
-
-def tensors_of(problem, **kind):
-    x, w, _ = operands(problem, torch.float64)
-    tensors = x, w, torch.randn(problem.out_channels, dtype=torch.float64)
-    return [tensor.requires_grad_(**kind) for tensor in tensors]
-
-
-def call(*tensors, problem=PROBLEM):
-    return numba_tconv.conv_transpose1d(*tensors, **parameters(problem))
 
 
 # What takes which way
@@ -95,14 +58,21 @@ def with_gradients():
     torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), tensors)
 
 
-AROUND = (plainly, without_gradients, in_inference_mode, under_autocast, with_gradients)
+def unbatched():
+    x, w, bias = tensors_of(PROBLEM)
+    call(x[0], w, bias)
+
+
+AT_ONCE = (plainly, without_gradients, in_inference_mode, with_gradients)
+AROUND = (*AT_ONCE, under_autocast, unbatched)
 
 
 @pytest.mark.parametrize("situation", AROUND, ids=lambda situation: situation.__name__)
 def test_plain_tensors_go_around_the_dispatcher(routes, situation):
     situation()
-    assert routes["around"]
     assert not routes["through"]
+    assert bool(routes["at once"]) == (situation in AT_ONCE)
+    assert bool(routes["around"]) == (situation not in AT_ONCE[:3])  # or in second derivatives
 
 
 class Passed(TorchDispatchMode):
@@ -184,8 +154,11 @@ THROUGH = (
 
 @pytest.mark.parametrize("situation", THROUGH, ids=lambda situation: situation.__name__)
 def test_whatever_else_is_active_takes_the_operator(routes, situation):
+    call(*tensors_of(PROBLEM))  # what is remembered of this one is not for the others
+    routes["at once"].clear()
     situation(*tensors_of(PROBLEM))
     assert ops.conv_transpose1d in routes["through"]
+    assert not routes["at once"] or situation is of_a_negation_not_yet_done  # which compares with a plain call
 
 
 def test_an_operator_that_nobody_described_is_called_itself():
@@ -207,13 +180,6 @@ def everything(f, wanted, problem=PROBLEM, hooks=contextlib.nullcontext):
     first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves, allow_unused=True)
     return [y, *first, *(torch.zeros(0) if g is None else g for g in second)]
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.dtype, ours.stride(), ours.requires_grad) == (theirs.dtype, theirs.stride(), theirs.requires_grad)
-        assert torch.equal(ours, theirs)
 
 
 WANTED = [(0, 0, 0), (1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1)]
@@ -273,15 +239,22 @@ BAD = {
     "bias shape": {"bias": torch.randn(5)},
     "of several, the first": {"bias": torch.randn(5), "stride": 0},
     "devices": {"weight": torch.randn(4, 6, 3, device="meta")},
+    "dtype of all": {"input": torch.randn(2, 4, 7).to(torch.complex64), "weight": torch.randn(4, 6, 3).half()},
+    "no dimensions": {"input": torch.randn(())},
+    "a number of more than 64 bits": {"input": torch.randn(2, 4, 1), "stride": 2**64},
+    "a number below those of 64 bits": {"padding": -(2**64)},
+    "no weight": {"weight": None},
+    "no tensor": {"input": [1.0]},
 }
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("fault", BAD)
-def test_errors_are_the_operators(by_operator, fault, gradients):
+def test_errors_are_the_operators(by_operator, made_ready, fault, gradients):
     good = {"input": torch.randn(2, 4, 7), "weight": torch.randn(4, 6, 3), "bias": torch.randn(6)}
     arguments = good | BAD[fault]
-    arguments["input"] = arguments["input"].clone().requires_grad_(gradients)
+    if isinstance(arguments["input"], torch.Tensor):
+        arguments["input"] = arguments["input"].clone().requires_grad_(gradients)
 
     def raised():
         with pytest.raises(Exception) as error:  # noqa: PT011  (its type is compared)
@@ -289,6 +262,59 @@ def test_errors_are_the_operators(by_operator, fault, gradients):
         return type(error.value), str(error.value)
 
     assert raised() == by_operator(raised) == raised()
+    assert not made_ready
+
+
+def of_dual_numbers(x, w, bias):
+    with forward_ad.dual_level():
+        return call(forward_ad.make_dual(x.detach(), x.detach().flip(0)), w.detach(), bias.detach())
+
+
+def differentiated_by_torch_func(x, w, bias):
+    return torch.func.grad(lambda x: call(x, w.detach(), bias.detach()).square().sum())(x.detach())
+
+
+def one_by_one(x, w, bias):
+    return torch.vmap(lambda x: call(x, w.detach(), bias.detach()))(x.detach()[:, None])
+
+
+@pytest.mark.parametrize("situation", [of_dual_numbers, differentiated_by_torch_func, one_by_one])
+def test_other_modes_of_differentiation_have_ways_of_their_own(routes, by_operator, situation):
+    call(*tensors_of(PROBLEM))
+    routes["at once"].clear()
+    compute = functools.partial(situation, *tensors_of(PROBLEM))
+    found = compute()
+    assert not routes["at once"]
+    torch.testing.assert_close(found, by_operator(compute))
+
+
+def seen_by_a_mode(y, g):
+    with SeenOperators() as mode:
+        y.backward(g)
+    return mode.seen
+
+
+def seen_by_a_profiler(y, g):
+    with torch.profiler.profile() as profile:
+        y.backward(g)
+    return {event.name for event in profile.events()}
+
+
+class SeenOperators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.add(function.name())
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("see", [seen_by_a_mode, seen_by_a_profiler])
+def test_whoever_looks_on_sees_the_operators_of_the_backward_pass(see, made_ready):
+    y = call(*tensors_of(PROBLEM))
+    assert see(y, torch.ones_like(y)) >= {operator.name() for operator in OPERATORS.values()}
+    assert [name for name, _ in made_ready] == ["ready"]
 
 
 def test_a_graph_names_the_operator():

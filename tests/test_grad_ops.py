@@ -13,6 +13,7 @@ import numba_tconv
 from numba_tconv import functional, ops, workloads
 from numba_tconv.kernels import grad_ops, gradients
 from numba_tconv.kernels.device import A100, H200, Device
+from numba_tconv.layout import layout_of
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.select import TF32_ALLOWED
@@ -20,6 +21,7 @@ from tests.gradient_parity import (
     OF,
     OPERATORS,
     as_on_a_gpu,
+    forget_what_is_ready,
     gradient_operands,
     inputs_of,
     operator_arguments,
@@ -237,12 +239,21 @@ def test_a_gpu_computes_what_is_not_left_to_torch(monkeypatch, of, precision):
     problem, seen = SMALL[GROUPS], []
     g, x, w = gradient_operands(problem, torch.float32)
 
-    def ours(*operands, precision):
-        seen.append((operands[:-1], precision))
-        return references_gradient(of, g, x, w, problem).float()
+    def ready(*what, precision):
+        def ours(*operands):
+            seen.append((what, operands, precision))
+            return references_gradient(of, g, x, w, problem).float()
 
-    monkeypatch.setattr(gradients, of, ours)
+        return ours
+
+    forget_what_is_ready()
+    monkeypatch.setattr(gradients, "ready", ready)
     result = as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, precision))
     oracle = references_gradient(of, g, x, w, problem)
     assert verdict(result, oracle.float(), oracle, 100) is None
-    assert seen == ([(inputs_of(of, g, x, w), "ieee")] if precision == "ieee" else [])
+    monkeypatch.undo()
+    forget_what_is_ready()
+    operands = inputs_of(of, g, x, w)
+    problem = replace(problem, bias=False) if of != "grad_bias" else ops.sum_problem(g.shape)
+    what = of, problem, *map(layout_of, operands)
+    assert seen == ([(what, operands, "ieee")] if precision == "ieee" else [])

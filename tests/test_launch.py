@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import threading
 import time
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import torch
 from numba import types
 
 from numba_tconv import launch, machine
-from numba_tconv.kernels import device as gpu
+from numba_tconv.kernels import ready
 from numba_tconv.launch import GIVEN, Kernel, alike, flat, strided
 from numba_tconv.ptx import SIMULATOR
 
@@ -146,7 +145,7 @@ def launches(monkeypatch):
 
     monkeypatch.setattr(launch, "driver", SimpleNamespace(cuLaunchKernel=launch_kernel), raising=False)
     monkeypatch.setattr(launch, "_enter_context", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     monkeypatch.setattr(Kernel, "handle", lambda kernel, device, shared_bytes: f"on {device}")
     return SimpleNamespace(seen=seen, expect=lambda count: setattr(local, "slots", count))
@@ -197,18 +196,38 @@ def test_a_failed_launch_is_an_error(launches, monkeypatch):
         Kernel("kernel", lambda: None, (types.int64,), 32).launch(1, 5)
 
 
-def test_more_arguments_than_a_launch_takes_are_an_error(launches):
-    many = launch.MOST_SLOTS + 1
-    with pytest.raises(ValueError, match="memoryview"):
-        Kernel("kernel", lambda: None, (types.int64,) * many, 32)._launch((1, 1, 1), 0, array("q", [0] * many))
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_prepared_launch_is_made_again_after_one_that_failed(launches):
+    prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare(1, GIVEN, 7, GIVEN)
+    launches.expect(3)
+    with pytest.raises(AttributeError):
+        prepared(1, "no tensor")
+    prepared(3, 4)
+    (kept,) = prepared._idle
+    prepared(5, 6)
+    assert prepared._idle == [kept]
+    assert [slots for *_, slots in launches.seen] == [[3, 7, 4], [5, 7, 6]]
 
 
-@pytest.mark.parametrize("index", [None, 0, 1])
+@pytest.mark.parametrize("index", [-1, 0, 1])
 def test_a_gpu_is_made_the_current_one_where_it_is_not(monkeypatch, index):
-    made = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: made.append(index) or contextlib.nullcontext())
-    for _ in range(2):
-        with gpu.current(index):
-            pass
-    assert made == ([1, 1] if index == 1 else [])
+    current, steps = [0], []
+
+    @contextlib.contextmanager
+    def device(index):
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    def noted(what, result=None):
+        steps.append((what, current[0]))
+        return result
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(ready, "room", lambda *_: lambda: noted("allocated", "result"))
+    filled = ready.Ready((2, 3), torch.float32, index, lambda *tensors: noted(tensors))
+    assert filled("x", None) == "result"
+    there = max(index, 0)
+    assert steps == [("allocated", there), (("x", None, "result"), there)]
+    assert current == [0]

@@ -30,7 +30,7 @@ LAYERS = (
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress", "decoders"),
     ("cache", "elements", "ptx", "ptx.*"),
-    ("launch", "direct", "transforms"),
+    ("launch", "layout", "direct", "transforms"),
     ("offline", "kernels.*"),
     ("kernels",),
     ("select", "traffic"),

@@ -11,6 +11,7 @@ from torch._inductor import cudagraph_trees
 
 from numba_tconv.kernels import tensor_pack
 from numba_tconv.kernels.k6_config import configs
+from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 
 
@@ -33,9 +34,11 @@ def packed(monkeypatch, cuda):
         assert torch.equal(tensor_pack.packed_weights(w, packing), w)
         return cuda.packings
 
-    packing = tensor_pack.Packing("tile", "mma", *[1] * 5)
+    weights = Layout.contiguous((4, 3, 2), torch.float32, 0)
+    packing = tensor_pack.Packing("tile", "mma", weights, *[1] * 4)
     monkeypatch.setattr(tensor_pack, "_pack", pack)
     monkeypatch.setattr(tensor_pack, "_entries", {})
+    monkeypatch.setattr(tensor_pack, "_new", {})
     monkeypatch.setattr(tensor_pack, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
@@ -44,11 +47,43 @@ def packed(monkeypatch, cuda):
     return packed
 
 
-def test_weights_are_packed_once_until_torch_changes_them(packed):
+def test_weights_that_come_again_are_packed_no_more_until_torch_changes_them(packed):
     w = torch.randn(4, 3, 2)
-    assert [packed(w), packed(w), packed(w[:, :2])] == [1, 1, 2]
+    assert [packed(w), packed(w), packed(w), packed(w.view(4, 3, 2))] == [1, 2, 2, 2]
+    assert [packed(w[1:]) for _ in range(3)] == [3, 4, 4]
     w.mul_(2)
-    assert [packed(w), packed(w)] == [3, 3]
+    assert [packed(w) for _ in range(4)] == [5, 6, 6, 6]
+
+
+def test_weights_that_are_computed_for_each_call_are_not_kept(packed):
+    """Not even where the allocator gives them the memory of those before."""
+    g, v = torch.randn(4, 1, 1), torch.randn(4, 3, 2)
+    assert [packed(torch._weight_norm(v, g)) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert not tensor_pack._entries
+
+
+def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):
+    monkeypatch.setattr(tensor_pack, "MOST_NEW", 8)
+    old, recent = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
+    for w in (old, recent):
+        packed(w)
+    for _ in range(tensor_pack.MOST_NEW - 1):
+        packed(torch.randn(4, 3, 2))
+    assert len(tensor_pack._new) == tensor_pack.MOST_NEW
+    before = packed(recent)
+    assert packed(recent) == before
+    before = packed(old)
+    assert [packed(old), packed(old)] == [before + 1, before + 1]
+
+
+def test_what_was_packed_of_weights_that_torch_changed_is_given_back(packed):
+    w = torch.randn(4, 3, 2)
+    for _ in range(2):
+        packed(w)
+    assert len(tensor_pack._entries) == 1
+    w.mul_(2)
+    packed(w)
+    assert not tensor_pack._entries
 
 
 def test_weights_of_inference_mode_are_packed_at_every_call(packed):
@@ -60,20 +95,20 @@ def test_weights_of_inference_mode_are_packed_at_every_call(packed):
 def test_weights_that_a_graph_reads_are_packed_at_every_call_from_then_on(packed):
     """A replay may write them, which torch does not count."""
     w, other = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
-    assert [packed(w), packed(other)] == [1, 2]
-    assert packed(w, capturing=True) == 3
-    assert [packed(w), packed(w.detach())] == [4, 5]
-    assert packed(other) == 5
+    assert [packed(w), packed(w), packed(other), packed(other)] == [1, 2, 3, 4]
+    assert packed(w, capturing=True) == 5
+    assert [packed(w), packed(w.detach())] == [6, 7]
+    assert packed(other) == 7
 
 
 def test_another_stream_waits_for_the_packing_and_keeps_its_memory(packed, cuda, monkeypatch):
     recorded = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(stream), raising=False)
     w = torch.randn(4, 3, 2)
-    assert [packed(w), packed(w)] == [1, 1]
+    assert [packed(w), packed(w), packed(w)] == [1, 2, 2]
     assert cuda.waited == recorded == []
     cuda.stream = 1
-    assert packed(w) == 1
+    assert packed(w) == 2
     assert len(cuda.waited) == len(recorded) == 1
 
 
@@ -81,9 +116,9 @@ def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(pa
     warm = SimpleNamespace(in_warmup=True)
     monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: warm)
     w = torch.randn(4, 3, 2)
-    assert [packed(w), packed(w)] == [1, 2]
+    assert [packed(w), packed(w), packed(w)] == [1, 2, 3]
     warm.in_warmup = False
-    assert [packed(w), packed(w)] == [3, 3]
+    assert [packed(w), packed(w), packed(w)] == [4, 5, 5]
 
 
 def test_torch_compile_warms_nothing_up_where_it_was_not_called(monkeypatch):
@@ -98,7 +133,10 @@ def test_torch_compile_warms_nothing_up_where_it_was_not_called(monkeypatch):
 def test_nothing_is_remembered_of_weights_that_are_gone(packed):
     for capturing, memory in ((False, tensor_pack._entries), (True, tensor_pack._captured)):
         for _ in range(5):
-            packed(torch.randn(4, 3, 2), capturing)
+            w = torch.randn(4, 3, 2)
+            for _ in range(2):
+                packed(w, capturing)
+            del w
         assert len(memory) == 1
 
 
@@ -106,8 +144,12 @@ def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
     problem = Problem(2, 64, 64, 8, 100, stride=4)
     tile = configs(problem, "tf32")[0].tile
 
-    def packing(order="mma", **changes):
-        return tensor_pack.packing_of(replace(problem, **changes), tile, order, 1)
+    def packing(order="mma", strides=None, offset=0, **changes):
+        p = replace(problem, **changes)
+        weights = Layout.contiguous((p.in_channels, p.out_channels_per_group, p.kernel_size), torch.float32, 0)
+        weights = weights._replace(strides=strides or weights.strides, offset=offset)
+        return tensor_pack.packing_of(p, tile, order, 1, weights)
 
-    assert packing() is packing(length=7, batch=1, padding=2)
-    assert len({packing(), packing("wgmma"), packing(groups=2), packing(in_channels=128)}) == 4
+    assert packing() is packing(length=7, batch=1, padding=2) is packing(offset=4)
+    others = packing("wgmma"), packing(groups=2), packing(in_channels=128), packing(strides=(8, 512, 1))
+    assert len({packing(), *others}) == 5

@@ -34,7 +34,7 @@ from . import depthwise_direct
 from .depthwise_config import Config, choose, plan
 from .depthwise_direct import VECTOR, DirectConfig
 from .depthwise_rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
-from .rung import Rung, cuda_core_reason
+from .rung import Rung, cuda_core_reason, taking_bias
 
 BATCH = 4  # vectors that a thread has under way
 
@@ -248,11 +248,11 @@ class Depthwise(Rung):
     def shared_bytes(self, problem, config):
         return 0 if isinstance(config, DirectConfig) else config.shared_bytes(plan(problem, config)[0])
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         launch = _prepared(
-            *(problem, config, x.dtype, x.stride(), w.stride(), bias is not None, offset_of(x), offset_of(y)),
+            *(problem, config, x.dtype, x.strides, w.strides, bias is not None, offset_of(x), offset_of(y)),
         )
-        launch(x, w, w if bias is None else bias.contiguous(), y)
+        return taking_bias(launch, bias)
 
 
 @lru_cache(maxsize=1024)

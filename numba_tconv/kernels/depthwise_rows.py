@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from ..layout import Layout
 from ..taps import Taps
 
 MOST_CHANNELS = 8  # of a group, in or out
@@ -80,9 +81,9 @@ def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
     return -(-rows // teams), -(-stretches // planes), planes
 
 
-def offset_of(tensor) -> int:
+def offset_of(tensor: Layout) -> int:
     """Elements from a multiple of 16 bytes to the tensor's first."""
-    return tensor.data_ptr() % 16 // tensor.element_size()
+    return tensor.offset % 16 // tensor.dtype.itemsize
 
 
 def read_in_place(config) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,21 +30,17 @@ A100 = Device((8, 0), 108, LIMITS[8, 0][2])
 
 @cache
 def of(index: int | None) -> Device:
-    """The GPU with torch's ``index``. None, as of a tensor in the simulator: an H200, so that its tiles are checked."""
-    if index is None:
+    """The GPU with torch's ``index``. None, or below 0, as of a tensor in the simulator: an H200, so that its tiles are
+    checked."""
+    if index is None or index < 0:
         return H200
     p = torch.cuda.get_device_properties(index)
     return Device((p.major, p.minor), p.multi_processor_count, p.shared_memory_per_multiprocessor)
 
 
-_nothing_to_do = contextlib.nullcontext()
-
-
-def current(index: int | None) -> contextlib.AbstractContextManager:
-    """A context in which the GPU with torch's ``index`` is the current one; None: there is none, in the simulator."""
-    if index is None or index == torch.cuda.current_device():
-        return _nothing_to_do
-    return torch.cuda.device(index)
+def is_current(index: int) -> bool:
+    """Whether the GPU with torch's ``index`` is the current one; below 0: there is none, in the simulator."""
+    return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def current_device() -> Device:

@@ -20,7 +20,7 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
 from . import device as gpu
 from .grad_rung import GradientRung
-from .grad_sum import accumulator_of, add_up, workspace
+from .grad_sum import accumulator_of, added_up
 from .grad_sum import make_kernel as make_sum
 from .rung import cuda_core_reason
 
@@ -105,11 +105,9 @@ class Bias(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
 
-    def run(self, grad_output, result, problem, config=None, precision=None):
-        splits, launch = _prepared(problem, config, result.dtype, grad_output.stride(), gpu.of(result.device.index))
-        partials = workspace(result, splits)
-        launch(grad_output, partials)
-        add_up(partials, result, splits)
+    def prepare(self, grad_output, result, problem, config=None, precision=None):
+        splits, launch = _prepared(problem, config, result.dtype, grad_output.strides, gpu.of(result.index))
+        return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)

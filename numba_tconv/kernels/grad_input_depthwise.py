@@ -193,12 +193,11 @@ class InputDepthwise(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None, precision=None):
-        launch = _prepared(
-            *(problem, config, result.dtype, grad_output.stride(), weight.stride()),
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
+        return _prepared(
+            *(problem, config, result.dtype, grad_output.strides, weight.strides),
             *(offset_of(grad_output), offset_of(result)),
         )
-        launch(grad_output, weight, result)
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,7 @@ import torch
 from numba import cuda, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, alike, flat
 from .grad_rung import GradientRung
 from .rung import SUM_CHANNELS, cuda_core_reason
 
@@ -84,12 +84,12 @@ class InputGather(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None, precision=None):
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)
-        p = problem
-        make_kernel(config).launch(
-            -(-result.numel() // config.threads),
-            *(grad_output, *grad_output.stride(), weight, *weight.stride(), result, p.length, p.out_length),
+        p, (g, w, gx) = problem, (alike(one.shape, one.dtype, one.strides) for one in (grad_output, weight, result))
+        return make_kernel(config).prepare(
+            -(-gx.numel() // config.threads),
+            *(g, *g.stride(), w, *w.stride(), gx, p.length, p.out_length),
             *(p.in_channels, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
             *(p.stride, p.padding, p.dilation),
         )

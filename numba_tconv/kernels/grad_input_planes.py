@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import torch
 
+from ..layout import Layout
 from ..problem import Problem
 from . import device as gpu
 from . import partial_sum, planes, tensor_pack
@@ -111,16 +112,24 @@ class InputPlanes(GradientRung):
         found += [(adds_up, adds_up.shared_bytes) for adds_up in partial_sum.kernels_of(of_rung)]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None, precision=None):
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         precision = precision or default_precision(result.dtype)
         if config:
             _, name, of_rung = config
             rung = _forward(name)
         else:  # the rung chooses, by where its input lies in memory too
-            rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.device.index)), None
-        x = grad_output if reads_grad_output(problem) else planes.make_planes(grad_output, problem)
-        w = adjoint_weight(weight, problem)
-        rung.run(x, w, None, result, adjoint(problem), of_rung, precision)
+            rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
+        p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None
+
+        def fill(grad_output, weight, result):
+            nonlocal launch
+            x = grad_output if in_place else planes.make_planes(grad_output, problem)
+            w = adjoint_weight(weight, problem)
+            if launch is None:  # prepared once: what is made of tensors that lie alike lies alike
+                launch = rung.prepare(Layout.of(x), Layout.of(w), None, where, p, of_rung, precision)
+            launch(x, w, None, result)
+
+        return fill
 
 
 def _forward(name: str) -> Rung:

@@ -25,6 +25,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
+from ..layout import room
 from ..problem import Problem
 from ..ptx import (
     add_vectors,
@@ -256,13 +257,18 @@ class InputTile(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), config.shared_bytes), (make_pack(config), 0)]
 
-    def run(self, grad_output, weight, result, problem, config=None, precision=None):
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         like, pack, launch = _prepared(
-            *(problem, config, result.dtype, grad_output.stride(), weight.stride(), gpu.of(result.device.index)),
+            *(problem, config, result.dtype, grad_output.strides, weight.strides, gpu.of(result.index)),
         )
-        packed = torch.empty(like.shape, dtype=like.dtype, device=result.device)
-        pack(weight, packed)
-        launch(grad_output, packed, result)
+        packed_room = room(like.shape, like.dtype, result.index)
+
+        def fill(grad_output, weight, result):
+            packed = packed_room()
+            pack(weight, packed)
+            launch(grad_output, packed, result)
+
+        return fill
 
 
 @lru_cache(maxsize=1024)

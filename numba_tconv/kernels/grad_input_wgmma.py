@@ -21,13 +21,15 @@ Where the stride is 1, grad_input is a transposed convolution, which k6 computes
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+import math
+from functools import cache, lru_cache, partial
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import GIVEN, Kernel, Prepared, alike, flat
+from ..layout import Layout
 from ..problem import Problem
 from ..ptx import (
     bits_of,
@@ -71,7 +73,7 @@ from .grad_ring import (
     workspace,
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
-from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, in_rows, publish
+from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, in_rows, lies_in_rows, publish
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
@@ -342,12 +344,27 @@ class InputWarpgroup(WgmmaGradient):
     def kernels(self, config):
         return [(make_kernel(config), config.shared_bytes)]
 
-    def run(self, grad_output, weight, result, problem, config=None, precision=None):
-        g, w = in_rows(grad_output), in_rows(weight.reshape(1, problem.in_channels, -1))
-        precision, device = precision or default_precision(result.dtype), gpu.of(result.device.index)
-        blocks, launch = _prepared(problem, config, precision, g.dtype, g.stride(), w.shape, w.stride(), device)
-        maps = workspace(blocks, 1, result.device)
-        launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result)
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
+        p, precision, device = problem, precision or default_precision(result.dtype), gpu.of(result.index)
+
+        def prepared(g, w):
+            blocks, launch = _prepared(p, config, precision, g.dtype, g.strides, w.shape, w.strides, device)
+            return launch, workspace(blocks, 1, result.index)
+
+        def filled(launches, g, w, result):
+            launch, maps_room = launches
+            maps = maps_room()
+            launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result)
+
+        def fill_from_copies(grad_output, weight, result):
+            g, w = in_rows(grad_output), in_rows(weight.reshape(1, p.in_channels, -1))
+            filled(prepared(Layout.of(g), Layout.of(w)), g, w, result)
+
+        one_row = Layout.contiguous((1, p.in_channels, math.prod(weight.shape[1:])), weight.dtype, weight.index)
+        one_row = one_row._replace(offset=weight.offset)
+        if not (weight.is_contiguous and lies_in_rows(one_row) and lies_in_rows(grad_output)):
+            return fill_from_copies
+        return partial(filled, prepared(grad_output, one_row))
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ GPU does is decided, and registered, in ops.py.
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 
@@ -44,15 +44,10 @@ def forward(x, weight, parameters):
 
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
-    """The problem of the forward pass. Raises RuntimeError where grad_output is not the gradient of its output."""
-    return _problem(grad_output.shape, in_channels, length, kernel_size, *parameters[:-1])
-
-
-@lru_cache(maxsize=1024)
-def _problem(grad_output, in_channels, length, kernel_size, *parameters) -> Problem:
-    """``problem_of`` the shape of grad_output; remembered, so that a repeated call pays for one look-up only."""
+    """The problem of the forward pass; ``grad_output`` is a shape. Raises RuntimeError where that is not the shape of
+    the output."""
     batch, out_channels, out_length = grad_output
-    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters)
+    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
     if problem.out_length != out_length:
         raise RuntimeError(
             f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
@@ -72,7 +67,7 @@ def _product_jvp(operator, tangents, arguments):
 
 @direct.implementation(grad_input, "cpu")
 def _input_cpu(grad_output, weight, length, *parameters):
-    problem_of(grad_output, weight.shape[0], length, weight.shape[2], parameters)
+    problem_of(grad_output.shape, weight.shape[0], length, weight.shape[2], parameters)
     return torchs_input(grad_output, weight, length, parameters)
 
 
@@ -101,7 +96,7 @@ def _input_backward(ctx, v):
 
 @direct.implementation(grad_weight, "cpu")
 def _weight_cpu(grad_output, input, kernel_size, *parameters):
-    problem_of(grad_output, *input.shape[1:], kernel_size, parameters)
+    problem_of(grad_output.shape, *input.shape[1:], kernel_size, parameters)
     return torchs_weight(grad_output, input, kernel_size, parameters)
 
 
@@ -160,22 +155,32 @@ transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 def setup_context(ctx, inputs, output):
     """Keep what ``backward`` needs of the arguments of ops.conv_transpose1d, and no more."""
-    input, weight, _, *parameters, _, precision = inputs
-    ctx.parameters = *parameters, precision
-    ctx.sizes = input.shape[2], weight.shape[2]
-    wants_input, wants_weight = ctx.needs_input_grad[:2]
+    input, weight, _, *others = inputs
+    keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
+
+
+def constants_of(input, weight, others) -> tuple:
+    """What ``backward`` needs of a call beside its tensors, ``input`` and ``weight`` their shapes, ``others`` the other
+    arguments: the input's length, the kernel's size, and the parameters of the operators of the gradients."""
+    *parameters, _, precision = others
+    return input[2], weight[2], *parameters, precision
+
+
+def keep(constants, ctx, input, weight, bias=None):
+    """Keep the ``constants_of`` the call, and its tensors where a gradient that is wanted needs them."""
+    ctx.constants = constants
+    wants_input, wants_weight, *_ = ctx.needs_input_grad
     ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)
 
 
-def backward(ctx, grad_output):
-    """Gradients for input, weight and bias, those that are wanted; None for every other argument."""
-    (input, weight), (length, kernel_size) = ctx.saved_tensors, ctx.sizes
-    wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+def backward(ctx, grad_output, input, weight):
+    """Gradients for input, weight and bias, those that are wanted, from the tensors that were saved."""
+    length, kernel_size, *parameters = ctx.constants
+    wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     return (
-        transforms.apply(grad_input, grad_output, weight, length, *ctx.parameters) if wants_input else None,
-        transforms.apply(grad_weight, grad_output, input, kernel_size, *ctx.parameters) if wants_weight else None,
-        transforms.apply(grad_bias, grad_output, ctx.parameters[-1]) if wants_bias else None,
-        *[None] * 7,
+        transforms.apply(grad_input, grad_output, weight, length, *parameters) if wants_input else None,
+        transforms.apply(grad_weight, grad_output, input, kernel_size, *parameters) if wants_weight else None,
+        transforms.apply(grad_bias, grad_output, parameters[-1]) if wants_bias else None,
     )
 
 

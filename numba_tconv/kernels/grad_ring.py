@@ -8,12 +8,14 @@ lane reads is the gradient's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from numba import int32
 
+from ..layout import room
 from ..problem import Problem
 from ..ptx import (
     device_function,
@@ -189,9 +191,9 @@ def make_loop(config: Ring, load, multiply, operands: int, every: int, sets: int
     return loop
 
 
-def workspace(blocks: int, boxes: int, device) -> torch.Tensor:
-    """Where blocks publish their maps of grad_output's boxes and of B."""
-    return torch.empty(blocks * (boxes + 1) * MAP_BYTES, dtype=torch.uint8, device=device)
+def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
+    """The room where blocks publish their maps of grad_output's boxes and of B; ``index``: torch's, of the GPU."""
+    return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 
 @lru_cache(maxsize=1024)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..launch import Kernel
+from ..layout import Layout
 from ..problem import Problem
 from .device import Device
 from .rung import Rung
@@ -38,11 +41,18 @@ class GradientRung(Rung):
         """Every kernel that a run with ``config`` launches, with its dynamic shared memory in bytes."""
         raise NotImplementedError
 
-    def run(self, *operands_result_problem, config=None, precision: str | None = None) -> None:
+    def run(self, *operands_result_problem, **choice) -> None:
         """Launch on torch's current stream: the operands, of any strides, the contiguous result, and the problem.
 
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
-        (grad_output, result, problem). ``config``, where given, is of ``precision``. No operand is empty. Nothing is
-        checked here.
+        (grad_output, result, problem); then ``config`` and ``precision``, None where they are not given. ``config`` is
+        of ``precision``. No operand is empty. Nothing is checked here.
         """
+        tensors = [argument for argument in operands_result_problem if isinstance(argument, torch.Tensor)]
+        rest = operands_result_problem[len(tensors) :]
+        self.prepare(*map(Layout.of, tensors), *rest, **choice)(*tensors)
+
+    def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
+        """``run`` for any tensors that lie as these do, with everything worked out that is the same for all of them: a
+        function of the operands and the result. Arguments as for ``run``, but a Layout in the place of each tensor."""
         raise NotImplementedError

@@ -6,6 +6,8 @@ those of one element. It does so in float64, so that however many splits there a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 import torch
@@ -13,6 +15,7 @@ from numba import cuda, float64, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
+from ..layout import Layout, room
 
 THREADS = 128
 BATCH = 8  # loads that a thread has under way
@@ -46,18 +49,22 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def workspace(result: torch.Tensor, splits: int) -> torch.Tensor:
-    """Room for ``splits`` partial sums of every element of ``result``: the result itself, if one sum is all of it."""
-    kind = accumulator_of(result.dtype)
+def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
+    """``launch`` of operands and the room for ``splits`` partial sums of every element of the result, (splits, *shape),
+    which are then added up: a function of the operands and the result."""
+    kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
-        return result
-    return torch.empty(splits * result.numel(), dtype=kind, device=result.device)
+        return launch  # one sum is all of it
+    partials_room = room((splits * elements,), kind, result.index)
+    add_up = _prepared(elements, result.dtype, splits)
 
+    def fill(*operands_and_result):
+        *operands, result = operands_and_result
+        partials = partials_room()
+        launch(*operands, partials)
+        add_up(partials, result)
 
-def add_up(partials: torch.Tensor, result: torch.Tensor, splits: int) -> None:
-    """Fill ``result`` from the partial sums, (splits, *result.shape), on the current stream."""
-    if partials is not result:
-        _prepared(result.numel(), result.dtype, splits)(partials, result)
+    return fill
 
 
 @lru_cache(maxsize=1024)

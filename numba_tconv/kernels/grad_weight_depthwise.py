@@ -23,7 +23,7 @@ from ..ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_o
 from ..taps import Taps
 from .depthwise_rows import MOST_PRODUCTS, MOST_WINDOW, Meeting, many_channels, offset_of, placed, read_in_place, reason
 from .grad_rung import GradientRung
-from .grad_sum import accumulator_of, add_up, workspace
+from .grad_sum import accumulator_of, added_up
 from .grad_sum import make_kernel as make_sum
 from .rung import cuda_core_reason
 
@@ -207,14 +207,12 @@ class WeightDepthwise(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
 
-    def run(self, grad_output, x, result, problem, config=None, precision=None):
+    def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(
-            *(problem, config, result.dtype, grad_output.stride(), x.stride()),
+            *(problem, config, result.dtype, grad_output.strides, x.strides),
             *(offset_of(grad_output), offset_of(x)),
         )
-        partials = workspace(result, splits)
-        launch(grad_output, x, partials)
-        add_up(partials, result, splits)
+        return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)

@@ -30,7 +30,7 @@ from ..problem import Problem
 from ..ptx import add_vectors, cp_async_commit, cp_async_wait, load_vector, store_vectors
 from . import device as gpu
 from .grad_rung import GradientRung
-from .grad_sum import accumulator_of, add_up, workspace
+from .grad_sum import accumulator_of, added_up
 from .grad_sum import make_kernel as make_sum
 from .grad_weight_config import Config, choose, splits_of, tiny
 from .grad_window import NOWHERE, locate, make_aim, make_fetch
@@ -212,14 +212,12 @@ class WeightSplit(GradientRung):
     def kernels(self, config):
         return [(make_kernel(config), config.shared_bytes), (make_sum(config.dtype), 0)]
 
-    def run(self, grad_output, x, result, problem, config=None, precision=None):
+    def prepare(self, grad_output, x, result, problem, config=None, precision=None):
+        aligned = x.offset % 16 == 0 and vectors_align(alike(x.shape, x.dtype, x.strides))
         splits, launch = _prepared(
-            *(problem, config, result.dtype, grad_output.stride(), x.stride()),
-            *(vectors_align(x), gpu.of(result.device.index)),
+            *(problem, config, result.dtype, grad_output.strides, x.strides, aligned, gpu.of(result.index)),
         )
-        partials = workspace(result, splits)
-        launch(grad_output, x, partials)
-        add_up(partials, result, splits)
+        return added_up(launch, result, splits)
 
 
 @lru_cache(maxsize=1024)

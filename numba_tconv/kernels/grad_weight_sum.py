@@ -100,13 +100,9 @@ def elements_of(problem: Problem) -> int:
     return SEVERAL if blocks >= H200.multiprocessors else 1
 
 
-def add_up(partials: torch.Tensor, result: torch.Tensor, problem: Problem, config: Config, splits: int) -> None:
-    """Fill ``result``, the gradient for the weight, from the sums of ``splits`` splits, on the current stream."""
-    _prepared(problem, config, splits, result.dtype)(partials, result)
-
-
 @lru_cache(maxsize=1024)
-def _prepared(problem: Problem, config: Config, splits: int, dtype: torch.dtype) -> Prepared:
+def prepare(problem: Problem, config: Config, splits: int, dtype: torch.dtype) -> Prepared:
+    """The launch that fills the gradient for the weight: of the sums of ``splits`` splits, and the gradient."""
     p, elements = problem, elements_of(problem)
     weight_row = p.out_channels_per_group * p.kernel_size
     taps, pair_tiles, channel_tiles = config.tiles(p)

@@ -28,13 +28,14 @@ channels and taps.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 from numba import cuda, float32, int32, int64, types
 
 from ..launch import GIVEN, Kernel, Prepared, flat
 from ..launch import alike as tensor_alike
+from ..layout import Layout, room
 from ..problem import Problem
 from ..ptx import (
     bits_of,
@@ -76,7 +77,7 @@ from .grad_ring import (
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
 from .grad_weight_wgmma_config import Config, choose, operand_places, splits_of
-from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, in_rows, make_publish, publish, rows_alike
+from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, in_rows, lies_in_rows, make_publish, publish, rows_alike
 from .tensor_rung import default_precision
 from .tensor_tile import DTYPES
 
@@ -302,20 +303,35 @@ class WeightWarpgroup(WgmmaGradient):
         found = [(make_kernel(own), own.shared_bytes), *((grad_weight_sum.make_kernel(dtype, n), 0) for n in counts)]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 
-    def run(self, grad_output, x, result, problem, config=None, precision=None):
-        p, device = problem, gpu.of(result.device.index)
+    def prepare(self, grad_output, x, result, problem, config=None, precision=None):
+        p, device = problem, gpu.of(result.index)
         precision = precision or default_precision(result.dtype)
-        itemsize, offset = result.element_size(), grad_output.data_ptr() % ALIGNMENT
-        alike = 0 if offset else rows_alike(grad_output.shape, grad_output.stride(), itemsize)
+        offset = grad_output.offset % ALIGNMENT
+        alike = 0 if offset else rows_alike(grad_output.shape, grad_output.strides, result.dtype.itemsize)
         apart, own = config or _config(p, precision, alike)
-        if apart is None and own.alike != alike:  # a configuration for other tensors
-            grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
-        x, g = in_rows(x), grad_output if apart is None else planes.make_planes(grad_output, p)
-        blocks, sums, launch = _prepared(p, own, apart is None, g.dtype, g.shape, g.stride(), x.stride(), device)
-        partials = torch.empty(sums * own.blocks_of(p) * own.tile_sums, dtype=torch.float32, device=x.device)
-        maps = workspace(blocks, own.alike, x.device)
-        launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), partials)
-        grad_weight_sum.add_up(partials, result, p, own, sums)
+        for_others = apart is None and own.alike != alike  # a configuration for other tensors
+
+        def prepared(g, x):
+            blocks, sums, launch = _prepared(p, own, apart is None, g.dtype, g.shape, g.strides, x.strides, device)
+            partials = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
+            add_up = grad_weight_sum.prepare(p, own, sums, result.dtype)
+            return launch, partials, workspace(blocks, own.alike, result.index), add_up
+
+        def filled(launches, g, x, result):
+            launch, partials_room, maps_room, add_up = launches
+            partials, maps = partials_room(), maps_room()
+            launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), partials)
+            add_up(partials, result)
+
+        def fill_from_copies(grad_output, x, result):
+            if for_others:
+                grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
+            x, g = in_rows(x), grad_output if apart is None else planes.make_planes(grad_output, p)
+            filled(prepared(Layout.of(g), Layout.of(x)), g, x, result)
+
+        if for_others or apart is not None or not lies_in_rows(x):
+            return fill_from_copies
+        return partial(filled, prepared(grad_output, x))
 
 
 @lru_cache(maxsize=1024)

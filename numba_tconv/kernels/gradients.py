@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 
+from ..layout import Layout, layout_of
 from ..problem import Problem
 from . import (
     device,
@@ -24,6 +25,7 @@ from . import (
 from . import grad_bias as bias_split
 from .device import Device
 from .grad_rung import GradientRung
+from .ready import Ready
 
 # Of each gradient from the simplest to the one that is meant to be the fastest.
 GRADIENTS: dict[str, GradientRung] = {
@@ -55,8 +57,7 @@ def grad_input(grad_output, weight, problem: Problem, variant: str | None = None
     variant that does not compute this gradient, NotImplementedError where no rung, or not the named one, takes the
     dtype in that precision or runs on the GPU.
     """
-    shape = (problem.batch, problem.in_channels, problem.length)
-    return _compute("grad_input", variant, (grad_output, weight), shape, problem, config, precision)
+    return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
 
 
 def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
@@ -65,13 +66,12 @@ def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, co
     An infinity or NaN in the input or in grad_output may also reach taps that do not use it: those around it meet zeros
     that stand for what lies outside of the signal, as they do in torch.
     """
-    shape = (problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
-    return _compute("grad_weight", variant, (grad_output, x), shape, problem, config, precision)
+    return _compute("grad_weight", variant, (grad_output, x), problem, config, precision)
 
 
 def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
     """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. It has no products to round."""
-    return _compute("grad_bias", variant, (grad_output,), (problem.out_channels,), problem, config, precision)
+    return _compute("grad_bias", variant, (grad_output,), problem, config, precision)
 
 
 def select(
@@ -91,17 +91,24 @@ def select(
     return [*able[-1:], *(rung for rung in able if not rung.unsuited(problem, dtype, precision, gpu))][-1]
 
 
-_selected = lru_cache(maxsize=1024)(select)  # a repeated call pays for one look-up only
+def _compute(of: str, variant, operands, problem: Problem, config, precision) -> torch.Tensor:
+    return ready(of, problem, *map(layout_of, operands), variant=variant, config=config, precision=precision)(*operands)
 
 
-def _compute(of: str, variant, operands, shape, problem: Problem, config, precision) -> torch.Tensor:
-    """Allocate the gradient and let a rung fill it; without outputs, which nothing reached, it is zero."""
-    grad_output = operands[0]
-    precision = precision or EXACT.get(grad_output.dtype, "")
-    rung = _selected(of, problem, grad_output.dtype, device.of(grad_output.device.index), variant, precision)
-    result = grad_output.new_empty(shape)
-    if not grad_output.numel():
-        return result.zero_()
-    with device.current(grad_output.device.index):
-        rung.run(*operands, result, problem, config, precision)
-    return result
+@lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
+def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
+    """What computes the gradient ``of`` from operands of these layouts (the tuples); without outputs, which nothing
+    reached, it is zero. Raises what ``grad_input`` raises."""
+    laid_out = [Layout(*operand) for operand in operands]
+    _, _, dtype, index, _ = grad_output = laid_out[0]
+    precision = precision or EXACT.get(dtype, "")
+    rung = select(of, problem, dtype, device.of(index), variant, precision)
+    shape = {
+        "grad_input": (problem.batch, problem.in_channels, problem.length),
+        "grad_weight": (problem.in_channels, problem.out_channels_per_group, problem.kernel_size),
+        "grad_bias": (problem.out_channels,),
+    }[of]
+    if 0 in grad_output.shape:
+        return Ready(shape, dtype, index, lambda *operands_result: operands_result[-1].zero_())
+    result = Layout.contiguous(shape, dtype, index)
+    return Ready(shape, dtype, index, rung.prepare(*laid_out, result, problem, config=config, precision=precision))

@@ -22,7 +22,7 @@ from numba import cuda, types, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..problem import Problem
-from .rung import SUM_CHANNELS, Rung, adjacent, cuda_core_reason
+from .rung import SUM_CHANNELS, Rung, are_adjacent, cuda_core_reason, taking_bias
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,12 @@ class Polyphase(Rung):
     def kernel(self, config):
         return make_kernel(config)
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
-        config, x = config or self.config(problem, x.dtype), adjacent(x)
-        bias_stride = None if bias is None else bias.stride()
-        _prepared(problem, config, x.stride(), w.stride(), bias_stride)(x, w, w if bias is None else bias, y)
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
+        if not are_adjacent(x.shape, x.strides):
+            return lambda x, w, bias, y: self.run(x.contiguous(), w, bias, y, problem, config)
+        config = config or self.config(problem, x.dtype)
+        launch = _prepared(problem, config, x.strides, w.strides, bias and bias.strides)
+        return launch if bias else taking_bias(launch, None)
 
 
 @lru_cache(maxsize=1024)

@@ -40,6 +40,7 @@ from ..ptx import (
 from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, run_of
 from .k5_load import BATCH, make_load, make_window
+from .rung import taking_bias
 from .tensor_pack import Packing, packed_weights, packing_of
 from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
@@ -359,21 +360,21 @@ class WarpMatrix(TensorRung):
         c, tiles = config, "a tile" if config.tiles == 1 else f"{config.tiles} tiles"
         return f"{tiles} of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels"
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         packing, launch = _plan(
-            *(problem, config, precision, x.dtype, x.shape, x.stride(), x.data_ptr() % 16),
-            *(bias is not None, y.data_ptr() % SECTOR, device.of(x.device.index)),
+            *(problem, config, precision, x.dtype, x.shape, x.strides, x.offset % 16),
+            *(w, bias is not None, y.offset % SECTOR, device.of(x.index)),
         )
-        packed = packed_weights(w, packing)
-        launch(x, packed, packed if bias is None else bias.contiguous(), y)
+        launch = taking_bias(launch, bias)
+        return lambda x, w, bias, y: launch(x, packed_weights(w, packing), bias, y)
 
 
 @lru_cache(maxsize=1024)
 def _plan(
-    problem, config, precision, dtype, shape, strides, offset, has_bias, y_offset, here
+    problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
 ) -> tuple[Packing, Prepared]:
     """How the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by
-    which x begins after a multiple of 16, and y after a sector's start."""
+    which x begins after a multiple of 16, and y after a sector's start; ``w``: the weights' layout."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):
@@ -383,7 +384,7 @@ def _plan(
     group_tiles, column_tiles = tile.row_tiles(p), -(-tile.column_tiles(p) // config.tiles)
     planes = -(-column_tiles // GRID_AXIS)
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
-    packing = packing_of(p, tile, "mma", chunks)
+    packing = packing_of(p, tile, "mma", chunks, w)
     packed = alike((packing.size,), dtype)
     launch = make_kernel(config).prepare(
         (group_tiles * p.groups, -(-column_tiles // planes), planes),

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from ..launch import GIVEN, Kernel, Prepared, alike
+from ..layout import Layout
 from ..problem import Problem
 from . import device, partial_sum
 from .k6_boxes import geometry, template_map
@@ -45,12 +46,13 @@ def plan_of(
     precision: str | None,
     strides: tuple,
     offset: int,
+    w: Layout,
     has_bias: bool,
     y_offset: int,
     device_index: int | None,
 ) -> Plan:
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
-    after a sector's start."""
+    after a sector's start; ``w``: the weights' layout."""
     config = config or choose(problem, precision or default_precision(dtype))
     splits, add_up = config.splits, None
     if splits > 1:
@@ -73,7 +75,7 @@ def plan_of(
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
     x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
-    packing = packing_of(p, tile, "wgmma", chunks)
+    packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
     launch = make_kernel(replace(config, splits=1)).prepare(
         blocks,

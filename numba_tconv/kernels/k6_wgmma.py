@@ -46,6 +46,7 @@ from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
+from ..layout import room
 from ..ptx import (
     barrier_sync,
     cp_async_bulk,
@@ -76,6 +77,7 @@ from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .k6_plan import plan_of
 from .k6_split import choose, cost
+from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
 from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung
@@ -334,25 +336,31 @@ class WarpgroupMatrix(TensorRung):
         # time, which was recorded to be nearly twice as long.
         return None if config.tile.parts == 2 else cost(problem, config, device)
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
-        address = x.data_ptr()
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         plan = plan_of(
             make_kernel,
-            *(problem, config, x.dtype, precision, x.stride(), address % ALIGNMENT),
-            *(bias is not None, y.data_ptr() % SECTOR, x.device.index),
+            *(problem, config, x.dtype, precision, x.strides, x.offset % ALIGNMENT),
+            *(w, bias is not None, y.offset % SECTOR, x.index),
         )
-        if plan.copy:
-            x = plan.copy(x)
-            address = x.data_ptr()
-        maps = 0
-        if plan.map_bytes:
-            workspace = torch.empty(plan.map_bytes, dtype=torch.uint8, device=x.device)
-            maps = workspace.data_ptr()
-        packed = packed_weights(w, plan.packing)
-        own_bias = packed if bias is None else bias.contiguous()
-        if not plan.partial_sums:
-            plan.launch(maps, x, address, packed, own_bias, y)
-            return
-        partials = torch.empty(plan.partial_sums, dtype=torch.float32, device=x.device)
-        plan.launch(maps, x, address, packed, packed, partials)
-        plan.add_up(partials, own_bias, y)
+        packing, launch, copy, add_up = plan.packing, plan.launch, plan.copy, plan.add_up
+        maps_room, sums_room = (
+            room((size,), dtype, x.index)
+            for size, dtype in ((plan.map_bytes, torch.uint8), (plan.partial_sums, torch.float32))
+        )
+
+        def fill(x, packed, bias, y):
+            maps = maps_room()
+            launch(maps, x, x.data_ptr(), packed, bias, y)
+
+        def fill_from_copy(x, packed, bias, y):
+            fill(copy(x), packed, bias, y)
+
+        fill_whole = fill_from_copy if copy else fill
+
+        def fill_from_parts(x, packed, bias, y):
+            partials = sums_room()
+            fill_whole(x, packed, packed, partials)
+            add_up(partials, bias, y)
+
+        fill_all = taking_bias(fill_from_parts if add_up else fill_whole, bias)
+        return lambda x, w, bias, y: fill_all(x, packed_weights(w, packing), bias, y)

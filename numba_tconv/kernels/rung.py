@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..elements import ELEMENTS
 from ..launch import Kernel
+from ..layout import Layout
 from ..problem import Problem
 from .device import Device
 
@@ -85,7 +88,17 @@ class Rung:
 
         ``y`` is contiguous (N, C_out, L_out). ``config``, where given, is of ``precision``. Nothing is checked here.
         """
-        raise NotImplementedError
+        layouts = (None if tensor is None else Layout.of(tensor) for tensor in (x, w, bias, y))
+        self.prepare(*layouts, problem, config, precision)(x, w, bias, y)
+
+    def prepare(
+        self, x: Layout, w: Layout, bias: Layout | None, y: Layout, problem: Problem, config=None, precision=None
+    ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]:
+        """``run`` for any tensors that lie as these do, with everything worked out that is the same for all of them.
+
+        A rung states one of the two, and the other follows.
+        """
+        return lambda *tensors: self.run(*tensors, problem, config, precision)
 
 
 def _version(cc: tuple[int, int]) -> str:
@@ -93,13 +106,27 @@ def _version(cc: tuple[int, int]) -> str:
 
 
 def adjacent(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (N, C_in, L) itself, or a copy if its positions lie apart: for rungs that load each element several times.
+    """``x`` (N, C_in, L) itself, or a copy if its positions lie apart."""
+    return x if are_adjacent(x.shape, x.stride()) else x.contiguous()
+
+
+def are_adjacent(shape: tuple, strides: tuple) -> bool:
+    """Whether the positions of an input (N, C_in, L), ``strides`` in elements, are where rungs want them that load each
+    element several times.
 
     With an input of channels last a warp's loads fall apart into one sector each. On HiFi-GAN's third layer (H200, a
     script; no recorded row) k2 took 37.7 ms on the strides and 13.8 with the copy, k3 4.7 and 3.3; k1 and k4 gained
     nothing by a copy, and k5, which loads an element once, lost: 0.46 and 0.76.
     """
-    return x if x.stride(2) in (0, 1) or x.shape[2] == 1 else x.contiguous()
+    return strides[2] in (0, 1) or shape[2] == 1
+
+
+def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
+    """``launch`` of (x, w, bias, y), which wants a contiguous bias, and any memory in the place of none, for a bias of
+    that layout."""
+    if bias is None:
+        return lambda x, w, bias, y: launch(x, w, w, y)
+    return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)
 
 
 def cuda_core_reason(dtype: torch.dtype, precision: str) -> str | None:

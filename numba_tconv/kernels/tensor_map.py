@@ -11,6 +11,7 @@ import math
 import torch
 from numba import cuda, int32
 
+from ..layout import Layout
 from ..ptx import (
     SIMULATOR,
     device_function,
@@ -51,12 +52,12 @@ def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
     return every if 0 < n_bytes < LONGEST_STRIDE and 0 < c_bytes * every < LONGEST_STRIDE else 0
 
 
-def lies_in_rows(tensor: torch.Tensor) -> bool:
+def lies_in_rows(tensor: Layout) -> bool:
     """Whether one map describes a tensor (N, C, L): rows of adjacent elements at multiples of 16 bytes."""
-    distances = row_bytes(tensor.shape, tensor.stride(), tensor.element_size())
+    distances = row_bytes(tensor.shape, tensor.strides, tensor.dtype.itemsize)
     return (
-        tensor.data_ptr() % ALIGNMENT == 0
-        and (tensor.stride(2) == 1 or tensor.shape[2] == 1)
+        tensor.offset % ALIGNMENT == 0
+        and (tensor.strides[2] == 1 or tensor.shape[2] == 1)
         and not any(distance % ALIGNMENT for distance in distances)
         and all(0 < distance < LONGEST_STRIDE for distance in distances)
         and max(tensor.shape) < LARGEST_SIZE
@@ -65,7 +66,7 @@ def lies_in_rows(tensor: torch.Tensor) -> bool:
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor (N, C, L) itself, or a copy, that one map describes."""
-    return tensor if lies_in_rows(tensor) else to_rows(tensor)
+    return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)
 
 
 def row_pitch(length: int, itemsize: int) -> int:

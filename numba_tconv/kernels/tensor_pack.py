@@ -2,8 +2,8 @@
 
 ``order`` "wgmma" is that of a K-major operand in shared memory; "mma" that of fragments, where a lane's four registers
 of A are 16 consecutive bytes. Both hold (group, row tile, tap chunk, channel chunk, part, tap) in that order around it;
-channels, rows and taps that do not exist are zeros. The packed weights are kept as long as the weights they were made
-of are unchanged, so that inference packs once.
+channels, rows and taps that do not exist are zeros. Of weights that come again the packed ones are kept, for as long as
+those are unchanged, so that inference packs no more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numba import cuda, types
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat, strided
+from ..launch import Kernel, Prepared, alike, flat, strided
+from ..layout import Layout, room
 from ..problem import Problem
 from ..ptx import round_tf32
 from .fragments import mma_a, wgmma_b_at
@@ -86,19 +87,16 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How weights are packed; equal choices are one object (``packing_of``), by which the packed weights are found."""
+    """How weights that lie as ``weights`` are packed; equal choices are one object (``packing_of``), by which the
+    packed weights are found."""
 
     tile: Tile
     order: str
+    weights: Layout
     groups: int
-    in_per_group: int
     row_tiles: int
     tap_chunks: int
     channel_chunks: int
-
-    @cached_property
-    def kernel(self) -> Kernel:
-        return make_kernel(self.tile, self.order)
 
     @cached_property
     def size(self) -> int:
@@ -106,15 +104,29 @@ class Packing:
         blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
         return blocks * self.tile.stage_weights // self.tile.itemsize
 
+    @cached_property
+    def room(self) -> Callable[[], torch.Tensor]:
+        return room((self.size,), self.weights.dtype, self.weights.index)
+
+    @cached_property
+    def launch(self) -> Prepared:
+        """Of the weights, and the room for them."""
+        w = self.weights
+        return make_kernel(self.tile, self.order).prepare(
+            -(-self.size // THREADS),
+            *(alike(w.shape, w.dtype, w.strides), alike((self.size,), w.dtype)),
+            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups),
+        )
+
 
 _packing, _choosing = cache(Packing), threading.Lock()
 
 
-def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int) -> Packing:
-    """How the weights of ``problem`` are packed for ``tile``, which depends on their shape and the groups alone."""
+def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> Packing:
+    """How the weights of ``problem`` are packed for ``tile``, which depends on themselves and the groups alone."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     with _choosing:  # threads that ask for the first time together get one object, too
-        return _packing(tile, order, problem.groups, problem.in_channels_per_group, *sizes)
+        return _packing(tile, order, weights._replace(offset=0), problem.groups, *sizes)
 
 
 @dataclass
@@ -126,7 +138,9 @@ class _Entry:
     storage: StorageWeakRef  # keeps the storage's identity, not its memory: no other storage gets the same key
 
 
+MOST_NEW = 4096  # weights that have come once, of which it is remembered: more than models have layers
 _entries: dict[tuple, _Entry] = {}
+_new: dict[tuple, tuple[int, StorageWeakRef]] = {}  # the version of weights that have come once
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
@@ -134,30 +148,50 @@ _lock = threading.Lock()
 def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     """The packed weights of ``w`` (C_in, C_out/groups, K), ready on the current stream.
 
-    Remembered by storage, place in it and ``w._version``, which every in-place operation of torch raises; a write that
-    torch does not count (through ``w.data``, foreign code, or a CUDA graph of the optimizer's step alone) is not seen.
-    Inside a graph's capture the weights are packed anew, so that a replay packs what they are by then; and from then on
-    at every call, since replays that include the optimizer's step write them uncounted.
+    They are kept from the second time on that the same weights come: weights that are computed anew for each call, as
+    by weight normalisation, come once. Remembered by storage, place in it and ``w._version``, which every in-place
+    operation of torch raises; a write that torch does not count (through ``w.data``, foreign code, or a CUDA graph of
+    the optimizer's step alone) is not seen. Inside a graph's capture the weights are packed anew, so that a replay
+    packs what they are by then; and from then on at every call, since replays that include the optimizer's step write
+    them uncounted.
     """
     if w.is_inference():
         return _pack(w, packing)
-    storage = w.untyped_storage()
+    storage, index = w.untyped_storage(), packing.weights.index
+    identity, version = storage._cdata, w._version
     if torch.cuda.is_current_stream_capturing():
-        _remember(_captured, storage._cdata, StorageWeakRef(storage), expired=StorageWeakRef.expired)
-    if storage._cdata in _captured or _warming_up(w.device.index):
+        _remember(_captured, identity, StorageWeakRef(storage), expired=StorageWeakRef.expired)
+    if identity in _captured or _warming_up(index):
         return _pack(w, packing)
-    stream = torch._C._cuda_getCurrentRawStream(w.device.index)
-    key = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype, packing
+    key = identity, w.storage_offset(), packing
     entry = _entries.get(key)
-    if entry is None or entry.version != w._version:
+    if entry is None or entry.version != version:
+        if entry:  # of weights that are no more
+            _entries.pop(key, None)
+        if _is_new(key, version, storage):
+            return _pack(w, packing)
         packed, ready = _pack(w, packing), torch.cuda.Event()
         ready.record()
-        entry = _Entry(w._version, packed, stream, ready, StorageWeakRef(storage))
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        entry = _Entry(version, packed, stream, ready, StorageWeakRef(storage))
         _remember(_entries, key, entry, expired=lambda entry: entry.storage.expired())
-    elif entry.stream != stream:
+    elif entry.stream != torch._C._cuda_getCurrentRawStream(index):
         torch.cuda.current_stream().wait_event(entry.ready)
         entry.packed.record_stream(torch.cuda.current_stream())
     return entry.packed
+
+
+def _is_new(key: tuple, version: int, storage: torch.UntypedStorage) -> bool:
+    """Whether these weights come for the first time as they are, so far as it is remembered."""
+    seen = _new.get(key)
+    if seen is not None and seen[0] == version:
+        return False
+    with _lock:
+        _new.pop(key, None)
+        while len(_new) >= MOST_NEW:
+            del _new[next(iter(_new))]
+        _new[key] = version, StorageWeakRef(storage)
+    return True
 
 
 def _warming_up(device: int) -> bool:
@@ -178,6 +212,6 @@ def _remember(memory: dict, key, value, expired: Callable) -> None:
 
 
 def _pack(w: torch.Tensor, packing: Packing) -> torch.Tensor:
-    p, packed = packing, w.new_empty((packing.size,))
-    p.kernel.launch(-(-p.size // THREADS), w, packed, p.row_tiles, p.tap_chunks, p.channel_chunks, p.in_per_group)
+    packed = packing.room()
+    packing.launch(w, packed)
     return packed

@@ -89,5 +89,5 @@ def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, spl
     for channels, tap_chunk in ((8, 1), (2, 2)):
         tile = replace(config, channels=channels, tap_chunk=tap_chunk)
         result = torch.full_like(weight, torch.nan)
-        grad_weight_sum.add_up(workspace(weight, problem, tile, splits), result, problem, tile, splits)
+        grad_weight_sum.prepare(problem, tile, splits, result.dtype)(workspace(weight, problem, tile, splits), result)
         torch.testing.assert_close(result, weight, atol=1e-5, rtol=1e-5)

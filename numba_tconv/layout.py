@@ -1,0 +1,62 @@
+"""How tensors lie in memory: all that a launch depends on beside their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+PLACES = 32  # bytes: kernels ask where in a piece of that size a tensor begins, and torch's memory begins with one
+
+# Of torch's allocators the one that its own compiled code calls, without the dispatcher.
+_empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def layout_of(tensor: torch.Tensor) -> tuple:
+    """The fields of the tensor's Layout, as a tuple that costs little: what is remembered of calls is found by it."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % PLACES
+
+
+class Layout(NamedTuple):
+    """Of a tensor: ``strides`` in elements, ``index`` torch's of its GPU (below 0: there is none, in the simulator),
+    ``offset`` the bytes by which it begins after a multiple of PLACES."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    index: int
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        return cls(*layout_of(tensor))
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Layout:
+        """That of memory which torch allocates."""
+        return cls(tuple(shape), _strides(shape), dtype, index, 0)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements are adjacent, in torch's order."""
+        wanted = _strides(self.shape)
+        return all(own == w or n == 1 for n, own, w in zip(self.shape, self.strides, wanted, strict=True))
+
+
+def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
+    """A function that allocates a contiguous tensor on the current GPU, which is that of ``index``."""
+    if index < 0:
+        return partial(torch.empty, shape, dtype=dtype)
+    if _empty_on_gpu is None:
+        return partial(torch.empty, shape, dtype=dtype, device=torch.device("cuda", index))
+    return partial(_empty_on_gpu, tuple(shape), _strides(shape), dtype)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
