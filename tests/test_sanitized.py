@@ -6,15 +6,7 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import (
-    RUNGS,
-    depthwise_config,
-    depthwise_direct,
-    device,
-    k4_config,
-    k5_config,
-    k6_config,
-)
+from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_config, k5_config, k6_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_register_tile import vectors_align
 from numba_tconv.kernels.k6_boxes import boxes_of
@@ -122,8 +114,8 @@ def k6_properties(case):
         "weights, chunks of taps": (config.resident, tile.several_chunks),
         "windows in a stage": config.regions,
         "staging buffers": config.buffers,
-        "joined": tile.part and config.joined,
-        "split, part, size of an element": config.splits > 1 and (bool(tile.part), tile.itemsize),
+        "joined": config.joined,
+        "split, part, size of an element": config.splits > 1 and (tile.part, tile.itemsize),
         "stores, paired": (config.bulk_channels and tile.channels // config.bulk_channels, config.paired),
         "stores, shape": (config.bulk_channels > 0, shape_of(tile)),
         "stores, empty slots, size": tile.whole and (config.bulk_channels > 0, tile.empty_slots, tile.itemsize),

@@ -32,8 +32,10 @@ from ..ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    device_function,
     load_vector,
     recomputed,
+    repeated,
     store_vector,
     store_vectors,
 )
@@ -85,38 +87,31 @@ def make_kernel(config: Config) -> Kernel:
         """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
         return taps if uint32(pair) % uint32(phases) < full else taps - 1
 
-    def products_from(b):
-        """The device function that multiplies for tap ``b`` of a row and those after it: one for each tap, because LLVM
-        leaves a loop of so many products a loop, and an array that it indexes in local memory."""
-        others = products_from(b + 1) if b + 1 < tap_chunk else None
+    @device_function
+    def product(b, state):
+        """Tap ``b`` of a row."""
+        acc, gs, ws, shared, w_at, own = state
+        # A tap that a row does not have must not multiply: zero times NaN is NaN.
+        if whole or b < own:
+            for m in range(0, thread_m, vector_m):
+                at = w_at + b * block_m + m * lanes_m
+                if vector_m == vector:
+                    load_vector(ws, m, shared, at)
+                else:
+                    for z in range(vector_m):
+                        ws[m + z] = shared[uint64(at + z)]
+            for m in range(thread_m):
+                for n in range(thread_n):
+                    acc[m * thread_n + n] += ws[m] * gs[n + b * step]
 
-        @cuda.jit(device=True, inline="always")
-        def products(acc, gs, ws, shared, w_at, own):
-            # A tap that a row does not have must not multiply: zero times NaN is NaN.
-            if whole or b < own:
-                for m in range(0, thread_m, vector_m):
-                    at = w_at + b * block_m + m * lanes_m
-                    if vector_m == vector:
-                        load_vector(ws, m, shared, at)
-                    else:
-                        for z in range(vector_m):
-                            ws[m + z] = shared[uint64(at + z)]
-                for m in range(thread_m):
-                    for n in range(thread_n):
-                        acc[m * thread_n + n] += ws[m] * gs[n + b * step]
-            if others is not None:
-                others(acc, gs, ws, shared, w_at, own)
-
-        return products
-
-    products = products_from(0)
+    products = repeated(product, tap_chunk)
 
     @cuda.jit(device=True, inline="always")
     def multiply(acc, gs, ws, shared, g_at, w_at, own):
         """One pair: every tap reads the same register window at another offset."""
         for q in range(0, window, vector):
             load_vector(gs, q, shared, g_at + q)
-        products(acc, gs, ws, shared, w_at, own)
+        products(int32(0), (acc, gs, ws, shared, w_at, own))
 
     def grad_input_tile(
         g, g_n, g_c, g_l, w, grad, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns,
