@@ -13,6 +13,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -82,6 +83,9 @@ class Kernel:
 
     def ptx(self, cc: tuple) -> str:
         """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
+        return _to_the_end(self._compile, cc)
+
+    def _compile(self, cc: tuple) -> str:
         bounds = (self.threads, self.min_blocks)
         with _no_collection(), _compiling_for(cc):
             code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
@@ -231,6 +235,16 @@ class _Parameters:
         first, count = slots.buffer_info()
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
+
+
+def _to_the_end(function: Callable, *arguments):
+    """What the function returns. An interrupt is raised when it has ended, or at a second one: within Numba it might
+    end a generator by which Numba reads its registries, and no kernel would compile in this process any more. Python
+    gives interrupts to the main thread alone, so the function gets a thread of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 @contextlib.contextmanager

@@ -77,6 +77,24 @@ def test_an_interrupt_leaves_nothing_half_done(whole, interrupt_after, tmp_path,
     assert kept.suffix == ".ptx"
 
 
+def test_an_interrupt_waits_for_the_compiler(interrupt_after, monkeypatch):
+    """What Numba has under way when it is interrupted, it might not take up again."""
+    ended = []
+
+    def compile_ptx(*_, **__):
+        begun = time.process_time()
+        interrupt_after(0.01)
+        while time.process_time() - begun < 0.1:
+            pass
+        ended.append(True)
+        return "ptx", None
+
+    monkeypatch.setattr(launch.cuda, "compile_ptx", compile_ptx)
+    with pytest.raises(KeyboardInterrupt):
+        new_kernel().ptx(CC)
+    assert ended
+
+
 def in_a_fork(answers):
     x, w, bias = operands(PROBLEM, torch.float32)
     y = numba_tconv.conv_transpose1d(x, w, bias, **parameters(PROBLEM))
