@@ -22,8 +22,7 @@ def make_window(config: Config):
     tile = config.tile
     window, itemsize, split = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, put = tile.halo - tile.reach, make_put(tile.parts, 2 * (4 + tile.halo))
-    load4, load_word = ld_shared(4, float32), ld_shared(1, int32)
-    load2, load_two_words = ld_shared(2, float32), ld_shared(2, int32)
+    load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
 
     @device_function
     def clear(v, at, element):
@@ -33,21 +32,20 @@ def make_window(config: Config):
                 for q in range(unused, window):
                     v[at + h * window + q] = v[at + h * window + q] if element + q >= 0 else int32(0)
 
-    @device_function
-    def fours(v, at, x_at, h_step):
-        for h in range(2):
-            for q in range(0, window, 4):
-                values = load4(x_at + h * h_step + q * itemsize)
-                for z in range(4):
-                    v[at + h * window + q + z] = bits_of(values[z])
+    def make_rows(count):
+        load = ld_shared(count, float32)
 
-    @device_function
-    def twos(v, at, x_at, h_step):
-        for h in range(2):
-            for q in range(0, window, 2):
-                values = load2(x_at + h * h_step + q * itemsize)
-                for z in range(2):
-                    v[at + h * window + q + z] = bits_of(values[z])
+        @device_function
+        def rows(v, at, x_at, h_step):
+            for h in range(2):
+                for q in range(0, window, count):
+                    values = load(x_at + h * h_step + q * itemsize)
+                    for z in range(count):
+                        v[at + h * window + q + z] = bits_of(values[z])
+
+        return rows
+
+    fours, twos = make_rows(4), make_rows(2)
 
     # The warp's barrier keeps the compiler from mixing the ways into one, with predicates: loads that are not made
     # would wait in the same queue.
