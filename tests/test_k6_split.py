@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, k6_cost, k6_split
+from numba_tconv.kernels import RUNGS, k6_config, k6_cost, k6_split
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k6_boxes import boxes_of
-from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK
+from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK, column_tiles
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.parity import operands, parameters
@@ -84,6 +84,26 @@ def test_a_part_may_begin_wherever_boxes_do():
     assert boxes_of(*odd_rows, 0, replace(config, splits=1), 1) == 4
     assert boxes_of(*odd_rows, 0, config, 1) == 0, "171 channels do not begin in the first of four boxes"
     assert boxes_of(shape, strides, 0, config, 2) == 0
+
+
+def test_no_more_parts_are_weighed_than_have_two_tiles_for_each_multiprocessor():
+    def parts(share):
+        return {config.splits for config in k6_split.candidates(HEAD, "tf32", share)}
+
+    everything = {2, 4, 8, 16}
+    assert parts(0.0) == everything
+    assert parts(0.25) == {2, 4, 8}
+    assert parts(0.9) == {2, 4}
+    tiles = k6_cost.choose(HEAD, "tf32")
+    whole = tiles.tile.row_tiles(HEAD) * column_tiles(HEAD, tiles)
+    assert k6_split.share(HEAD, tiles, H200) == whole / tiles.regions / H200.multiprocessors
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "tf32x3"])
+@pytest.mark.parametrize("problem", [HEAD, ISTFT, workloads.get("kb64").problem], ids=["head", "istft", "kb64"])
+def test_configurations_are_those_of_any_length(problem, precision):
+    for own in (problem, replace(problem, batch=9, length=77)):
+        assert k6_config.configs(own, precision) == k6_config._configs(own, precision, False)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

@@ -121,9 +121,8 @@ def locate(n, i, column, columns):
     if i >= columns:
         n += 1
         i -= columns
-        if (
-            i >= columns
-        ):  # seldom, and with fewer than 2**31 columns: a division of 64 bits takes a hundred instructions
+        # Seldom, and with fewer than 2**31 columns: a division of 64 bits takes a hundred instructions.
+        if i >= columns:
             samples = int64(uint32(i) // uint32(columns))
             n += samples
             i -= samples * columns

@@ -20,9 +20,9 @@ MOST_STAGES = 12
 FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 MOST_PADDING = 2  # columns of a sample, over those that it needs
+ANY_LENGTH = 1 << 16  # of a signal, where it does not count
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
-ANY_LENGTH = 1 << 16
 LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
 
 
