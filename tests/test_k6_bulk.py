@@ -54,6 +54,13 @@ def in_python(monkeypatch):
         store(low_at, pair[0])
         store(high_at, pair[1])
 
+    def ld_shared(count, kind):
+        def load(address):
+            assert address % (4 * count) == 0, "whether the value is used or not"
+            return int(address)
+
+        return load
+
     def cp_async_bulk_store(y, index, address, size):
         if state.stretch == state.watched and state.leaves_traces:
             assert (state.shift + index) * state.itemsize % 16 == address % 16 == size % 16 == 0 < size
@@ -98,7 +105,7 @@ def in_python(monkeypatch):
     monkeypatch.setattr(k6_bulk, "cp_async_bulk_wait_read", lambda pending: lambda: None)
     monkeypatch.setattr(k6_bulk, "ld_shared", lambda count, kind: lambda address: state.memory.get(int(address), 0))
     monkeypatch.setattr(k6_vectors, "st_global_vector", st_global_vector)
-    monkeypatch.setattr(k6_vectors, "ld_shared", lambda count, kind: int)
+    monkeypatch.setattr(k6_vectors, "ld_shared", ld_shared)
     monkeypatch.setattr(k6_vectors, "cuda", SimpleNamespace(shfl_sync=shfl_sync, syncwarp=lambda: None))
     monkeypatch.setattr(k6_bulk, "recomputed", same)
     monkeypatch.setattr(k6_bulk, "uint32", lambda value: int(value) % 2**32)
@@ -128,6 +135,13 @@ def test_every_output_is_its_own_sum(in_python, case, precision, shift):
     config = next(c for c in k6_config.configs(p, precision) if c.bulk_channels)
     check(state, p, config, shift)
     assert state.in_bulk > 0.9 * sum(state.written.values()), "nearly all is left to the copy engine"
+
+
+@pytest.mark.parametrize(("precision", "shift"), [("tf32", 0), ("tf32", 3), ("bf16", 1)])
+def test_runs_without_a_whole_vector(in_python, precision, shift):
+    """Of a signal that is cropped to five outputs, tiles have a few of them or none."""
+    p = Problem(2, 8, 16, 3, 233, padding=115)
+    check(in_python, p, next(c for c in k6_config.configs(p, precision) if c.by_lanes), shift)
 
 
 def test_rounds_of_half_the_channels(in_python):

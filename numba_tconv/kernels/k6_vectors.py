@@ -36,7 +36,9 @@ def make_whole_vectors(config: Config):
             before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), length))
             inner = int32((length - before) // vector * vector)
             e = int32(low + before)
-            size, source, target = int32(inner * itemsize), int32(base + (staged + e) * itemsize), run + e
+            size, target = int32(inner * itemsize), run + e
+            if inner > 0:  # else it is no multiple of 16 bytes, and lanes read there whether they need it or not
+                source = int32(base + (staged + e) * itemsize)
             e = low
             while e < high:
                 if e == low + before:
