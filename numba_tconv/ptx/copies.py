@@ -242,6 +242,12 @@ def ld_shared(count, kind):
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
 # (address, float32)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
+# (address, two float32): 8 bytes, from an address that is a multiple of 8.
+st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
+# (address, int32)
+st_shared_b32 = word("st.shared.b32 [$0], $1;", types.int32, types.int32)
+# (address, two int32): 8 bytes, from an address that is a multiple of 8.
+st_shared_v2_b32 = word("st.shared.v2.b32 [$0], {$1, $2};", *[types.int32] * 3)
 # (address of the lower half, address of the upper half, two 16-bit elements)
 st_shared_halves = word(
     "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\nst.shared.b16 [$0], low;\nst.shared.b16 [$1], high;\n}",

@@ -1,7 +1,6 @@
 """What a call costs on the host, ours against torch's: it is all that a small problem takes."""
 
 import gc
-import statistics
 import time
 
 import pytest
@@ -23,8 +22,9 @@ ROUNDS, CALLS = 60, 20  # as many calls in a round as the driver queues without 
 FACTOR = 1.5
 
 
-def medians(*functions):
-    """Median host seconds of a call of each function, by turns; the GPU is waited for outside of what is timed."""
+def fastest(*functions):
+    """Host seconds of a call of each function in its fastest round, by turns: other processes, who may run tests as
+    well, only make a round slower. The GPU is waited for outside of what is timed."""
     for function in functions:
         for _ in range(CALLS):
             function()
@@ -42,7 +42,7 @@ def medians(*functions):
     finally:
         gc.enable()
         torch.cuda.synchronize()
-    return [statistics.median(taken) for taken in seconds]
+    return [min(taken) for taken in seconds]
 
 
 def layers(dtype):
@@ -57,7 +57,7 @@ def test_a_small_call_costs_the_host_about_what_torchs_does(dtype, gradients):
     x = torch.randn(PROBLEM.batch, PROBLEM.in_channels, PROBLEM.length, device="cuda", dtype=dtype)
     x.requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
-        ours, theirs = medians(*(lambda layer=layer: layer(x) for layer in layers(dtype)))
+        ours, theirs = fastest(*(lambda layer=layer: layer(x) for layer in layers(dtype)))
     assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
 
 
@@ -69,7 +69,7 @@ def test_so_does_a_small_step(dtype):
         y = layer(x)
         torch.autograd.grad(y, (x, *layer.parameters()), y.detach())
 
-    ours, theirs = medians(*(lambda layer=layer: step(layer) for layer in layers(dtype)))
+    ours, theirs = fastest(*(lambda layer=layer: step(layer) for layer in layers(dtype)))
     assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
 
 
@@ -84,5 +84,5 @@ def test_so_does_a_call_with_weights_that_are_computed_for_it(dtype):
 
     with torch.no_grad():
         functions = numba_tconv.conv_transpose1d, torch.conv_transpose1d
-        ours, theirs = medians(*(lambda function=function: call(function) for function in functions))
+        ours, theirs = fastest(*(lambda function=function: call(function) for function in functions))
     assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
