@@ -21,6 +21,7 @@ from .kernels import RUNGS, gradients, k4_pack, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_register_tile import vectors_align
 from .launch import Kernel
+from .layout import NO_GPU, Layout
 from .problem import Problem
 from .progress import progress
 from .select import arithmetic, select
@@ -59,7 +60,7 @@ class Call:
         rung, p = gradients.GRADIENTS[self.rung], self.problem
         config = rung.config(p, self.dtype, device=self.device, precision=self.precision)
         if self.rung == "grad_weight_split" and self.dtype in (torch.float32, torch.float64):
-            x = torch.empty((p.batch, p.in_channels, p.length), dtype=self.dtype, device="meta")
+            x = Layout.contiguous((p.batch, p.in_channels, p.length), self.dtype, NO_GPU)
             config = replace(config, x_vector=config.vector) if vectors_align(x) else config
         return [kernel for kernel, _ in rung.kernels(config)]
 

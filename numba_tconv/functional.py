@@ -157,7 +157,9 @@ def _call(
         ops.computes_on(index) and len(shape) == 3 and shape[0] and all(one[2:4] == (dtype, index) for one in laid_out)
     ):
         return None
-    if precision not in (None, *precisions) or variant not in (None, *RUNGS) or 0 in laid_out[1].shape:
+    if not precisions or 0 in laid_out[1].shape:
+        return None
+    if precision not in (None, *precisions) or variant not in (None, *RUNGS):
         return None
     precision = precision or (TF32_ALLOWED if tf32 else precisions[0])
     others = stride, padding, output_padding, groups, dilation, variant or "", precision

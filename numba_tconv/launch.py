@@ -160,7 +160,7 @@ class Kernel:
     def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters):
         """Run with the arguments in Numba's layout."""
         device = torch._C._cuda_getDevice()
-        _enter_context(device)
+        enter_context(device)
         function, (x, y, z) = self.handle(device, shared_bytes), grid
         stream = torch._C._cuda_getCurrentRawStream(device)
         result = driver.cuLaunchKernel(
@@ -285,7 +285,7 @@ def _check(result):
     return values[0] if values else None
 
 
-def _enter_context(device: int):
+def enter_context(device: int):
     """Give torch's context to a thread that has none yet: unlike torch's functions, a driver launch needs one."""
     if getattr(_thread, "has_context", False):
         return

@@ -108,3 +108,19 @@ def test_what_is_equal_to_a_good_argument_need_not_be_one(by_operator, what):
         return type(error.value), str(error.value)
 
     assert raised() == by_operator(raised)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool], ids=str)
+def test_what_no_rung_computes_is_torchs(made_ready, monkeypatch, dtype):
+    monkeypatch.setattr(functional, "_ours", lambda *_: False)
+    tensors = [tensor.to(dtype) for tensor in tensors_of(PROBLEM, requires_grad=False)]
+
+    def outcome(function):
+        try:
+            return function(*tensors, **parameters(PROBLEM))
+        except RuntimeError as error:
+            return type(error), str(error)
+
+    ours, theirs = outcome(numba_tconv.conv_transpose1d), outcome(torch.conv_transpose1d)
+    assert torch.equal(ours, theirs) if torch.is_tensor(theirs) else ours == theirs
+    assert not made_ready

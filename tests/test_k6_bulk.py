@@ -77,11 +77,11 @@ def in_python(monkeypatch):
             state.in_bulk += size // state.itemsize
 
     def st_global_vector(exists, y, index, address):
-        if state.stretch == state.watched and exists:
+        if state.stretch == state.watched and state.leaves_traces and exists:
             assert (state.shift + index) * state.itemsize % 16 == address % 16 == 0
             for e in range(16 // state.itemsize):
                 y[index + e] = state.memory[int(address + e * state.itemsize)]
-            state.in_bulk += 16 // state.itemsize if state.leaves_traces else 0
+            state.in_bulk += 16 // state.itemsize
 
     def shfl_sync(mask, value, owner):
         """What lane ``owner`` hands over at the same place of its own way."""

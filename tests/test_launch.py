@@ -144,7 +144,7 @@ def launches(monkeypatch):
         return (0,)
 
     monkeypatch.setattr(launch, "driver", SimpleNamespace(cuLaunchKernel=launch_kernel), raising=False)
-    monkeypatch.setattr(launch, "_enter_context", lambda device: None)
+    monkeypatch.setattr(launch, "enter_context", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     monkeypatch.setattr(Kernel, "handle", lambda kernel, device, shared_bytes: f"on {device}")

@@ -13,6 +13,7 @@ from numba_tconv.kernels.k6_boxes import boxes_of
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_rung import by_vectors
 from numba_tconv.kernels.tensor_tile import DTYPES
+from numba_tconv.layout import Layout
 from tests.gpu.common import TENSOR_CORES
 from tests.gpu.sanitized import Forward, as_if_large, cases, moved
 from tests.parity import LAYOUTS, operands, parameters
@@ -264,7 +265,7 @@ def test_k5():
 
 def k4_properties(case):
     x, offset = input_of(case)
-    x_vector = 16 // x.itemsize if vectors_align(x) and not offset else 1
+    x_vector = 16 // x.itemsize if vectors_align(Layout.of(x)._replace(offset=offset)) else 1
     config = case.config or k4_config.choose(case.problem, case.dtype, x_vector, device.current_device())
     return {
         "copies": config.x_vector > 1,

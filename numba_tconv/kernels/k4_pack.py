@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
 from numba import cuda, types
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat, strided
+from ..launch import Kernel, Prepared, alike, flat, strided
+from ..layout import Layout
 from ..problem import Problem
 from .k4_config import Config
 
@@ -45,13 +45,14 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(config))
 
 
-def pack_weights(w: torch.Tensor, problem: Problem, config: Config) -> torch.Tensor:
-    """The packed weights, in memory of torch's allocator, on the current stream."""
+def prepare(w: Layout, problem: Problem, config: Config) -> tuple[int, Prepared]:
+    """Elements of the packed weights, and the launch that packs weights which lie as ``w``: it takes them and the room
+    for the packed ones."""
     row_tiles, tap_chunks = config.row_tiles(problem), config.tap_chunks(problem)
     channel_chunks = config.channel_chunks(problem)
     size = problem.groups * row_tiles * tap_chunks * channel_chunks * config.w_stage
-    packed = torch.empty(size, dtype=w.dtype, device=w.device)
-    make_kernel(config).launch(
-        -(-size // THREADS), w, packed, row_tiles, tap_chunks, channel_chunks, problem.in_channels_per_group
+    launch = make_kernel(config).prepare(
+        *(-(-size // THREADS), alike(w.shape, w.dtype, w.strides), alike((size,), w.dtype)),
+        *(row_tiles, tap_chunks, channel_chunks, problem.in_channels_per_group),
     )
-    return packed
+    return size, launch

@@ -21,13 +21,14 @@ Measured (H200, kb64, float32): 8.90 ms, 3.8 times k3.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel, Prepared, alike, flat
+from ..layout import NO_GPU, Layout, room
 from ..problem import Problem
 from ..ptx import (
     add_upper_halves,
@@ -41,10 +42,9 @@ from ..ptx import (
     store_vectors,
 )
 from ..ptx.halves import SUMS
-from . import device
+from . import device, k4_pack
 from .k4_config import Config, choose, tiny
-from .k4_pack import pack_weights
-from .rung import Rung, cuda_core_reason
+from .rung import Rung, cuda_core_reason, taking_bias
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -301,7 +301,7 @@ class RegisterTile(Rung):
         return choose(problem, dtype)
 
     def config_on(self, device, problem, dtype, precision):
-        x = torch.empty((problem.batch, problem.in_channels, problem.length), dtype=dtype, device="meta")
+        x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
         return _config_for(x, problem, device)
 
     def tile(self, config):
@@ -315,31 +315,57 @@ class RegisterTile(Rung):
     def kernel(self, config):
         return make_kernel(config)
 
-    def run(self, x, w, bias, y, problem, config=None, precision=None):
-        p, t = problem, problem.taps
-        if config is None:
-            config = _config_for(x, problem, device.of(x.device.index))
-            if y.data_ptr() % 16:
-                config = replace(config, y_vector=1)
-        packed = pack_weights(w, problem, config)
-        first_column, columns = config.columns(p)
-        row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-        planes = -(-column_tiles // GRID_AXIS)
-        self.kernel(config).launch(
-            (row_tiles * p.groups, -(-column_tiles // planes), planes),
-            *(x, *x.stride(), packed, packed if bias is None else bias.contiguous(), bias is not None, y),
-            *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-            *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
-            t.kernel_size - (t.taps_per_row - 1) * t.rows,
-        )
+    def prepare(self, x, w, bias, y, problem, config=None, precision=None):
+        size, pack, launch = _prepared(problem, config, x, w, bias is not None, y.offset % 16 == 0, device.of(x.index))
+        launch, packed_room = taking_bias(launch, bias), room((size,), w.dtype, w.index)
+
+        def fill(x, w, bias, y):
+            packed = packed_room()
+            pack(w, packed)
+            launch(x, packed, bias, y)
+
+        return fill
 
 
-def _config_for(x: torch.Tensor, problem: Problem, gpu: device.Device) -> Config:
-    return choose(problem, x.dtype, 16 // x.element_size() if vectors_align(x) else 1, gpu)
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    x: Layout,
+    w: Layout,
+    has_bias: bool,
+    y_aligned: bool,
+    here: device.Device,
+) -> tuple[int, Prepared, Prepared]:
+    """Elements of the packed weights, and the launches that pack them and that compute. ``y_aligned``: the output
+    begins at a multiple of 16 bytes."""
+    p, t = problem, problem.taps
+    if config is None:
+        config = _config_for(x, problem, here)
+        if not y_aligned:
+            config = replace(config, y_vector=1)
+    size, pack = k4_pack.prepare(w, problem, config)
+    first_column, columns = config.columns(p)
+    row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
+    planes, packed = -(-column_tiles // GRID_AXIS), alike((size,), w.dtype)
+    launch = make_kernel(config).prepare(
+        (row_tiles * p.groups, -(-column_tiles // planes), planes),
+        *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
+        *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
+        alike((p.batch, p.out_channels, p.out_length), x.dtype),
+        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+        *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
+        t.kernel_size - (t.taps_per_row - 1) * t.rows,
+    )
+    return size, pack, launch
 
 
-def vectors_align(x: torch.Tensor) -> bool:
-    """Whether 16-byte vectors of ``x`` are aligned, and each lies inside the signal or outside of it."""
-    v = 16 // x.element_size()
-    contiguous_rows = x.stride(2) == 1 and x.stride(0) % v == 0 and x.stride(1) % v == 0
-    return contiguous_rows and x.shape[2] % v == 0 and x.data_ptr() % 16 == 0
+def _config_for(x: Layout, problem: Problem, gpu: device.Device) -> Config:
+    return choose(problem, x.dtype, 16 // x.dtype.itemsize if vectors_align(x) else 1, gpu)
+
+
+def vectors_align(x: Layout) -> bool:
+    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each inside of the signal or outside of it."""
+    v = 16 // x.dtype.itemsize
+    contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
+    return contiguous_rows and x.shape[2] % v == 0 and x.offset % 16 == 0

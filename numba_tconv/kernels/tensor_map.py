@@ -11,6 +11,7 @@ import math
 import torch
 from numba import cuda, int32
 
+from ..launch import enter_context
 from ..layout import Layout
 from ..ptx import (
     SIMULATOR,
@@ -90,6 +91,7 @@ def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled:
     pieces of 16 bytes change places with the row's number modulo 8, as wgmma reads them.
     """
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
     error, encoded = driver.cuTensorMapEncodeTiled(
         kinds.get(precision, types.CU_TENSOR_MAP_DATA_TYPE_UINT16),

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import numba_tconv
+from numba_tconv.directions import FORWARD, Operands, rung_direction, rungs_of, shape_of
 from numba_tconv.fuzz import bound
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import current_device
+from numba_tconv.problem import Problem
 from tests.gpu.common import ARITHMETIC, LARGE, in_float64
 from tests.parity import SMALL, operands, parameters
 
@@ -135,3 +137,20 @@ def spawn_after_cuda():
 @pytest.mark.parametrize("start", ["fork_before_cuda", "fork_after_cuda", "spawn_after_cuda"])
 def test_processes(start):
     in_a_process(start)
+
+
+@pytest.mark.parametrize("name", ["k6_wgmma", "grad_input_wgmma", "grad_weight_wgmma"])
+def test_a_thread_may_begin_with_what_no_thread_has_called(name):
+    """Torch gives a thread the GPU's context when it first launches or allocates new memory; here it has not."""
+    problem, direction = Problem(2, 64, 64, 4, 1111, stride=2), rung_direction(name)
+    rung = rungs_of(direction)[name]
+    if reason := rung.refusal(problem, torch.bfloat16, "bf16", current_device()):
+        pytest.skip(reason)
+    x, w, _ = operands(problem, torch.bfloat16, "cuda")
+    grad_output = torch.randn(shape_of(FORWARD, problem), device="cuda").to(torch.bfloat16)
+    result = torch.full(shape_of(direction, problem), torch.nan, device="cuda", dtype=torch.bfloat16)
+    given = Operands(x, w, None, grad_output).of(direction)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(rung.run, *given, result, problem, precision="bf16").result(LIMIT_S)
+    torch.cuda.synchronize()
+    assert result.isfinite().all()
