@@ -27,9 +27,13 @@ FEW = [
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch):
     monkeypatch.setattr(planes, "THREADS", 4)
-    planes.make_kernel.cache_clear()
+    for name, number in (("CHANNELS", 8), ("WARPS", 2), ("THREADS", 16)):
+        monkeypatch.setattr(grad_weight_sum, name, number)
+    for module in (planes, grad_weight_sum):
+        module.make_kernel.cache_clear()
     yield
-    planes.make_kernel.cache_clear()
+    for module in (planes, grad_weight_sum):
+        module.make_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

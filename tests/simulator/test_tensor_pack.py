@@ -1,0 +1,89 @@
+"""Weights in the order of the tensor-core rungs, in the CUDA simulator: every place holds its own weight, or zero.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from numba_tconv.kernels import tensor_pack
+from numba_tconv.kernels.fragments import mma_a, wgmma_b
+from numba_tconv.kernels.tensor_tile import make_tile
+from numba_tconv.layout import Layout
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR, round_tf32
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps.
+PROBLEMS = {
+    "phases": Problem(1, 18, 5, 5, 8, stride=2),
+    "groups": Problem(1, 18, 10, 2, 8, groups=2),
+    "chunks of taps": Problem(1, 8, 3, 9, 8, dilation=3),
+    "parts of a stride": Problem(1, 9, 1, 102, 8, stride=100),
+    "single rows": Problem(1, 9, 3, 5, 8, stride=12, dilation=18),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setattr(tensor_pack, "THREADS", 12)
+    caches = tensor_pack.make_kernel, tensor_pack._packing
+    for made in caches:
+        made.cache_clear()
+    yield
+    for made in caches:
+        made.cache_clear()
+
+
+def place_of(order, rows, itemsize, row, k):
+    """Where in a tap's block the weight of a row of the tile and of a channel stands."""
+    if order == "wgmma":
+        return wgmma_b(row, k, rows, 16 // itemsize)
+    halves = 4 // itemsize
+    for lane, i, h in itertools.product(range(32), range(4), range(halves)):
+        if mma_a(lane, i, h, halves) == (row % 16, k):
+            return ((row // 16 * 32 + lane) * 4 + i) * halves + h
+    raise AssertionError
+
+
+def expected(w, problem, tile, order, channel_chunks):
+    p, row_tiles = problem, tile.row_tiles(problem)
+    places = [tile.tap_chunks(p), channel_chunks, tile.parts, tile.tap_chunk]
+    block = tile.rows * tile.depth
+    packed = np.zeros((p.groups, row_tiles, *places, block), np.float32)
+    rows, depth = range(tile.channels * tile.phases), range(tile.depth)
+    inside = {mk: place_of(order, tile.rows, tile.itemsize, *mk) for mk in itertools.product(rows, depth)}
+    for *at, tap in np.ndindex(packed.shape[:-1]):
+        group, row_tile, tap_chunk, chunk, part = at
+        for (m, k), place in inside.items():
+            c, co = chunk * tile.depth + k, row_tile // tile.row_parts * tile.channels + m // tile.phases
+            row = row_tile % tile.row_parts * tile.phases + m % tile.phases
+            t = row + (tap_chunk * tile.tap_chunk + tap) * tile.taps.rows
+            if c < p.in_channels_per_group and co < w.shape[1] and row < tile.taps.rows and t < p.kernel_size:
+                value = np.float32(w[group * p.in_channels_per_group + c, co, t])
+                high = round_tf32(value) if tile.kind == "tf32" else value
+                packed[(*at, tap, place)] = round_tf32(value - high) if part else high
+    return packed.flatten()
+
+
+@pytest.mark.parametrize(
+    ("order", "precision"), [("wgmma", "tf32x3"), ("wgmma", "bf16"), ("mma", "tf32"), ("mma", "fp16")]
+)
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_every_weight_is_in_its_place(what, order, precision):
+    problem = PROBLEMS[what]
+    tile = make_tile(problem, precision, 16)
+    if order == "mma":
+        tile = replace(tile, channels=16 // math.gcd(16, tile.phases))  # k5's tiles are of whole sixteens of rows
+    chunks = tile.channel_chunks(problem) + 1  # one more than there are channels for, as loops that are unrolled have
+    w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size).to(tile.dtype)
+    packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
+    packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
+    packing.launch(w, packed)
+    assert np.array_equal(packed.float().numpy(), expected(w.float().numpy(), problem, tile, order, chunks))
