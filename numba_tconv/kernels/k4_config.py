@@ -124,6 +124,7 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
 
+FEWEST_WARPS = 6  # of a multiprocessor, that hide each other's latencies
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (
@@ -233,20 +234,25 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
                 break
 
 
-def waves(problem: Problem, config: Config, device: Device) -> int:
-    """Rounds in which the blocks of a launch run."""
+def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
+    """How often every multiprocessor has min_blocks blocks of a launch, and how many one has at most when that is over:
+    the last ones, which share it alone."""
     column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
     blocks = column_tiles * config.row_tiles(problem) * problem.groups
-    return -(-blocks // (device.multiprocessors * config.min_blocks))
+    full, rest = divmod(blocks, device.multiprocessors * config.min_blocks)
+    return full, -(-rest // device.multiprocessors)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The tile with the least estimated time: rounds of blocks, times a round's products, shared loads and stages."""
+    """The tile with the least estimated time: a multiprocessor's rounds of blocks, times a round's products, shared
+    loads and stages. Few warps take as long as FEWEST_WARPS."""
 
     def cost(config):
-        sums = config.min_blocks * config.block_m * config.block_n
-        return waves(problem, config, device) * sums * (1 + 1 / config.thread_m + 1 / config.block_k)
+        full, last = rounds(problem, config, device)
+        threads = full * max(config.min_blocks * config.threads, 32 * FEWEST_WARPS)
+        threads += max(last * config.threads, 32 * FEWEST_WARPS) if last else 0
+        return threads * config.thread_m * config.thread_n * (1 + 1 / config.thread_m + 1 / config.block_k)
 
     return min(candidates(problem, dtype, x_vector, device), key=cost)
 

@@ -66,6 +66,7 @@ def make_kernel(config: Config) -> Kernel:
         config.taps.step,
     )
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
+    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
     accumulator = ELEMENTS[config.dtype].accumulator
     sums = thread_m * thread_n
     x_copies = -(-width // (x_vector * 32))
@@ -125,23 +126,41 @@ def make_kernel(config: Config) -> Kernel:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
-    def multiply(acc, xs, ws, shared, x_at, w_at, row_at, last_row):
-        """One channel: every tap reads the same register window at another offset."""
+    def load_weights(ws, shared, w_at, b):
+        for h in range(thread_m // vector):
+            load_vector(ws, h * vector, shared, w_at + b * block_m + h * vector * lanes_m)
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(acc, xs, ws, shared, x_at, w_at, tails):
+        """One channel: every tap reads the same register window at another offset. ``tails``: a bit for each of the
+        thread's rows, whether it has the last tap."""
         for q in range(0, window, vector):
             load_vector(xs, q, shared, x_at + q)
-        for b in range(tap_chunk):
-            for h in range(thread_m // vector):
-                load_vector(ws, h * vector, shared, w_at + b * block_m + h * vector * lanes_m)
+        for b in range(whole_taps):
+            load_weights(ws, shared, w_at, b)
+            for m in range(thread_m):
+                for n in range(thread_n):
+                    acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
+        if ragged:
+            load_weights(ws, shared, w_at, whole_taps)
             for m in range(thread_m):
                 # A tap that a row does not have must not multiply: zero times NaN is NaN.
-                row = row_at + m // vector * (vector * lanes_m) + m % vector
-                if not ragged or b < tap_chunk - 1 or row % phases < last_row:
+                if tails >> m & 1:
                     for n in range(thread_n):
-                        acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
+                        acc[m * thread_n + n] += ws[m] * xs[halo + n - whole_taps * step]
+
+    @cuda.jit(device=True, inline="always")
+    def tails_of(row_at, last_row):
+        tails = int32(0)
+        for m in range(thread_m):
+            row = row_at + m // vector * (vector * lanes_m) + m % vector
+            if row % phases < last_row:
+                tails |= int32(1 << m)
+        return tails
 
     @cuda.jit(device=True, inline="always")
     def advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns, first_column,
-                batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, tails,
                 channel_chunks):  # fmt: skip
         """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
         ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
@@ -165,12 +184,12 @@ def make_kernel(config: Config) -> Kernel:
             if s >= 0:
                 x_at = int32(s % stages * stage + column_at)
                 w_at = int32(s % stages * stage + x_stage + row_at)
-                last = last_row if s >= total - channel_chunks else int32(rows)
+                last = tails if s >= total - channel_chunks else int32(-1)
                 c = int32(0)
                 while c < block_k:
-                    multiply(acc, xs, ws, shared, x_at, w_at, row_at, last)
+                    multiply(acc, xs, ws, shared, x_at, w_at, last)
                     if at_once == 2:
-                        multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, row_at, last)
+                        multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, last)
                     x_at = int32(x_at + at_once * width)
                     w_at = int32(w_at + at_once * tap_chunk * block_m)
                     c = int32(c + at_once)
@@ -237,18 +256,18 @@ def make_kernel(config: Config) -> Kernel:
 
         total = int32(tap_chunks * channel_chunks)
         x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
-        last_row = int32(last_row - row_tile % parts * block_m)
+        tails = tails_of(row_at, int32(last_row - row_tile % parts * block_m)) if ragged else int32(-1)
         s, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
             s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                        x_group, in_per_group, w_tile, column_at, row_at, tails,
                                         channel_chunks)  # fmt: skip
         end = int32(min(partial, total))
         while partial and s < total:
             s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, column_at, row_at, last_row,
+                                        x_group, in_per_group, w_tile, column_at, row_at, tails,
                                         channel_chunks)  # fmt: skip
             # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
             # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
