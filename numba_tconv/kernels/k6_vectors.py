@@ -13,8 +13,6 @@ from ..ptx import device_function, ld_shared, st_global_vector
 from .k6_config import STORE_WARPS, Config
 from .tensor_runs import make_run_of
 
-BEFORE = 64  # outputs; more than a run begins before its tile's own first one
-
 
 def make_whole_vectors(config: Config):
     """A device function: a lane's channel of the round, if it has one: its ends, where there is no whole vector, are
@@ -70,34 +68,27 @@ def make_write_vectors(config: Config):
     load, whole_vectors = ld_shared(4, int32), make_whole_vectors(config)
 
     @device_function
-    def in_a_word(begin, source, size):
-        """Of a lane's run, for others to know at one shuffle: which output of it is the first of its vectors' (8 bits),
-        how many vectors there are (6), and where they are staged, in vectors (14)."""
-        return int32(int32(source << 10) | int32(size << 4) | int32(begin + BEFORE))
-
-    @device_function
-    def vector_of(turn, runs, lane):
-        """Of a lane's vector: whether it exists, its index in y, its value."""
-        own, warp, run, out_length = runs
+    def vector_of(turn, run, lane):
+        """Of a lane's vector: whether it exists, its index in y, its value. ``run``: of the lane's channel."""
+        size, source, target = run
         owner = int32(turn // turns * (32 // lanes) + lane // lanes)
-        e, word = int32(turn % turns * lanes + lane % lanes), cuda.shfl_sync(0xFFFFFFFF, own, owner)
-        exists = e < (word >> 8 & 63)
-        value = load(int32((word >> 14 << 4) + (16 * e if exists else 0)))
-        begin = run + int64(owner * STORE_WARPS + warp) * out_length + ((word & 255) - BEFORE)
-        return exists, begin + e * vector, value
+        e = int32(turn % turns * lanes + lane % lanes)
+        exists = 16 * e < cuda.shfl_sync(0xFFFFFFFF, size, owner)
+        at = int32(cuda.shfl_sync(0xFFFFFFFF, source, owner) + (16 * e if exists else 0))
+        return exists, cuda.shfl_sync(0xFFFFFFFF, target, owner) + e * vector, load(at)
 
     @device_function
     def write_vectors(turn, state):
-        y, runs, lane = state
-        exists, index, value = vector_of(turn, runs, lane)
+        y, run, lane = state
+        exists, index, value = vector_of(turn, run, lane)
         st_global_vector(exists, y, index, value)
 
     @device_function
     def write_fours(turn, state):
         """Four loads are under way at a time."""
-        y, runs, lane = state
-        a, b = vector_of(turn, runs, lane), vector_of(int32(turn + 1), runs, lane)
-        c, d = vector_of(int32(turn + 2), runs, lane), vector_of(int32(turn + 3), runs, lane)
+        y, run, lane = state
+        a, b = vector_of(turn, run, lane), vector_of(int32(turn + 1), run, lane)
+        c, d = vector_of(int32(turn + 2), run, lane), vector_of(int32(turn + 3), run, lane)
         st_global_vector(a[0], y, a[1], a[2])
         st_global_vector(b[0], y, b[1], b[2])
         st_global_vector(c[0], y, c[1], c[2])
@@ -106,17 +97,14 @@ def make_write_vectors(config: Config):
     @device_function
     def write(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
         """The arguments are those of ``whole_vectors``."""
-        size, source, target = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left,
-                                             out_length, alignment)  # fmt: skip
-        begin = int32(target - run - int64(lane * STORE_WARPS + warp) * out_length) if size > 0 else int32(0)
-        runs = in_a_word(begin, source, size), warp, run, out_length
+        own = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment)
         cuda.syncwarp()
         turn = int32(0)
         while turn < all_turns // 4 * 4:
-            write_fours(turn, (y, runs, lane))
+            write_fours(turn, (y, own, lane))
             turn = int32(turn + 4)
         while turn < all_turns:
-            write_vectors(turn, (y, runs, lane))
+            write_vectors(turn, (y, own, lane))
             turn = int32(turn + 1)
 
     return write
