@@ -1,12 +1,14 @@
-"""README's tables: made from the recorded rows, each put between two markers of its name."""
+"""README's claim and tables: made from the recorded rows, each put between two markers of its name."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from . import decoder_times, kernelbench_rows, rows, table
+from . import claim, decoder_times, kernelbench_rows, rows, table
 from .rows import RowsError
+
+NAMES = "claim", "table", "kernelbench", "decoders"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
@@ -14,8 +16,10 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
     data = Path(data)
     results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    measured = rows.read_all(data)
     return {
-        "table": table.render(rows.read_all(data)),
+        "claim": claim.render(measured),
+        "table": table.render(measured),
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),
     }

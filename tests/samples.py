@@ -15,7 +15,7 @@ WHERE = dict(
     cudnn="9.19.0",
     numba_cuda="0.30.4",
 )
-EMPTY_README = "".join("{}\n{}\n".format(*readme.markers(name)) for name in ("table", "kernelbench", "decoders"))
+EMPTY_README = "".join("{}\n{}\n".format(*readme.markers(name)) for name in readme.NAMES)
 
 
 def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee", **values):

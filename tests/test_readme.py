@@ -1,29 +1,32 @@
 """README's tables: between their markers, and in step with the recorded rows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from numba_tconv import decoder_times, kernelbench_rows, readme, rows, table
+from numba_tconv import claim, decoder_times, kernelbench_rows, readme, rows, table, workloads
 
-from .samples import EMPTY_README, ladder, result, timed
+from .samples import EMPTY_README, ladder, result, row, timed
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["table", "kernelbench", "decoders"])
+@pytest.mark.parametrize("name", readme.NAMES)
 def test_readme_shows_the_recorded_rows(name):
     section = readme.section((ROOT / "README.md").read_text(encoding="utf-8"), name)
     assert section == readme.tables(ROOT / "plots" / "data")[name], "run `make figures`"
 
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
-    assert readme.tables(tmp_path) == dict.fromkeys(("table", "kernelbench", "decoders"), table.EMPTY)
-    rows.append(tmp_path / "some.csv", ladder())
+    assert readme.tables(tmp_path) == dict.fromkeys(readme.NAMES, table.EMPTY)
+    measured = [*ladder(), row(rung="auto", precision="tf32")]
+    rows.append(tmp_path / "some.csv", measured)
     rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
     rows.append(tmp_path / decoder_times.FILE, [timed()], decoder_times.Timed)
     assert readme.tables(tmp_path) == {
-        "table": table.render(ladder()),
+        "claim": claim.render(measured),
+        "table": table.render(measured),
         "kernelbench": kernelbench_rows.render([result()]),
         "decoders": decoder_times.render([timed()]),
     }
@@ -32,11 +35,13 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
 def test_only_what_is_between_the_markers_changes(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(f"before\n{EMPTY_README}after\n")
-    tables = {"decoders": "some\ntable", "table": "another", "kernelbench": "\\1"}
+    tables = {"decoders": "some\ntable", "table": "another", "kernelbench": "\\1", "claim": "a word"}
     for _ in range(2):
         readme.update(path, tables)
         text = path.read_text()
-        assert text.startswith("before\n<!-- table:begin -->\nanother\n<!-- table:end -->\n")
+        assert text.startswith(
+            "before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n<!-- table:begin -->\nanother"
+        )
         assert text.endswith("<!-- decoders:begin -->\nsome\ntable\n<!-- decoders:end -->\nafter\n")
         assert {name: readme.section(text, name) for name in tables} == tables
 
@@ -46,5 +51,41 @@ def test_a_readme_without_a_marker_is_left_alone(tmp_path, missing):
     path = tmp_path / "README.md"
     path.write_text(before := EMPTY_README.replace(missing, ""))
     with pytest.raises(rows.RowsError, match=rf"README.md: the markers .*{missing}.* missing"):
-        readme.update(path, dict.fromkeys(("table", "kernelbench", "decoders"), "new"))
+        readme.update(path, dict.fromkeys(readme.NAMES, "new"))
     assert path.read_text() == before
+
+
+def claimed(*measured):
+    return claim.render(measured)
+
+
+def test_the_claim_is_of_what_the_selection_picks():
+    fast, slow = (row(name, "auto", slower=slower, precision="tf32") for name, slower in (("kb64", 0.8), ("kb74", 1.6)))
+    others = (
+        row(rung="k6_wgmma", slower=0.1, precision="tf32"),
+        row(rung="auto", slower=0.1),
+        row("kb64", "auto", slower=0.1, precision="tf32", time="2026-01-01T00:00:00Z"),
+        row(workloads.at_length(workloads.get("kb64"), 65536, 1), "auto", slower=0.1, precision="tf32"),
+        row("kb64", "auto", slower=0.1, precision="tf32", direction="grad_input"),
+        row("kb79", "auto", slower=0.1, precision="tf32", gpu="another", time="2026-01-01T00:00:00Z"),
+    )
+    said = claimed(*others, fast, slow)
+    assert "conv1d`: **1.4 times as fast in TF32** (2 layers, 1.00 to 2.0)." in said
+    assert "NVIDIA H200, driver 580.1" in said
+    assert "step" not in said
+    assert "bfloat16" not in said
+
+
+def test_a_step_is_claimed_for_itself():
+    of = dict(rung="auto", dtype="bfloat16", precision="bfloat16", conv1d_ms_p50=None)
+    made = row(slower=0.5, precision="tf32")
+    forward = replace(made, **of)
+    step = replace(made, **of, direction="step", ms_p50=2 * made.ms_p50)
+    said = claimed(forward, step)
+    assert "`conv1d`: **5.0 times as fast in bfloat16** (1 layers, 5.00 to 5.0)." in said
+    assert "A training step, against torch's: **2.5 times as fast in bfloat16** (1 layers, 2.50 to 2.5)." in said
+    assert claimed(step).startswith("A training step")
+
+
+def test_nothing_is_claimed_without_rows():
+    assert claimed() == claimed(*ladder()) == table.EMPTY

@@ -17,6 +17,7 @@ from .words import caption, layer, measured_on, words
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
     """Throughput against length: GB/s of minimum traffic on the left, TFLOP/s on the right, for one sweep."""
+    rows, live = _on_the_grid(rows), _on_the_grid(live)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _panel(left, rows, live, lambda row: row.gbps, "GB/s (minimum traffic / time)")
@@ -27,6 +28,13 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
     figure.suptitle(f"{layer(workload)}, {held}, {first.direction}, {words(first)}", fontsize=10)
     caption(figure, measured_on(rows, live))
     return figure
+
+
+def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
+    """The rows of powers of two, if there are any: neighbours of those, measured to be compared with them, would stand
+    in the same place."""
+    powers = [row for row in rows if row.length & (row.length - 1) == 0]
+    return powers or list(rows)
 
 
 def _panel(axes: Axes, rows: list[Row], live: Sequence[Row], value: Callable[[Row], float], unit: str) -> None:
