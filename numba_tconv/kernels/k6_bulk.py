@@ -1,9 +1,9 @@
 """Store of k6 for tiles whose outputs all lie in one sample: the copy engine takes them out of shared memory.
 
-The sums are converted and put into the staging buffer as they will lie in memory; then a thread a channel hands the
-channel's run to the copy engine, which works while the warpgroup multiplies the next tile. A run is placed so that it
-begins as far from a multiple of 16 bytes as in y, whatever the length of y's rows; its ends, where the copy engine
-cannot write, are written by the thread.
+The sums are converted and put into the staging buffer as they will lie in memory (k6_stage.py); then a thread a channel
+hands the channel's run to the copy engine, which works while the warpgroup multiplies the next tile. A run is placed so
+that it begins as far from a multiple of 16 bytes as in y, whatever the length of y's rows; its ends, where the copy
+engine cannot write, are written by the thread.
 """
 
 from __future__ import annotations

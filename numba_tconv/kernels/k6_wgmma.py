@@ -12,9 +12,9 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Copied before, where that saves more than it takes (k6_input.py): rows that begin anywhere, and short samples.
-* Store (k6_epilogue.py): from registers through a staging buffer, in aligned runs, which leave by the copy engine while
-  the next tile is multiplied (k6_bulk.py; short ones by the lanes, k6_vectors.py), or by the warps' own stores
-  (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
+* Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
+  copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
+  stores (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
 * Split (k6_split.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
@@ -29,11 +29,13 @@ Over k5: wgmma is faster than mma.sync and needs no weights in registers; and lo
 What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
 multiply never wait for them; a stage is one chain of some 90 instructions (wait, load, permute, multiply), whose fixed
 latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
-On kb64 in bfloat16 the store takes as long as the products; half of it is the staging, with bank conflicts of two-byte
-writes. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load,
-and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
+On kb64 in bfloat16 the store takes as long as the products; half of it was the staging, sum by sum, with bank conflicts
+of two-byte writes. By twos it takes 4% less time in all there, and 10% on kb74 (0.894 to 0.854 ms, 0.392 to 0.354). The
+two warpgroups multiply by turns: to let them do so at the same time gained nothing, and broke the ring's order. In
+TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load, and a fifth
+of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.38 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
