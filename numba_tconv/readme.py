@@ -1,14 +1,14 @@
-"""README's claim and tables: made from the recorded rows, each put between two markers of its name."""
+"""README's claim, ladder and tables: made from the recorded rows, each put between two markers of its name."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from . import claim, decoder_times, kernelbench_rows, rows, table
+from . import claim, decoder_times, kernelbench_rows, ladder, rows, table
 from .rows import RowsError
 
-NAMES = "claim", "table", "kernelbench", "decoders"
+NAMES = "claim", "ladder", "table", "kernelbench", "decoders"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
@@ -19,6 +19,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
     measured = rows.read_all(data)
     return {
         "claim": claim.render(measured),
+        "ladder": ladder.render(measured),
         "table": table.render(measured),
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),

@@ -12,16 +12,18 @@ from .workloads import AUDIO, WORKLOADS
 EMPTY = "No rows are recorded yet."
 
 
-def markdown(header: list[str], lines: Iterable[Iterable[str]]) -> str:
-    """A Markdown table, its columns aligned so that it is legible in a terminal too; the first column is text."""
+def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) -> str:
+    """A Markdown table, its columns aligned so that it is legible in a terminal too; the first ``texts`` are text."""
     cells = [header, *([str(cell) for cell in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
 
     def row(line):
-        _, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        return f"| {' | '.join([line[0].ljust(widths[0]), *others])} |"
+        aligned = (
+            cell.ljust(w) if i < texts else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        return f"| {' | '.join(aligned)} |"
 
-    rule = [("-" * w if i == 0 else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    rule = [("-" * w if i < texts else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
     return "\n".join([row(cells[0]), row(rule), *(row(line) for line in cells[1:])])
 
 

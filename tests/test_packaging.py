@@ -42,7 +42,7 @@ LAYERS = (
     ("directions", "timing"),
     ("accuracy",),
     ("bench", "check", "compile_ahead", "info", "inspection", "kernelbench", "table"),
-    ("search", "decoder_times", "kernelbench_rows", "claim"),
+    ("search", "decoder_times", "kernelbench_rows", "claim", "ladder"),
     ("readme",),
     ("plotting", "plotting.*"),
     ("commands",),

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv import claim, decoder_times, kernelbench_rows, readme, rows, table, workloads
+from numba_tconv import claim, decoder_times, kernelbench_rows, ladder, readme, rows, table, workloads
+from numba_tconv.kernels import RUNGS
 
-from .samples import EMPTY_README, ladder, result, row, timed
+from .samples import EMPTY_README, result, row, timed
+from .samples import ladder as of_ladder
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,13 +21,14 @@ def test_readme_shows_the_recorded_rows(name):
 
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
-    assert readme.tables(tmp_path) == dict.fromkeys(readme.NAMES, table.EMPTY)
-    measured = [*ladder(), row(rung="auto", precision="tf32")]
+    assert readme.tables(tmp_path) == dict.fromkeys(readme.NAMES, table.EMPTY) | {"ladder": ladder.render([])}
+    measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
     rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
     rows.append(tmp_path / decoder_times.FILE, [timed()], decoder_times.Timed)
     assert readme.tables(tmp_path) == {
         "claim": claim.render(measured),
+        "ladder": ladder.render(measured),
         "table": table.render(measured),
         "kernelbench": kernelbench_rows.render([result()]),
         "decoders": decoder_times.render([timed()]),
@@ -39,9 +42,8 @@ def test_only_what_is_between_the_markers_changes(tmp_path):
     for _ in range(2):
         readme.update(path, tables)
         text = path.read_text()
-        assert text.startswith(
-            "before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n<!-- table:begin -->\nanother"
-        )
+        assert text.startswith("before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n")
+        assert "<!-- table:begin -->\nanother\n<!-- table:end -->\n" in text
         assert text.endswith("<!-- decoders:begin -->\nsome\ntable\n<!-- decoders:end -->\nafter\n")
         assert {name: readme.section(text, name) for name in tables} == tables
 
@@ -88,4 +90,41 @@ def test_a_step_is_claimed_for_itself():
 
 
 def test_nothing_is_claimed_without_rows():
-    assert claimed() == claimed(*ladder()) == table.EMPTY
+    assert claimed() == claimed(*of_ladder()) == table.EMPTY
+
+
+def cells(rows):
+    """What is told of each rung that was measured: where and how long, and the gain."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ladder.render(rows).splitlines()[2:]]
+    assert len(lines) == len(RUNGS)
+    names = [line[0].partition("`]")[0].removeprefix("[`") for line in lines]
+    assert names == list(RUNGS)
+    assert [line[1] for line in lines] == [rung.idea for rung in RUNGS.values()]
+    return {name: line[2:] for name, line in zip(names, lines, strict=True) if line[2:] != ["-", "-"]}
+
+
+def test_the_ladder_tells_what_each_rung_gained():
+    times = dict(k1_gather=1234.5, k2_polyphase=100, k4_register_tile=8.0)
+    of_kb64 = [row(rung=rung, ms_p50=ms) for rung, ms in times.items()]
+    on_tensor_cores = [
+        row(rung="k5_mma", precision="tf32", ms_p50=2.5),
+        row(rung="k6_wgmma", precision="tf32", ms_p50=2),
+    ]
+    beside = [row("depthwise", rung, ms_p50=ms) for rung, ms in (("k4_register_tile", 2), ("depthwise", 0.5))]
+    others = [
+        row("kb74", "k3_shared_tile"),
+        row(rung="k3_shared_tile", dtype="float64", precision="fp64", roofline=None),
+    ]
+    assert cells([*of_kb64, *on_tensor_cores, *beside, *others]) == {
+        "k1_gather": ["kb64: 1230 ms, full precision", "-"],
+        "k2_polyphase": ["kb64: 100 ms, full precision", "12.3x"],
+        "k4_register_tile": ["kb64: 8 ms, full precision", "-"],
+        "k5_mma": ["kb64: 2.5 ms, TF32", "3.2x"],
+        "k6_wgmma": ["kb64: 2 ms, TF32", "1.2x"],
+        "depthwise": ["depthwise: 0.5 ms, full precision", "4.0x"],
+    }
+
+
+def test_the_files_of_the_ladder_are_there():
+    for line in ladder.render([]).splitlines()[2:]:
+        assert (ROOT / line.partition("](")[2].partition(")")[0]).is_file()

@@ -1,0 +1,45 @@
+"""README's ladder: every rung's idea, and what it gained, by the recorded rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from .directions import FORWARD
+from .kernels import LADDER, RUNGS
+from .rows import Row, latest
+from .table import markdown
+
+ROOT = Path(__file__).parents[1]
+WORKLOAD = "kb64"
+NAMES = {"ieee": "full precision", "tf32": "TF32"}
+
+
+def render(rows: Iterable[Row]) -> str:
+    """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
+    ladder on the workload of its name. A gain is over the rung below, beside the ladder over the fastest in it."""
+    measured = [row for row in latest(rows).values() if row.direction == FORWARD and row.dtype == "float32"]
+    return markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
+
+
+def _line(name: str, measured: list[Row]) -> list[str]:
+    rung = RUNGS[name]
+    file = Path(sys.modules[type(rung).__module__].__file__).relative_to(ROOT).as_posix()
+    ladder = [rung.name for rung in LADDER]
+    workload = WORKLOAD if name in ladder else name
+    own = _time(measured, name, workload)
+    others = ladder[: ladder.index(name)][-1:] if name in ladder else ladder
+    below = min((row.ms_p50 for other in others if (row := _time(measured, other, workload))), default=None)
+    return [
+        f"[`{name}`]({file})",
+        rung.idea,
+        f"{workload}: {float(f'{own.ms_p50:.3g}'):g} ms, {NAMES[own.precision]}" if own else "-",
+        f"{below / own.ms_p50:.1f}x" if own and below else "-",
+    ]
+
+
+def _time(measured: list[Row], name: str, workload: str) -> Row | None:
+    """The rung's row there in the first of the precisions that it has."""
+    found = {row.precision: row for row in measured if (row.rung, row.workload) == (name, workload)}
+    return next((found[precision] for precision in NAMES if precision in found), None)
