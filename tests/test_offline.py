@@ -42,6 +42,7 @@ TILES = {
     "eight phases, partial sums": ("hifigan_u1", F32, 4, AMPERE),
     "the most channels": ("dac_u1", F32, 1, HOPPER),
     "depthwise": ("depthwise", F32, 4, AMPERE),
+    "unequal taps, partial sums": ("seamless_u1", F32, 4, HOPPER),
     "float64": ("kb64", F64, 2, HOPPER),
     "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
 }

@@ -75,8 +75,8 @@ def make_kernel(config: Config) -> Kernel:
     x_per_row = width // x_vector
     whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
     # Two channels at once are fewer steps of the loop, and loads of one behind products of the other. Sums that are put
-    # aside leave the registers for it.
-    at_once = 2 if partial and block_k % 2 == 0 else 1
+    # aside leave the registers for it, unless rows have unequal taps.
+    at_once = 2 if partial and block_k % 2 == 0 and not ragged else 1
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
