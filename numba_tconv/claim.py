@@ -27,7 +27,8 @@ def render(rows: Iterable[Row]) -> str:
         if forward
         else "",
         f"A training step, against torch's: {steps}." if steps else "",
-        f"Geometric means over the workloads [below](#measured), and the least and the most of them ({where(picked)}).",
+        "Geometric means of what the selection picks (`auto`) over the workloads [below](#measured), and the least and "
+        f"the most of them ({where(picked)}).",
     ]
     return "\n".join(filter(None, sentences))
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from .directions import FORWARD
 from .kernels import LADDER, RUNGS
 from .rows import Row, latest
 from .table import markdown
 
-ROOT = Path(__file__).parents[1]
 WORKLOAD = "kb64"
 NAMES = {"ieee": "full precision", "tf32": "TF32"}
 
 
 def render(rows: Iterable[Row]) -> str:
     """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
-    ladder on the workload of its name. A gain is over the rung below, beside the ladder over the fastest in it."""
+    ladder on the workload of its name. A gain is over the rung below, beside the ladder over the fastest in it. All is
+    of the newest row's GPU."""
     measured = [row for row in latest(rows).values() if row.direction == FORWARD and row.dtype == "float32"]
+    if measured:
+        gpu = max(measured, key=lambda row: row.time).gpu
+        measured = [row for row in measured if row.gpu == gpu]
     return markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
 
 
 def _line(name: str, measured: list[Row]) -> list[str]:
     rung = RUNGS[name]
-    file = Path(sys.modules[type(rung).__module__].__file__).relative_to(ROOT).as_posix()
+    file = type(rung).__module__.replace(".", "/") + ".py"
     ladder = [rung.name for rung in LADDER]
     workload = WORKLOAD if name in ladder else name
     own = _time(measured, name, workload)

@@ -286,7 +286,8 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give torch's context to a thread that has none yet: unlike torch's functions, a driver launch needs one."""
+    """Give torch's context to a thread that has none yet: torch's functions need none, the driver's launches and tensor
+    maps do."""
     if getattr(_thread, "has_context", False):
         return
     if not int(_check(driver.cuCtxGetCurrent())):

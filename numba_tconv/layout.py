@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-NO_GPU = -1  # torch's index of a CPU tensor's
+NO_GPU = -1  # torch's index of a CPU tensor
 PLACES = 32  # bytes: kernels ask where in a piece of that size a tensor begins, and torch's memory begins with one
 
 # Of torch's allocators the one that its own compiled code calls, without the dispatcher.

@@ -139,6 +139,8 @@ CASES = {
     "stride 5": Problem(2, 8, 8, 10, 260, stride=5, padding=3, output_padding=1),
     "stride 8": Problem(2, 8, 6, 16, 250, stride=8, padding=4),
     "dilation": Problem(2, 8, 8, 7, 260, stride=3, dilation=2, padding=2),
+    "phases apart": Problem(2, 8, 8, 4, 250, stride=2, dilation=3, padding=2),
+    "one tap": Problem(2, 8, 16, 1, 250, stride=2, output_padding=1),
     "phases without taps": Problem(2, 8, 16, 3, 250, stride=2, dilation=2, padding=1),
 }
 
@@ -154,6 +156,8 @@ WAYS = [
     *[("stride 5", "tf32", 3, 1), ("stride 5", "bf16", 0, 1)],
     *[("stride 8", "tf32", 0, 2), ("stride 8", "tf32", 3, 1), ("stride 8", "bf16", 2, 2)],
     *[("dilation", "tf32", 0, 1), ("dilation", "bf16", 1, 1)],
+    *[("phases apart", "tf32", 0, 1), ("phases apart", "bf16", 2, 1)],
+    *[("one tap", "tf32", 0, 1), ("one tap", "bf16", 2, 1)],
     *[("phases without taps", "tf32", 0, 1), ("phases without taps", "bf16", 1, 1)],
 ]
 
@@ -165,6 +169,15 @@ def test_every_output_is_its_own_sum(in_python, case, precision, shift, together
     check(state, p, config, shift)
     assert state.in_bulk > 0.9 * sum(state.written.values()), "nearly all is left to the copy engine"
     assert set(state.together) == {together}
+
+
+@pytest.mark.parametrize(("case", "shift", "together"), [("stride 1", 0, 4), ("stride 2", 3, 2), ("stride 2", 0, 1)])
+def test_outputs_wider_than_operands(in_python, case, shift, together):
+    """Partial sums, of 16-bit operands, are float32."""
+    p = CASES[case]
+    config = next(c for c in k6_config.configs(p, "bf16", wide_outputs=True) if c.bulk_channels)
+    check(in_python, p, config, shift)
+    assert set(in_python.together) == {together}
 
 
 def test_rounds_of_half_the_channels(in_python):
@@ -182,9 +195,9 @@ def test_runs_without_a_whole_vector(in_python, precision, shift):
 
 def check(state, p, config, shift):
     tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
-    state.itemsize, state.shift = tile.itemsize, shift
+    state.itemsize, state.shift = tile.out_dtype.itemsize, shift
     y, stored = state.Output(), state.Stored()
-    alignment = tensor_store.alignment_of(shift * tile.itemsize, p, tile)
+    alignment = tensor_store.alignment_of(shift * state.itemsize, p, tile)
     aim, head_of = tensor_store.make_aim(tile, to_the_output=True)
     store, _ = k6_bulk.make_bulk_store(config)
     rounds, straight_tiles = tile.channels // config.bulk_channels, 0

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from numba_tconv import decoder_times, plotting, rows, search, table, workloads
 from numba_tconv.directions import DIRECTIONS, rungs_of
+from numba_tconv.plotting import by_length
 from numba_tconv.plotting.style import LADDER, MARKERS, look
 
 from .samples import SLOWER, ladder, row, sweep
@@ -206,3 +207,12 @@ def test_every_figure_of_the_recorded_rows_is_there(tmp_path, monkeypatch):
     drawn = plotting.draw_all(rows.read_all(data), tmp_path, searched=search.read(data / search.FILE), timed=timed)
     missing = [path.name for path in drawn if not (ROOT / "plots" / path.name).exists()]
     assert not missing, "run `make figures`"
+
+
+def test_neighbours_of_powers_of_two_are_not_drawn():
+    def lengths(figure):
+        return {x for line in figure.axes[0].lines for x in line.get_xdata()}
+
+    beside = ladder(workloads.at_length(workloads.get("kb64"), 2**14 + 1, 16))
+    assert lengths(by_length.throughput([*sweep(16), *beside])) == {2**10, 2**14, 2**20}
+    assert lengths(by_length.throughput(beside)) == {2**14 + 1}

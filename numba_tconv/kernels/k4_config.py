@@ -235,8 +235,8 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
-    """How often every multiprocessor has min_blocks blocks of a launch, and how many one has at most when that is over:
-    the last ones, which share it alone."""
+    """Full rounds, in which every multiprocessor has min_blocks blocks of a launch, and the most blocks that one has in
+    the round after them."""
     column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
     blocks = column_tiles * config.row_tiles(problem) * problem.groups
     full, rest = divmod(blocks, device.multiprocessors * config.min_blocks)

@@ -384,7 +384,7 @@ def _config_for(x: Layout, problem: Problem, gpu: device.Device) -> Config:
 
 
 def vectors_align(x: Layout) -> bool:
-    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each inside of the signal or outside of it."""
+    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each lies inside the signal or outside."""
     v = 16 // x.dtype.itemsize
     contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
     return contiguous_rows and x.shape[2] % v == 0 and x.offset % 16 == 0

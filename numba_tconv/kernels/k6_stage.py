@@ -4,11 +4,11 @@ possible.
 A lane's sums are those of two neighbouring rows in four neighbouring columns (fragments.py). Side by side in y lie
 
 * without a stride, the four columns of a row: four outputs are written together, or twice two;
-* with an even stride, all of whose phases have taps, the two rows of a column, which are phases of one channel.
+* with an even stride and no dilation, if all phases have taps, the two rows of a column: phases of one channel.
 
 They are written together if every run of the round begins at a multiple of as many outputs: where a run begins depends
-on y, since it stands as far from a multiple of 16 bytes as it will there (k6_bulk.py). If not, every sum is written by
-itself. That takes two or four times as many instructions, and in 16 bits each has half of a bank's word.
+on y, since it stands as far from a multiple of 16 bytes as it will there (k6_bulk.py). If not even by twos, every sum
+is written by itself. That takes two or four times as many instructions, and in 16 bits each has half of a bank's word.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FACTOR = 1.5
 
 
 def fastest(*functions):
-    """Host seconds of a call of each function in its fastest round, by turns: other processes, who may run tests as
+    """Host seconds of a call of each function in its fastest round, by turns: other processes, which may run tests as
     well, only make a round slower. The GPU is waited for outside of what is timed."""
     for function in functions:
         for _ in range(CALLS):

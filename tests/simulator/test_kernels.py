@@ -69,7 +69,7 @@ def test_samples_far_apart(rung):
 
 @rungs
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", [*FEW, "dilation below stride, coprime"])
 def test_nan_and_infinity_go_where_the_definition_sends_them(rung, value, reason):
     problem = SMALL[reason]
     able(rung, problem, torch.float32)

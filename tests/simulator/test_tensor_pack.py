@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 # Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps.
 PROBLEMS = {
     "phases": Problem(1, 18, 5, 5, 8, stride=2),
+    "rows to fill up": Problem(1, 9, 5, 5, 8, stride=5),
     "groups": Problem(1, 18, 10, 2, 8, groups=2),
     "chunks of taps": Problem(1, 8, 3, 9, 8, dilation=3),
     "parts of a stride": Problem(1, 9, 1, 102, 8, stride=100),
