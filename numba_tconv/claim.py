@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from .directions import FORWARD, STEP
-from .rows import Row, latest
+from .rows import Row, latest, of_newest_gpu
 from .table import EMPTY, where
 
 ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, in the order in which they are told
@@ -14,12 +14,12 @@ ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, i
 
 def render(rows: Iterable[Row]) -> str:
     """The claim of what the selection picks, at full size, on the GPU of the newest such row."""
-    picked = [row for row in latest(rows).values() if row.rung == "auto" and "@" not in row.workload]
+    picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = [row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC]
+    picked = list(latest(of_newest_gpu(picked)).values())
     if not picked:
         return EMPTY
-    gpu = max(picked, key=lambda row: row.time).gpu
-    picked = [row for row in picked if row.gpu == gpu]
+    commits = ", ".join(dict.fromkeys(row.commit for row in picked))
     forward, steps = (_means(row for row in picked if row.direction == direction) for direction in (FORWARD, STEP))
     sentences = [
         "Forward, against the faster of cuDNN's transposed convolution and the same layer as an expert's ordinary "
@@ -28,7 +28,7 @@ def render(rows: Iterable[Row]) -> str:
         else "",
         f"A training step, against torch's: {steps}." if steps else "",
         "Geometric means of what the selection picks (`auto`) over the workloads [below](#measured), and the least and "
-        f"the most of them ({where(picked)}).",
+        f"the most of them ({where(picked)}, commit {commits}).",
     ]
     return "\n".join(filter(None, sentences))
 

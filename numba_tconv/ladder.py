@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from .directions import FORWARD
 from .kernels import LADDER, RUNGS
-from .rows import Row, latest
-from .table import markdown
+from .rows import Row, latest, of_newest_gpu
+from .table import markdown, where
 
 WORKLOAD = "kb64"
 NAMES = {"ieee": "full precision", "tf32": "TF32"}
@@ -17,11 +17,10 @@ def render(rows: Iterable[Row]) -> str:
     """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
     ladder on the workload of its name. A gain is over the rung below, beside the ladder over the fastest in it. All is
     of the newest row's GPU."""
-    measured = [row for row in latest(rows).values() if row.direction == FORWARD and row.dtype == "float32"]
-    if measured:
-        gpu = max(measured, key=lambda row: row.time).gpu
-        measured = [row for row in measured if row.gpu == gpu]
-    return markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
+    measured = [row for row in rows if row.direction == FORWARD and row.dtype == "float32"]
+    measured = list(latest(of_newest_gpu(measured)).values())
+    lines = markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
+    return f"{lines}\n\nForward, {where(measured)}." if measured else lines
 
 
 def _line(name: str, measured: list[Row]) -> list[str]:

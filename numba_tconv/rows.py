@@ -128,6 +128,13 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
     return newest(rows, lambda row: (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length))
 
 
+def of_newest_gpu(rows: Iterable[Kind]) -> list[Kind]:
+    """Those of the GPU on which the newest was measured."""
+    rows = list(rows)
+    gpu = max(rows, key=lambda row: row.time).gpu if rows else None
+    return [row for row in rows if row.gpu == gpu]
+
+
 def newest(rows: Iterable[Kind], key: Callable[[Kind], tuple]) -> dict[tuple, Kind]:
     """The newest row of each ``key``, by its time, in the order in which the keys were first seen."""
     found: dict[tuple, Kind] = {}

@@ -70,10 +70,12 @@ def test_the_claim_is_of_what_the_selection_picks():
         row(workloads.at_length(workloads.get("kb64"), 65536, 1), "auto", slower=0.1, precision="tf32"),
         row("kb64", "auto", slower=0.1, precision="tf32", direction="grad_input"),
         row("kb79", "auto", slower=0.1, precision="tf32", gpu="another", time="2026-01-01T00:00:00Z"),
+        row("kb64", "auto", slower=0.1, precision="tf32", gpu="another", time="2026-01-02T00:00:00Z"),
     )
     said = claimed(*others, fast, slow)
     assert "conv1d`: **1.4 times as fast in TF32** (2 layers, 1.00 to 2.0)." in said
     assert "NVIDIA H200, driver 580.1" in said
+    assert "commit 0123abc)" in said
     assert "step" not in said
     assert "bfloat16" not in said
 
@@ -95,7 +97,9 @@ def test_nothing_is_claimed_without_rows():
 
 def cells(rows):
     """What is told of each rung that was measured: where and how long, and the gain."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ladder.render(rows).splitlines()[2:]]
+    of_ladder, _, said = ladder.render(rows).partition("\n\n")
+    assert said.startswith("Forward, NVIDIA H200, driver 580.1")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in of_ladder.splitlines()[2:]]
     assert len(lines) == len(RUNGS)
     names = [line[0].partition("`]")[0].removeprefix("[`") for line in lines]
     assert names == list(RUNGS)

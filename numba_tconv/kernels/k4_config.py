@@ -124,7 +124,7 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
 
-FEWEST_WARPS = 6  # of a multiprocessor, that hide each other's latencies
+FEWEST_WARPS = 6  # of a multiprocessor, that hide each other's latencies: an estimate, not fitted to rows
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (

@@ -31,9 +31,9 @@ multiply never wait for them; a stage is one chain of some 90 instructions (wait
 latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
 On kb64 in bfloat16 the store takes as long as the products; half of it was the staging, sum by sum, with bank conflicts
 of two-byte writes. By twos it takes 4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to
-0.354). The two warpgroups multiply by turns: to let them do so at the same time gained nothing, and broke the ring's
-order. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this load,
-and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
+0.354). The two warpgroups multiply by turns: to let them do so at the same time gained nothing there, and failed on
+hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this
+load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.38 ms, 1.9 times k5.
 """

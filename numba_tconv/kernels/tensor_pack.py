@@ -60,7 +60,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
 
     @device_function
     def divided(a, b):
-        """Quotient and remainder in 32 bits, which take a quarter of the instructions of 64."""
+        """Quotient and remainder in 32 bits: in 64 they would be most of the kernel's instructions."""
         quotient = int32(uint32(a) // uint32(b))
         return quotient, int32(a - quotient * b)
 
