@@ -50,11 +50,10 @@ class Call:
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
         kernels = [rung.kernel(config)]
         if self.rung == "k4_register_tile":
-            kernels.append(k4_pack.make_kernel(config))
+            kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
             kernels.append(tensor_pack.make_kernel(config.tile, tensor_pack.ORDERS[self.rung]))
-            kernels += partial_sum.kernels_of(config)
-        return kernels
+        return kernels + partial_sum.kernels_of(config, self.dtype)
 
     def _kernels_of_gradient(self) -> list[Kernel]:
         rung, p = gradients.GRADIENTS[self.rung], self.problem

@@ -1,23 +1,58 @@
 """How k4 chooses its tile, and when it copies and stores vectors; on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS, k4_register_tile
 from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.k4_config import choose, rounds
+from numba_tconv.kernels.k4_config import candidates
+from numba_tconv.kernels.k4_cost import choose, cost, rounds
 from numba_tconv.kernels.k4_register_tile import vectors_align
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
-HEAD, KB64 = (workloads.get(name).problem for name in ("head", "kb64"))
+HEAD, ISTFT, KB64 = (workloads.get(name).problem for name in ("head", "istft", "kb64"))
+LAUNCH = 0.008  # ms, about what every launch costs, which the model leaves out
 
 
-def test_few_blocks_are_weighed_as_few():
-    config = choose(HEAD, torch.float32)
-    assert (config.block_m, config.block_n) == (32, 256)
-    assert rounds(HEAD, config, H200) == (0, 1)
+def test_few_tiles_with_long_sums_are_split():
+    for problem in (HEAD, ISTFT):
+        config = choose(problem, torch.float32)
+        assert config.splits > 1
+        assert cost(problem, config, H200) < min(
+            cost(problem, whole, H200) for whole in candidates(problem, torch.float32, 1, H200)
+        )
+        assert choose(problem, torch.float64).splits == 1, "partial sums are in float32"
+    for name in ("kb64", "dac_u1", "waveglow"):
+        assert choose(workloads.get(name).problem, torch.float32, 4).splits == 1
+
+
+def test_few_warps_take_as_long_as_more():
+    config, *_ = candidates(HEAD, torch.float32, 1, H200)
+    assert (config.threads, rounds(HEAD, config, H200)) == (128, (0, 1))
+    wide = replace(config, block_n=2 * config.block_n)
+    assert (wide.threads, rounds(HEAD, wide, H200)) == (256, (0, 1))
+    time, of_twice_the_warps = cost(HEAD, config, H200), cost(HEAD, wide, H200)
+    assert time < of_twice_the_warps < 1.6 * time
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_time_is_flat_over_lengths(batch):
+    """No length is predicted to take much longer than a longer one."""
+    problems = [replace(HEAD, batch=batch, length=length) for length in range(1, 1000, 31)]
+    costs = [LAUNCH + cost(p, choose(p, torch.float32), H200) for p in problems]
+    least = [min(costs[z:]) for z in range(len(costs))]
+    assert max(time / longer for time, longer in zip(costs, least, strict=True)) < 1.3
+
+
+def test_the_split_is_told_and_one_kernel_serves_all_numbers_of_parts():
+    config, rung = choose(HEAD, torch.float32), RUNGS["k4_register_tile"]
+    assert f"input channels in {config.splits} parts" in rung.tile(config)
+    assert "parts" not in rung.tile(replace(config, splits=1))
+    assert rung.kernel(config) is rung.kernel(replace(config, splits=1))
 
 
 def test_the_last_blocks_share_a_multiprocessor_with_fewer():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, k6_config, k6_cost, k6_split
+from numba_tconv.kernels import RUNGS, channel_parts, k6_config, k6_cost, k6_split
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k6_boxes import boxes_of
 from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK, column_tiles
@@ -27,11 +27,11 @@ def test_partial_sums_add_up_to_the_outputs(splits, groups):
     """By torch: the split problem has the same tensors, and the outputs of its parts add up."""
     p = Problem(2, 12, 6, 5, 9, stride=2, padding=1, groups=groups, bias=True)
     x, w, bias = operands(p, torch.float64, "cpu")
-    part = k6_split.split(p, splits)
+    part = channel_parts.split(p, splits)
     assert part.out_channels_per_group == p.out_channels_per_group
     assert not part.bias
     partials = torch.conv_transpose1d(x, w, None, **parameters(part))
-    assert partials.numel() == k6_split.partial_sums(p, splits)
+    assert partials.numel() == channel_parts.partial_sums(p, splits)
     sums = partials.reshape(p.batch, groups, splits, p.out_channels_per_group, -1).sum(2)
     whole = torch.conv_transpose1d(x, w, bias, **parameters(p))
     torch.testing.assert_close(sums.reshape(whole.shape) + bias[:, None], whole)
@@ -39,16 +39,16 @@ def test_partial_sums_add_up_to_the_outputs(splits, groups):
 
 @pytest.mark.parametrize("channels", [16, 31, 80, 512, 1026])
 def test_parts_are_equal_and_hold_channels_for_a_product(channels):
-    numbers = k6_split.numbers_of_parts(replace(HEAD, in_channels=channels))
+    numbers = channel_parts.numbers_of_parts(replace(HEAD, in_channels=channels))
     assert (numbers == []) == (channels in (16, 31))
-    assert all(channels % parts == 0 and channels // parts >= k6_split.FEWEST_CHANNELS for parts in numbers)
-    assert len(set(numbers)) == len(numbers) <= len(k6_split.PARTS)
+    assert all(channels % parts == 0 and channels // parts >= channel_parts.FEWEST_CHANNELS for parts in numbers)
+    assert len(set(numbers)) == len(numbers) <= len(channel_parts.PARTS)
 
 
 def test_more_partial_sums_than_the_second_stage_counts_are_not_made():
     long = replace(HEAD, length=200_000)
-    assert k6_split.partial_sums(long, 8) > k6_split.MOST_SUMS > k6_split.partial_sums(long, 2)
-    assert max(k6_split.numbers_of_parts(long)) < 8 <= max(k6_split.numbers_of_parts(HEAD))
+    assert channel_parts.partial_sums(long, 8) > channel_parts.MOST_SUMS > channel_parts.partial_sums(long, 2)
+    assert max(channel_parts.numbers_of_parts(long)) < 8 <= max(channel_parts.numbers_of_parts(HEAD))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

@@ -13,7 +13,7 @@ from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, depthwise_config
 from numba_tconv.kernels.device import A100, H200, Device
-from numba_tconv.kernels.k4_config import choose
+from numba_tconv.kernels.k4_cost import choose
 from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._inductor import cudagraph_trees
 
-from numba_tconv.kernels import tensor_pack
+from numba_tconv.kernels import tensor_pack, weight_cache
 from numba_tconv.kernels.k6_config import configs
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
@@ -31,15 +31,15 @@ def packed(monkeypatch, cuda):
 
     def packed(w, capturing=False):
         cuda.capturing = capturing
-        assert torch.equal(tensor_pack.packed_weights(w, packing), w)
+        assert torch.equal(weight_cache.packed_weights(w, packing), w)
         return cuda.packings
 
     weights = Layout.contiguous((4, 3, 2), torch.float32, 0)
-    packing = tensor_pack.Packing("tile", "mma", weights, *[1] * 4)
-    monkeypatch.setattr(tensor_pack, "_pack", pack)
-    monkeypatch.setattr(tensor_pack, "_entries", {})
-    monkeypatch.setattr(tensor_pack, "_new", {})
-    monkeypatch.setattr(tensor_pack, "_captured", {})
+    packing = tensor_pack.TensorPacking("tile", "mma", weights, *[1] * 4)
+    monkeypatch.setattr(weight_cache, "_pack", pack)
+    monkeypatch.setattr(weight_cache, "_entries", {})
+    monkeypatch.setattr(weight_cache, "_new", {})
+    monkeypatch.setattr(weight_cache, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_event=cuda.waited.append))
@@ -59,17 +59,17 @@ def test_weights_that_are_computed_for_each_call_are_not_kept(packed):
     """Not even where the allocator gives them the memory of those before."""
     g, v = torch.randn(4, 1, 1), torch.randn(4, 3, 2)
     assert [packed(torch._weight_norm(v, g)) for _ in range(5)] == [1, 2, 3, 4, 5]
-    assert not tensor_pack._entries
+    assert not weight_cache._entries
 
 
 def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):
-    monkeypatch.setattr(tensor_pack, "MOST_NEW", 8)
+    monkeypatch.setattr(weight_cache, "MOST_NEW", 8)
     old, recent = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
     for w in (old, recent):
         packed(w)
-    for _ in range(tensor_pack.MOST_NEW - 1):
+    for _ in range(weight_cache.MOST_NEW - 1):
         packed(torch.randn(4, 3, 2))
-    assert len(tensor_pack._new) == tensor_pack.MOST_NEW
+    assert len(weight_cache._new) == weight_cache.MOST_NEW
     before = packed(recent)
     assert packed(recent) == before
     before = packed(old)
@@ -80,10 +80,10 @@ def test_what_was_packed_of_weights_that_torch_changed_is_given_back(packed):
     w = torch.randn(4, 3, 2)
     for _ in range(2):
         packed(w)
-    assert len(tensor_pack._entries) == 1
+    assert len(weight_cache._entries) == 1
     w.mul_(2)
     packed(w)
-    assert not tensor_pack._entries
+    assert not weight_cache._entries
 
 
 def test_weights_of_inference_mode_are_packed_at_every_call(packed):
@@ -122,16 +122,16 @@ def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(pa
 
 
 def test_torch_compile_warms_nothing_up_where_it_was_not_called(monkeypatch):
-    assert not tensor_pack._warming_up(0)
+    assert not weight_cache._warming_up(0)
     assert hasattr(cudagraph_trees.CUDAGraphTreeManager, "in_warmup")
     # Another thread has no managers, and some versions of torch fail when they are asked for one.
     monkeypatch.setattr(cudagraph_trees, "get_manager", lambda *_, **__: pytest.fail("asked"))
     with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(tensor_pack._warming_up, 0).result()
+        assert not pool.submit(weight_cache._warming_up, 0).result()
 
 
 def test_nothing_is_remembered_of_weights_that_are_gone(packed):
-    for capturing, memory in ((False, tensor_pack._entries), (True, tensor_pack._captured)):
+    for capturing, memory in ((False, weight_cache._entries), (True, weight_cache._captured)):
         for _ in range(5):
             w = torch.randn(4, 3, 2)
             for _ in range(2):

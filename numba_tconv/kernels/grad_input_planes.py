@@ -109,7 +109,7 @@ class InputPlanes(GradientRung):
         kernel = _forward(name).kernel(of_rung)
         pack = tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])
         found = [(kernel, kernel.shared_bytes), (pack, pack.shared_bytes)]
-        found += [(adds_up, adds_up.shared_bytes) for adds_up in partial_sum.kernels_of(of_rung)]
+        found += [(adds_up, adds_up.shared_bytes) for adds_up in partial_sum.kernels_of(of_rung, of_rung.tile.dtype)]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):

@@ -1,4 +1,4 @@
-"""Tiles of k4: what they are, which are legal, and which one a problem gets.
+"""Tiles of k4: what they are, and which are legal.
 
 The letters, here and in every rung above: m counts rows (output channel, phase), n counts columns (positions), k counts
 input channels. A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by
@@ -8,7 +8,6 @@ input channels. A block computes ``block_m x block_n`` sums from ``block_k`` cha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
@@ -46,6 +45,7 @@ class Config(WarpTile):
     once: bool = False  # there are two of them, the first of which is put aside by its upper half (ptx/halves.py)
     x_vector: int = 1  # elements of x that one cp.async copies
     y_vector: int = 1  # consecutive outputs that one store writes
+    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
     @property
     def phases(self) -> int:
@@ -124,7 +124,6 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
 
-FEWEST_WARPS = 6  # of a multiprocessor, that hide each other's latencies: an estimate, not fitted to rows
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (
@@ -232,29 +231,6 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
             if fits(config, device) and short and not spills(config, device):
                 yield config
                 break
-
-
-def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
-    """Full rounds, in which every multiprocessor has min_blocks blocks of a launch, and the most blocks that one has in
-    the round after them."""
-    column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
-    blocks = column_tiles * config.row_tiles(problem) * problem.groups
-    full, rest = divmod(blocks, device.multiprocessors * config.min_blocks)
-    return full, -(-rest // device.multiprocessors)
-
-
-@lru_cache(maxsize=1024)
-def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The tile with the least estimated time: a multiprocessor's rounds of blocks, times a round's products, shared
-    loads and stages. Few warps take as long as FEWEST_WARPS."""
-
-    def cost(config):
-        full, last = rounds(problem, config, device)
-        threads = full * max(config.min_blocks * config.threads, 32 * FEWEST_WARPS)
-        threads += max(last * config.threads, 32 * FEWEST_WARPS) if last else 0
-        return threads * config.thread_m * config.thread_n * (1 + 1 / config.thread_m + 1 / config.block_k)
-
-    return min(candidates(problem, dtype, x_vector, device), key=cost)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -5,54 +5,105 @@ What is no weight (channels, phases and taps beyond the last) is zero, so the ma
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 
-from numba import cuda, types
+import torch
+from numba import cuda, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..layout import Layout
 from ..problem import Problem
+from .divided import divided
 from .k4_config import Config
+from .weight_cache import Packing, unique
 
 THREADS = 256
 
 
+@dataclass(frozen=True)
+class Order:
+    """What of a configuration decides where a weight lies."""
+
+    dtype: torch.dtype
+    rows: int  # of an output channel; between taps of one row lie so many
+    block_m: int
+    block_k: int
+    tap_chunk: int
+    phases: int
+    channels: int
+    parts: int
+
+    @property
+    def stage(self) -> int:
+        """Packed weights in one stage."""
+        return self.block_k * self.tap_chunk * self.block_m
+
+
+def order_of(config: Config) -> Order:
+    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
+    return Order(config.dtype, config.taps.rows, *sizes)
+
+
 @cache
-def make_kernel(config: Config) -> Kernel:
-    block_m, block_k, tap_chunk = config.block_m, config.block_k, config.tap_chunk
-    rows, phases, channels, parts = config.taps.rows, config.phases, config.channels, config.parts
-    storage = ELEMENTS[config.dtype].storage
+def make_kernel(order: Order) -> Kernel:
+    block_m, tap_chunk, stage = order.block_m, order.tap_chunk, order.stage
+    block_k, rows, phases, channels, parts = order.block_k, order.rows, order.phases, order.channels, order.parts
+    storage = ELEMENTS[order.dtype].storage
 
     def k4_pack(w, packed, row_tiles, tap_chunks, channel_chunks, in_per_group):
-        e = cuda.grid(1)
-        if e >= packed.size:
-            return
-        rest, m = divmod(e, block_m)
-        rest, tap = divmod(rest, tap_chunk)
-        rest, k = divmod(rest, block_k)
-        rest, channel_chunk = divmod(rest, channel_chunks)
-        rest, chunk = divmod(rest, tap_chunks)
-        group, row_tile = divmod(rest, row_tiles)
-        c = channel_chunk * block_k + k
-        co = row_tile // parts * channels + m // phases
-        a = row_tile % parts * block_m + m % phases
-        t = a + (chunk * tap_chunk + tap) * rows
-        inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
-        packed[e] = w[group * in_per_group + c, co, t] if inside else storage(0)
+        # A block packs a stage: which one it is, is worked out once for all of its elements.
+        number = int32(cuda.blockIdx.x)
+        rest, channel_chunk = divided(number, int32(channel_chunks))
+        rest, chunk = divided(rest, int32(tap_chunks))
+        group, row_tile = divided(rest, int32(row_tiles))
+        first_c, first_t = int32(channel_chunk * block_k), chunk * int64(tap_chunk * rows)
+        first_co, first_a = int32(row_tile // parts * channels), int32(row_tile % parts * block_m)
+        e = int32(cuda.threadIdx.x)
+        while e < stage:
+            m, rest = e % block_m, e // block_m
+            c, co, a = int32(first_c + rest // tap_chunk), int32(first_co + m // phases), int32(first_a + m % phases)
+            t = first_t + a + rest % tap_chunk * rows
+            inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
+            value = w[group * in_per_group + c, co, t] if inside else storage(0)
+            packed[uint64(int64(number) * stage + e)] = value
+            e = int32(e + THREADS)
 
     signature = (strided(storage, 3), flat(storage)) + (types.int64,) * 4
-    return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(config))
+    return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(order))
 
 
-def prepare(w: Layout, problem: Problem, config: Config) -> tuple[int, Prepared]:
-    """Elements of the packed weights, and the launch that packs weights which lie as ``w``: it takes them and the room
-    for the packed ones."""
-    row_tiles, tap_chunks = config.row_tiles(problem), config.tap_chunks(problem)
-    channel_chunks = config.channel_chunks(problem)
-    size = problem.groups * row_tiles * tap_chunks * channel_chunks * config.w_stage
-    launch = make_kernel(config).prepare(
-        *(-(-size // THREADS), alike(w.shape, w.dtype, w.strides), alike((size,), w.dtype)),
-        *(row_tiles, tap_chunks, channel_chunks, problem.in_channels_per_group),
-    )
-    return size, launch
+@dataclass(frozen=True, eq=False)
+class TilePacking(Packing):
+    """Weights packed in ``order``."""
+
+    weights: Layout
+    order: Order
+    groups: int
+    row_tiles: int
+    tap_chunks: int
+    channel_chunks: int
+
+    @cached_property
+    def stages(self) -> int:
+        return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
+
+    @cached_property
+    def size(self) -> int:
+        return self.stages * self.order.stage
+
+    @cached_property
+    def launch(self) -> Prepared:
+        w = self.weights
+        return make_kernel(self.order).prepare(
+            self.stages,
+            *(alike(w.shape, w.dtype, w.strides), alike((self.size,), w.dtype)),
+            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups),
+        )
+
+
+def packing_of(problem: Problem, config: Config, weights: Layout) -> TilePacking:
+    """How the weights of ``problem`` are packed for ``config``."""
+    chunks = config.tap_chunks(problem), config.channel_chunks(problem)
+    return unique(TilePacking, weights, order_of(config), problem.groups, config.row_tiles(problem), *chunks)

@@ -11,6 +11,7 @@ they meet in the same block and are interleaved on the way out.
   stage before is multiplied.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
+* Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
 four or two elements wide.
@@ -24,7 +25,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, int32, int64, types, uint64
+from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
@@ -42,9 +43,12 @@ from ..ptx import (
     store_vectors,
 )
 from ..ptx.halves import SUMS
-from . import device, k4_pack
-from .k4_config import Config, choose, tiny
+from . import device, k4_pack, partial_sum
+from .channel_parts import partial_sums, split
+from .k4_config import Config, tiny
+from .k4_cost import choose
 from .rung import Rung, cuda_core_reason, taking_bias
+from .weight_cache import packed_weights
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -208,8 +212,10 @@ def make_kernel(config: Config) -> Kernel:
             a, column = row_column % phases, row_column // phases
             n, i = n_first, column_first + column
             if i >= columns:
-                n += i // columns
-                i %= columns
+                # Divided in 32 bits, which hold i where more than one sample ends in the tile.
+                ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
+                n += ended
+                i -= ended * columns
             o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
             if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
                 at = int32(a * pitch + column)
@@ -326,24 +332,27 @@ class RegisterTile(Rung):
     def tile(self, config):
         c = config
         sums = f"{c.block_m} rows by {c.block_n} columns, {c.thread_m} by {c.thread_n} a thread"
-        return f"{sums}; {c.stages} stages of {c.block_k} input channels"
+        parts = "" if c.splits == 1 else f"; input channels in {c.splits} parts, whose sums are added up"
+        return f"{sums}; {c.stages} stages of {c.block_k} input channels{parts}"
 
     def tiny_configs(self, problem, dtype):
         return tiny(problem, dtype)
 
     def kernel(self, config):
-        return make_kernel(config)
+        return make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        size, pack, launch = _prepared(problem, config, x, w, bias is not None, y.offset % 16 == 0, device.of(x.index))
-        launch, packed_room = taking_bias(launch, bias), room((size,), w.dtype, w.index)
+        here, y_aligned = device.of(x.index), y.offset % 16 == 0
+        packing, launch, sums, add_up = _prepared(problem, config, x, w, bias is not None, y_aligned, here)
+        sums_room = room((sums,), torch.float32, x.index)
 
-        def fill(x, w, bias, y):
-            packed = packed_room()
-            pack(w, packed)
-            launch(x, packed, bias, y)
+        def fill_from_parts(x, packed, bias, y):
+            partials = sums_room()
+            launch(x, packed, packed, partials)
+            add_up(partials, bias, y)
 
-        return fill
+        fill = taking_bias(fill_from_parts if add_up else launch, bias)
+        return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)
 
 
 @lru_cache(maxsize=1024)
@@ -355,19 +364,23 @@ def _prepared(
     has_bias: bool,
     y_aligned: bool,
     here: device.Device,
-) -> tuple[int, Prepared, Prepared]:
-    """Elements of the packed weights, and the launches that pack them and that compute. ``y_aligned``: the output
-    begins at a multiple of 16 bytes."""
-    p, t = problem, problem.taps
-    if config is None:
-        config = _config_for(x, problem, here)
-        if not y_aligned:
-            config = replace(config, y_vector=1)
-    size, pack = k4_pack.prepare(w, problem, config)
+) -> tuple[k4_pack.TilePacking, Prepared, int, Prepared | None]:
+    """How the weights are packed; the launch that computes; the number of partial sums that it leaves, and the launch
+    that adds them up. ``y_aligned``: the output begins at a multiple of 16 bytes."""
+    given, config = config, config or _config_for(x, problem, here)
+    splits, add_up = config.splits, None
+    if splits > 1:
+        add_up = partial_sum.prepare(problem, x.dtype, splits, has_bias)
+        has_bias, y_aligned = False, True  # of what torch's allocator gives
+    if not (given or y_aligned):
+        config = replace(config, y_vector=1)
+    p = split(problem, splits)
+    t = p.taps
     first_column, columns = config.columns(p)
     row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-    planes, packed = -(-column_tiles // GRID_AXIS), alike((size,), w.dtype)
-    launch = make_kernel(config).prepare(
+    planes, packing = -(-column_tiles // GRID_AXIS), k4_pack.packing_of(p, config, w)
+    packed = alike((packing.size,), w.dtype)
+    launch = make_kernel(replace(config, splits=1)).prepare(
         (row_tiles * p.groups, -(-column_tiles // planes), planes),
         *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
         *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
@@ -376,7 +389,7 @@ def _prepared(
         *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
         t.kernel_size - (t.taps_per_row - 1) * t.rows,
     )
-    return size, pack, launch
+    return packing, launch, partial_sums(problem, splits) if add_up else 0, add_up
 
 
 def _config_for(x: Layout, problem: Problem, gpu: device.Device) -> Config:

@@ -41,11 +41,12 @@ from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, run_of
 from .k5_load import BATCH, make_load, make_window
 from .rung import taking_bias
-from .tensor_pack import Packing, packed_weights, packing_of
+from .tensor_pack import TensorPacking, packing_of
 from .tensor_rung import TensorRung, by_vectors, default_precision
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import alignment_of, make_aim, make_store_any
 from .tensor_tile import COLUMNS, SECTOR, staged_at
+from .weight_cache import packed_weights
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -372,7 +373,7 @@ class WarpMatrix(TensorRung):
 @lru_cache(maxsize=1024)
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
-) -> tuple[Packing, Prepared]:
+) -> tuple[TensorPacking, Prepared]:
     """How the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by
     which x begins after a multiple of 16, and y after a sector's start; ``w``: the weights' layout."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))

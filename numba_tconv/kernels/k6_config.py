@@ -38,7 +38,7 @@ class Config:
     buffers: int
     bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
     joined: bool = False  # the samples are laid end to end beforehand (k6_input.py)
-    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (k6_split.py)
+    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
     @property
     def paired(self) -> bool:

@@ -12,13 +12,14 @@ from ..launch import GIVEN, Kernel, Prepared, alike
 from ..layout import Layout
 from ..problem import Problem
 from . import device, partial_sum
+from .channel_parts import partial_sums, split
 from .k6_boxes import geometry, template_map
 from .k6_config import Config, channel_chunks, column_tiles, sample_columns
 from .k6_cost import grid
 from .k6_input import input_of
-from .k6_split import choose, partial_sums, split
+from .k6_split import choose
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
-from .tensor_pack import Packing, packing_of
+from .tensor_pack import TensorPacking, packing_of
 from .tensor_rung import by_vectors, default_precision
 from .tensor_store import alignment_of
 
@@ -31,7 +32,7 @@ class Plan:
 
     copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, which is taken in its place
     map_bytes: int
-    packing: Packing
+    packing: TensorPacking
     launch: Prepared
     partial_sums: int  # that the launch leaves for another one to add up, or 0
     add_up: Prepared | None

@@ -15,7 +15,7 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 * Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
   copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
   stores (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
-* Split (k6_split.py): where few tiles have long sums, the input channels are dealt out to parts.
+* Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
@@ -81,9 +81,9 @@ from .k6_plan import plan_of
 from .k6_split import choose, cost
 from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
-from .tensor_pack import packed_weights
 from .tensor_rung import TensorRung
 from .tensor_tile import COLUMNS, SECTOR
+from .weight_cache import packed_weights
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 WIDEST = 2 * COLUMNS  # columns of a window, at most

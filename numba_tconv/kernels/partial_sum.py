@@ -52,9 +52,9 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
     return Kernel("partial_sum", partial_sum, signature, THREADS, key=str(dtype))
 
 
-def kernels_of(config) -> list[Kernel]:
-    """The kernel that adds up the partial sums of a configuration of k6 or k5, if it leaves any."""
-    return [make_kernel(config.tile.dtype)] if getattr(config, "splits", 1) > 1 else []
+def kernels_of(config, dtype: torch.dtype) -> list[Kernel]:
+    """The kernel that adds up the partial sums of a rung's configuration, if it leaves any."""
+    return [make_kernel(dtype)] if getattr(config, "splits", 1) > 1 else []
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -> Prepared:

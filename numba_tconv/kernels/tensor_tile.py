@@ -50,7 +50,7 @@ class Tile:
     channels: int  # output channels in a tile
     span: int  # outputs that one column contributes to a channel
     round_channels: int  # output channels that are staged together
-    wide_outputs: bool = False  # float32, of 16-bit operands: parts of sums (k6_split.py)
+    wide_outputs: bool = False  # float32, of 16-bit operands: parts of sums (channel_parts.py)
 
     @cached_property
     def taps(self) -> Taps:

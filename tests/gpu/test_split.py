@@ -1,10 +1,10 @@
-"""k6 where its sums are split over input channels, and where a tile holds a part of the phases, on the GPU."""
+"""Sums that are split over input channels, by k6 and k4, and tiles of k6 that hold a part of the phases, on the GPU."""
 
 import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS, k6_config, k6_split
+from numba_tconv.kernels import RUNGS, channel_parts, k4_cost, k6_config, k6_split
 from numba_tconv.kernels.device import current_device
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
@@ -12,7 +12,7 @@ from tests.parity import LAYOUTS, operands, parameters, poisoned
 
 pytestmark = pytest.mark.gpu
 
-K6 = RUNGS["k6_wgmma"]
+K4, K6 = RUNGS["k4_register_tile"], RUNGS["k6_wgmma"]
 # What each is there for. In "odd parts" a part is no whole number of products' depths, and rows of x begin anywhere.
 SPLIT = {
     "a decoder's head": Problem(1, 256, 40, 16, 86, stride=8, padding=4, bias=True),
@@ -50,6 +50,28 @@ def configs_of(problem, precision):
 def test_split_sums(reason, layout, dtype, precision):
     able(K6, SPLIT[reason], dtype, precision)
     check(K6, SPLIT[reason], dtype, precision, layout, configs_of(SPLIT[reason], precision))
+
+
+@pytest.mark.parametrize("reason", SPLIT)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_split_sums_on_cuda_cores(reason, layout):
+    """Of the fewest and of the most parts, each tile."""
+    problem, here = SPLIT[reason], current_device()
+    numbers = channel_parts.numbers_of_parts(problem)
+    found = k4_cost.split_candidates(problem, torch.float32, 1, here, [min(numbers), max(numbers)])
+    check(K4, problem, torch.float32, "ieee", layout, [None, *found])
+
+
+def test_split_sums_on_cuda_cores_into_outputs_that_begin_anywhere():
+    problem = Problem(1, 256, 32, 3, 64, padding=1)
+    able(K4, problem, torch.float32, "ieee")
+    assert k4_cost.choose(problem, torch.float32, 4).splits > 1
+    x, w, bias = operands(problem, torch.float32, "cuda")
+    aligned, memory = poisoned(problem, torch.float32, "cuda"), torch.full((problem.out_length * 32 + 1,), torch.nan)
+    apart = memory.to("cuda")[1:].view(aligned.shape)
+    for y in (aligned, apart):
+        K4.run(x, w, bias, y, problem)
+    assert torch.equal(aligned, apart)
 
 
 @cases(PART)
@@ -106,7 +128,7 @@ def test_partial_sums_are_all_the_memory_that_a_split_takes():
     before = torch.cuda.memory_allocated()
     K6.run(x, w, None, y, problem, config, "tf32")
     taken = torch.cuda.max_memory_allocated() - before
-    sums = 4 * k6_split.partial_sums(problem, config.splits)
+    sums = 4 * channel_parts.partial_sums(problem, config.splits)
     maps = 1 << 18
     assert config.splits > 1
     assert sums <= taken <= sums + maps

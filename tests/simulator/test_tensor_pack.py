@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import tensor_pack
+from numba_tconv.kernels import tensor_pack, weight_cache
 from numba_tconv.kernels.fragments import mma_a, wgmma_b
 from numba_tconv.kernels.tensor_tile import make_tile
 from numba_tconv.layout import Layout
@@ -34,7 +34,7 @@ PROBLEMS = {
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch):
     monkeypatch.setattr(tensor_pack, "THREADS", 12)
-    caches = tensor_pack.make_kernel, tensor_pack._packing
+    caches = tensor_pack.make_kernel, weight_cache._made
     for made in caches:
         made.cache_clear()
     yield

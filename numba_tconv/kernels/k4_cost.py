@@ -1,0 +1,76 @@
+"""How long k4 takes, and by that which tile a problem gets, and in how many parts it sums the input channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..problem import Problem
+from .channel_parts import LEAST_GAIN, second_stage, split, worthwhile
+from .device import H200, Device
+from .k4_config import Config, candidates
+
+# Fitted to times of 184 configurations of 22 problems (H200, a script; no recorded rows). The model is 8% off, root mean
+# square.
+RATE = 2.55e8  # multiply-adds, of float32, of a multiprocessor in a millisecond
+FEWEST_WARPS = 5.3  # of a multiprocessor, that hide each other's latencies: fewer take as long
+COPY, STORE = 68, 6.9  # multiply-adds that take as long as a copy to shared memory, and as an output on its way out
+STAGE = 2.2e-4  # ms, of the latency of each stage
+MOST_ROUNDS = 4  # of blocks; from there on, more of them gain too little to be weighed
+
+
+def blocks(problem: Problem, config: Config) -> int:
+    column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
+    return column_tiles * config.row_tiles(problem) * problem.groups
+
+
+def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
+    """Full rounds, in which every multiprocessor has min_blocks blocks of a launch, and the most blocks that one has in
+    the round after them."""
+    full, rest = divmod(blocks(problem, config), device.multiprocessors * config.min_blocks)
+    return full, -(-rest // device.multiprocessors)
+
+
+def cost(problem: Problem, config: Config, device: Device) -> float:
+    """Milliseconds, but for what every launch costs: those of a multiprocessor's rounds of blocks."""
+    c, part = config, split(problem, config.splits)
+    stages = c.channel_chunks(part) * c.tap_chunks(part)
+    copies = c.x_stage / c.x_vector + c.w_stage / c.vector
+    loads = 1 / c.thread_m + 1 / c.block_k
+    products = c.block_m * c.block_n * c.block_k * c.tap_chunk
+    block = stages * (products * (1 + loads) + COPY * copies)
+    rate = RATE * 4 / c.itemsize
+
+    def milliseconds(blocks):
+        warps = blocks * c.threads / 32
+        idle = max(1, FEWEST_WARPS / warps)
+        return blocks * (idle * block + STORE * c.block_m * c.block_n) / rate + stages * STAGE
+
+    full, last = rounds(part, config, device)
+    first = full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)
+    return first + second_stage(problem, c.splits, c.itemsize)
+
+
+def split_candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, numbers: list[int]):
+    """The configurations of sums in each number of parts."""
+    for splits in numbers:
+        for config in candidates(split(problem, splits), dtype, x_vector, device):
+            yield replace(config, splits=splits)
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
+    """The configuration with the least estimated time."""
+
+    def time(config):
+        return cost(problem, config, device)
+
+    whole = min(candidates(problem, dtype, x_vector, device), key=time)
+    share = blocks(problem, whole) / (whole.min_blocks * device.multiprocessors)
+    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
+        return whole
+    parts = worthwhile(problem, share, MOST_ROUNDS)
+    best = min(split_candidates(problem, dtype, x_vector, device, parts), key=time, default=whole)
+    return best if time(best) + LEAST_GAIN < time(whole) else whole

@@ -1,0 +1,42 @@
+"""Sums of k4 that are split over input channels, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS, k4_config, partial_sum
+from numba_tconv.kernels.channel_parts import split
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.parity import operands, parameters, poisoned, scatter, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+PROBLEMS = {
+    "a decoder's layer": Problem(2, 12, 3, 8, 5, stride=4, padding=2, bias=True),
+    "groups, without a bias": Problem(1, 12, 4, 5, 6, stride=2, groups=2),
+    "unequal taps": Problem(1, 6, 2, 7, 5, stride=3, padding=1, output_padding=1, bias=True),
+    "stride 1, dilation": Problem(1, 6, 2, 3, 9, dilation=2, bias=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setattr(partial_sum, "THREADS", 8)
+    partial_sum.make_kernel.cache_clear()
+    yield
+    partial_sum.make_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("reason", PROBLEMS)
+def test_split_sums(reason, splits):
+    problem = PROBLEMS[reason]
+    x, w, bias = operands(problem, torch.float32)
+    oracle = scatter(x, w, bias, problem)
+    torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    for config in k4_config.tiny(split(problem, splits), torch.float32):
+        y = poisoned(problem, torch.float32)
+        RUNGS["k4_register_tile"].run(x, w, bias, y, problem, replace(config, splits=splits))
+        assert verdict(y, torchs, oracle) is None, config
