@@ -19,7 +19,7 @@ from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
 from .kernels import RUNGS, gradients, k4_pack, partial_sum, tensor_pack
 from .kernels.device import Device
-from .kernels.k4_register_tile import vectors_align
+from .kernels.k4_plan import vectors_align
 from .launch import Kernel
 from .layout import NO_GPU, Layout
 from .problem import Problem
@@ -111,7 +111,7 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     """
     # Of the calls that share a kernel, one that leads to it.
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
-    missing = [(call, name) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
+    missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     if missing:
         # Spawned, because a fork would inherit CUDA and the threads of torch, which do not survive it.
         with ProcessPoolExecutor(
@@ -120,7 +120,7 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
             initializer=signal.signal,  # an interrupt is the parent's, which then sends no more
             initargs=(signal.SIGINT, signal.SIG_IGN),
         ) as pool:
-            futures = [pool.submit(_compile, call, name, cc) for call, name in missing]
+            futures = [pool.submit(_compile, *one, cc) for one in missing]
             try:
                 for future in progress(as_completed(futures), f"kernels to compile: {len(futures)}", len(futures)):
                     future.result()
@@ -130,7 +130,6 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     return len(missing), len(needed) - len(missing)
 
 
-def _compile(call: Call, name: str, cc: tuple) -> None:
-    """In a process of its own: the kernel called ``name`` of those that ``call`` launches."""
-    (kernel,) = [kernel for kernel in call.kernels() if kernel.name == name]
-    kernel.kept_ptx(cc)
+def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
+    """In a process of its own: the kernel with that name and key, of those that ``call`` launches."""
+    next(kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)).kept_ptx(cc)

@@ -10,7 +10,7 @@ from numba_tconv.kernels import RUNGS, k4_register_tile
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose, cost, rounds
-from numba_tconv.kernels.k4_register_tile import vectors_align
+from numba_tconv.kernels.k4_plan import vectors_align
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
@@ -75,7 +75,6 @@ def test_vectors_align():
 def test_vectors_of_outputs_begin_at_multiples_of_16_bytes(offset, vector, monkeypatch):
     p, found, make_kernel = Problem(2, 8, 8, 5, 60), [], k4_register_tile.make_kernel
     monkeypatch.setattr(k4_register_tile, "make_kernel", lambda config: found.append(config) or make_kernel(config))
-    k4_register_tile._prepared.cache_clear()
     x, w, y = (
         Layout.contiguous(shape, torch.float32, NO_GPU)
         for shape in ((p.batch, p.in_channels, p.length), (p.in_channels, p.out_channels, 5), (2, 8, p.out_length))

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_config, k5_config, k6_config
+from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_cost, k5_config, k6_config
 from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.kernels.k4_register_tile import vectors_align
+from numba_tconv.kernels.k4_plan import vectors_align
 from numba_tconv.kernels.k6_boxes import boxes_of
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_rung import by_vectors
@@ -266,7 +266,7 @@ def test_k5():
 def k4_properties(case):
     x, offset = input_of(case)
     x_vector = 16 // x.itemsize if vectors_align(Layout.of(x)._replace(offset=offset)) else 1
-    config = case.config or k4_config.choose(case.problem, case.dtype, x_vector, device.current_device())
+    config = case.config or k4_cost.choose(case.problem, case.dtype, x_vector, device.current_device())
     return {
         "copies": config.x_vector > 1,
         "vectors of outputs": config.y_vector > 1 and not case.offset,

@@ -206,10 +206,13 @@ def register_window(device: Device) -> int:
 
 
 def spills(config: Config, device: Device) -> bool:
-    """Whether a thread that copies vectors has no more than 128 registers for 64 sums and a wide window."""
-    registers = REGISTERS // (config.threads * config.min_blocks)
-    large = config.thread_m * config.thread_n == 64 and config.window > register_window(device)
-    return large and registers <= 128 and config.x_vector > 1
+    """Whether 128 registers do not hold 64 sums beside a wide window that is copied in vectors, or, before Hopper, what
+    more threads than 128 need to copy single elements."""
+    if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
+        return False
+    if config.x_vector == 1:
+        return device.cc < (9, 0) and config.threads > 128
+    return config.window > register_window(device)
 
 
 def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device):

@@ -12,8 +12,8 @@ from .channel_parts import LEAST_GAIN, second_stage, split, worthwhile
 from .device import H200, Device
 from .k4_config import Config, candidates
 
-# Fitted to times of 184 configurations of 22 problems (H200, a script; no recorded rows). The model is 8% off, root mean
-# square.
+# Fitted to times of 184 configurations of 22 problems (H200, a script; no recorded rows). The root mean square of what
+# the model is off is 8%.
 RATE = 2.55e8  # multiply-adds, of float32, of a multiprocessor in a millisecond
 FEWEST_WARPS = 5.3  # of a multiprocessor, that hide each other's latencies: fewer take as long
 COPY, STORE = 68, 6.9  # multiply-adds that take as long as a copy to shared memory, and as an output on its way out

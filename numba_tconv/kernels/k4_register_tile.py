@@ -22,15 +22,14 @@ Measured (H200, kb64, float32): 8.93 ms, 3.8 times k3.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, Prepared, alike, flat
+from ..launch import Kernel, flat
 from ..layout import NO_GPU, Layout, room
-from ..problem import Problem
 from ..ptx import (
     add_upper_halves,
     add_vectors,
@@ -43,14 +42,12 @@ from ..ptx import (
     store_vectors,
 )
 from ..ptx.halves import SUMS
-from . import device, k4_pack, partial_sum
-from .channel_parts import partial_sums, split
+from . import device
 from .k4_config import Config, tiny
 from .k4_cost import choose
+from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
 from .weight_cache import packed_weights
-
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
 
 @cache
@@ -327,7 +324,7 @@ class RegisterTile(Rung):
 
     def config_on(self, device, problem, dtype, precision):
         x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
-        return _config_for(x, problem, device)
+        return config_for(x, problem, device)
 
     def tile(self, config):
         c = config
@@ -342,9 +339,10 @@ class RegisterTile(Rung):
         return make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        here, y_aligned = device.of(x.index), y.offset % 16 == 0
-        packing, launch, sums, add_up = _prepared(problem, config, x, w, bias is not None, y_aligned, here)
-        sums_room = room((sums,), torch.float32, x.index)
+        y_aligned = y.offset % 16 == 0
+        plan = plan_of(make_kernel, problem, config, x, w, bias is not None, y_aligned, device.of(x.index))
+        packing, launch, add_up = plan.packing, plan.launch, plan.add_up
+        sums_room = room((plan.partial_sums,), torch.float32, x.index)
 
         def fill_from_parts(x, packed, bias, y):
             partials = sums_room()
@@ -353,51 +351,3 @@ class RegisterTile(Rung):
 
         fill = taking_bias(fill_from_parts if add_up else launch, bias)
         return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)
-
-
-@lru_cache(maxsize=1024)
-def _prepared(
-    problem: Problem,
-    config: Config | None,
-    x: Layout,
-    w: Layout,
-    has_bias: bool,
-    y_aligned: bool,
-    here: device.Device,
-) -> tuple[k4_pack.TilePacking, Prepared, int, Prepared | None]:
-    """How the weights are packed; the launch that computes; the number of partial sums that it leaves, and the launch
-    that adds them up. ``y_aligned``: the output begins at a multiple of 16 bytes."""
-    given, config = config, config or _config_for(x, problem, here)
-    splits, add_up = config.splits, None
-    if splits > 1:
-        add_up = partial_sum.prepare(problem, x.dtype, splits, has_bias)
-        has_bias, y_aligned = False, True  # of what torch's allocator gives
-    if not (given or y_aligned):
-        config = replace(config, y_vector=1)
-    p = split(problem, splits)
-    t = p.taps
-    first_column, columns = config.columns(p)
-    row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
-    planes, packing = -(-column_tiles // GRID_AXIS), k4_pack.packing_of(p, config, w)
-    packed = alike((packing.size,), w.dtype)
-    launch = make_kernel(replace(config, splits=1)).prepare(
-        (row_tiles * p.groups, -(-column_tiles // planes), planes),
-        *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
-        *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
-        alike((p.batch, p.out_channels, p.out_length), x.dtype),
-        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-        *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
-        t.kernel_size - (t.taps_per_row - 1) * t.rows,
-    )
-    return packing, launch, partial_sums(problem, splits) if add_up else 0, add_up
-
-
-def _config_for(x: Layout, problem: Problem, gpu: device.Device) -> Config:
-    return choose(problem, x.dtype, 16 // x.dtype.itemsize if vectors_align(x) else 1, gpu)
-
-
-def vectors_align(x: Layout) -> bool:
-    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each lies inside the signal or outside."""
-    v = 16 // x.dtype.itemsize
-    contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
-    return contiguous_rows and x.shape[2] % v == 0 and x.offset % 16 == 0

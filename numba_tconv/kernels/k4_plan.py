@@ -1,0 +1,77 @@
+"""What k4 launches for tensors that are laid out alike, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..launch import Kernel, Prepared, alike
+from ..layout import Layout
+from ..problem import Problem
+from . import partial_sum
+from .channel_parts import partial_sums, split
+from .device import Device
+from .k4_config import Config
+from .k4_cost import choose
+from .k4_pack import TilePacking, packing_of
+
+GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch needs that is the same for every call with tensors laid out alike."""
+
+    packing: TilePacking
+    launch: Prepared
+    partial_sums: int  # that the launch leaves for another one to add up, or 0
+    add_up: Prepared | None
+
+
+@lru_cache(maxsize=1024)
+def plan_of(
+    make_kernel: Callable[[Config], Kernel],
+    problem: Problem,
+    config: Config | None,
+    x: Layout,
+    w: Layout,
+    has_bias: bool,
+    y_aligned: bool,
+    device: Device,
+) -> Plan:
+    """``y_aligned``: the output begins at a multiple of 16 bytes; a given ``config`` decides itself what it stores."""
+    given, config = config, config or config_for(x, problem, device)
+    splits, add_up = config.splits, None
+    if splits > 1:
+        add_up = partial_sum.prepare(problem, x.dtype, splits, has_bias)
+        has_bias, y_aligned = False, True  # of what torch's allocator gives
+    if not (given or y_aligned):
+        config = replace(config, y_vector=1)
+    p = split(problem, splits)
+    t = p.taps
+    first_column, columns = config.columns(p)
+    row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
+    planes, packing = -(-column_tiles // GRID_AXIS), packing_of(p, config, w)
+    packed = alike((packing.size,), w.dtype)
+    launch = make_kernel(replace(config, splits=1)).prepare(
+        (row_tiles * p.groups, -(-column_tiles // planes), planes),
+        *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
+        *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
+        alike((p.batch, p.out_channels, p.out_length), x.dtype),
+        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+        *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
+        t.kernel_size - (t.taps_per_row - 1) * t.rows,
+    )
+    return Plan(packing, launch, partial_sums(problem, splits) if add_up else 0, add_up)
+
+
+def config_for(x: Layout, problem: Problem, device: Device) -> Config:
+    return choose(problem, x.dtype, 16 // x.dtype.itemsize if vectors_align(x) else 1, device)
+
+
+def vectors_align(x: Layout) -> bool:
+    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each lies inside the signal or outside."""
+    v = 16 // x.dtype.itemsize
+    contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
+    return contiguous_rows and x.shape[2] % v == 0 and x.offset % 16 == 0
