@@ -1,5 +1,6 @@
 """Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one."""
 
+import faulthandler
 import tempfile
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def sharded(model, device):
 
 
 def work(rank, wrap, device, folder):
+    faulthandler.enable()  # a process that torch's threads abort says where
     if device == "cuda":
         torch.cuda.set_device(rank)
     meeting = f"file://{folder}/meeting"
