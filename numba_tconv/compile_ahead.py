@@ -132,4 +132,5 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
 
 def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
     """In a process of its own: the kernel with that name and key, of those that ``call`` launches."""
-    next(kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)).kept_ptx(cc)
+    (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
+    kernel.kept_ptx(cc)

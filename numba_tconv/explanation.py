@@ -23,8 +23,8 @@ class Candidate:
     ``refusal`` is the reason why the rung is not the one that computes it, None for the one that does. ``tile`` is the
     work of a block in words, ``config`` the configuration; both None where the rung cannot do the problem.
     ``predicted_ms``: milliseconds by the model that chose ``config``, fitted on an H200, without what every launch
-    costs; None for rungs without a model, and for problems that a rung with one is not meant for. ``recorded``: the
-    newest row that was measured on the same GPU, or None.
+    costs; None for rungs without a model of times, and for problems that a rung with one is not meant for.
+    ``recorded``: the newest row that was measured on the same GPU, or None.
     """
 
     rung: str

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .kernels import k3_shared_tile
+from .kernels.channel_parts import split
+from .kernels.k4_cost import blocks
 from .problem import Problem
 
 
@@ -38,15 +40,17 @@ def traffic(name: str, problem: Problem, config) -> Traffic:
     if name == "k2_polyphase":
         return Traffic(turns, products, 2 * products, 0)
     if name == "k3_shared_tile":
-        blocks = p.batch * p.groups * -(-p.out_length // config.outputs)
+        of_outputs = p.batch * p.groups * -(-p.out_length // config.outputs)
         windows = -(-p.out_channels_per_group // config.channels) * k3_shared_tile.window(p, config)
-        fetched = blocks * depth * (windows + p.out_channels_per_group * p.kernel_size)
+        fetched = of_outputs * depth * (windows + p.out_channels_per_group * p.kernel_size)
         return Traffic(turns, products, fetched / outputs, (1 + 1 / config.channels) * products)
     if name == "k4_register_tile":
-        blocks = config.row_tiles(p) * p.groups * -(-p.batch * config.columns(p)[1] // config.block_n)
-        stages = blocks * config.tap_chunks(p) * config.channel_chunks(p)
+        part = split(p, config.splits)
+        stages = blocks(part, config) * config.tap_chunks(part) * config.channel_chunks(part)
         turns = stages * config.block_k * config.tap_chunk * config.block_m * config.block_n / outputs
         of_thread = config.thread_m * config.thread_n * config.tap_chunk
         loads = (config.window + config.tap_chunk * config.thread_m) / of_thread
-        return Traffic(turns, products, stages * (config.x_stage + config.w_stage) / outputs, loads * turns)
+        partial_sums = config.splits if config.splits > 1 else 0
+        fetched = stages * (config.x_stage + config.w_stage) / outputs + partial_sums
+        return Traffic(turns, products, fetched, loads * turns)
     raise ValueError(f"the traffic of {name!r} is not counted, only that of k1 to k4")

@@ -1,6 +1,7 @@
 """The traffic that is counted from a problem and a tile: against the machine code, and against the taps one by one."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,16 @@ def test_a_block_fetches_what_its_outputs_need_and_little_else(stride, dilation,
     needed = p.in_channels * (reach + channels * kernel_size)
     with_padding = p.in_channels * (reach + config.block_m * p.taps.taps_per_row)
     assert needed <= a_block * p.taps.gap <= 1.1 * with_padding
+
+
+def test_partial_sums_are_loaded_again():
+    problem, k4 = workloads.get("head").problem, RUNGS["k4_register_tile"]
+    config = k4.config_on(H200, problem, torch.float32, "ieee")
+    assert config.splits > 1
+    whole = replace(config, splits=1)
+    of_parts, of_whole = (traffic("k4_register_tile", problem, one) for one in (config, whole))
+    assert of_parts.from_global == pytest.approx(of_whole.from_global + config.splits)
+    assert of_parts.turns == of_whole.turns
 
 
 @pytest.mark.parametrize("name", LADDER)

@@ -35,9 +35,9 @@ def packed(monkeypatch, cuda):
         return cuda.packings
 
     weights = Layout.contiguous((4, 3, 2), torch.float32, 0)
-    packing = tensor_pack.TensorPacking("tile", "mma", weights, *[1] * 4)
+    packing = tensor_pack.TensorPacking(weights, "tile", "mma", *[1] * 4)
     monkeypatch.setattr(weight_cache, "_pack", pack)
-    monkeypatch.setattr(weight_cache, "_entries", {})
+    monkeypatch.setattr(weight_cache, "_kept", {})
     monkeypatch.setattr(weight_cache, "_new", {})
     monkeypatch.setattr(weight_cache, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
@@ -59,7 +59,7 @@ def test_weights_that_are_computed_for_each_call_are_not_kept(packed):
     """Not even where the allocator gives them the memory of those before."""
     g, v = torch.randn(4, 1, 1), torch.randn(4, 3, 2)
     assert [packed(torch._weight_norm(v, g)) for _ in range(5)] == [1, 2, 3, 4, 5]
-    assert not weight_cache._entries
+    assert not weight_cache._kept
 
 
 def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):
@@ -80,10 +80,10 @@ def test_what_was_packed_of_weights_that_torch_changed_is_given_back(packed):
     w = torch.randn(4, 3, 2)
     for _ in range(2):
         packed(w)
-    assert len(weight_cache._entries) == 1
+    assert len(weight_cache._kept) == 1
     w.mul_(2)
     packed(w)
-    assert not weight_cache._entries
+    assert not weight_cache._kept
 
 
 def test_weights_of_inference_mode_are_packed_at_every_call(packed):
@@ -112,6 +112,30 @@ def test_another_stream_waits_for_the_packing_and_keeps_its_memory(packed, cuda,
     assert len(cuda.waited) == len(recorded) == 1
 
 
+def test_float64_is_packed_at_every_call(packed):
+    """Gradcheck writes through ``data``."""
+    w = torch.randn(4, 3, 2, dtype=torch.float64)
+    assert [packed(w) for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_change_drops_every_packing_and_no_more_than_a_few_are_kept(monkeypatch, packed):
+    def packing(rows):
+        return tensor_pack.TensorPacking(weights, "tile", "mma", 1, rows, 1, 1)
+
+    weights, w = Layout.contiguous((4, 3, 2), torch.float32, 0), torch.randn(4, 3, 2)
+    many = [packing(rows) for rows in range(weight_cache.MOST_PACKINGS + 3)]
+    for one in many:
+        for _ in range(2):
+            weight_cache.packed_weights(w, one)
+    (kept,) = weight_cache._kept.values()
+    assert list(kept.packed) == many[-weight_cache.MOST_PACKINGS :]
+    w.mul_(2)
+    for _ in range(2):
+        weight_cache.packed_weights(w, many[0])
+    (kept,) = weight_cache._kept.values()
+    assert list(kept.packed) == many[:1]
+
+
 def test_nothing_is_kept_in_the_memory_of_a_graph_that_torch_compile_warms_up(packed, monkeypatch):
     warm = SimpleNamespace(in_warmup=True)
     monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: warm)
@@ -131,7 +155,7 @@ def test_torch_compile_warms_nothing_up_where_it_was_not_called(monkeypatch):
 
 
 def test_nothing_is_remembered_of_weights_that_are_gone(packed):
-    for capturing, memory in ((False, weight_cache._entries), (True, weight_cache._captured)):
+    for capturing, memory in ((False, weight_cache._kept), (True, weight_cache._captured)):
         for _ in range(5):
             w = torch.randn(4, 3, 2)
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""A sum over input channels in parts, for problems with fewer tiles than a GPU has multiprocessors.
+"""A sum over input channels in parts, for problems with too few tiles to fill a GPU evenly.
 
 The input channels are dealt out to ``splits`` parts, and every tile is computed that many times, each time of one part.
 Torch's order of the weights makes this the grouped problem on the same tensors: with ``splits`` times as many groups,
@@ -12,7 +12,8 @@ from dataclasses import replace
 from ..problem import Problem
 from .partial_sum import MOST_SUMS
 
-# Numbers of parts that are tried, or the next ones that divide the channels: each has its own order of packed weights.
+# Numbers of parts that are tried, or the next ones, up to twice as many, that divide the channels. Each has its own
+# order of packed weights.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16  # of a part
 # The second stage on an H200, fitted to a script's measurements (no recorded rows).
@@ -44,9 +45,8 @@ def second_stage(problem: Problem, splits: int, itemsize: int) -> float:
 def numbers_of_parts(problem: Problem) -> list[int]:
     """In how many parts the channels of a group may be summed, beside one."""
     channels = problem.in_channels_per_group
-    divisors = [d for d in range(2, channels // FEWEST_CHANNELS + 1) if channels % d == 0]
-    nearest = (next((d for d in divisors if d >= parts), 1) for parts in PARTS)
-    fitting = (d for d in nearest if d > 1 and partial_sums(problem, d) <= MOST_SUMS)
+    nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
+    fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
     return list(dict.fromkeys(fitting))
 
 

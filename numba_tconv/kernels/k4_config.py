@@ -158,7 +158,7 @@ def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
     t = problem.taps
     fitting = (
         c
-        for c in range(1, t.taps_per_row + 1)
+        for c in range(1, min(t.taps_per_row, max(1, UNROLL_LIMIT // sums)) + 1)
         if c == 1 or (c * sums <= UNROLL_LIMIT and (c - 1) * t.step <= WINDOW_LIMIT - thread_n)
     )
     return max(c for c in fitting if t.taps_per_row % c == 0)

@@ -34,7 +34,8 @@ def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Milliseconds, but for what every launch costs: those of a multiprocessor's rounds of blocks."""
+    """Milliseconds with an H200's arithmetic, but for what every launch costs: those of a multiprocessor's rounds of
+    blocks."""
     c, part = config, split(problem, config.splits)
     stages = c.channel_chunks(part) * c.tap_chunks(part)
     copies = c.x_stage / c.x_vector + c.w_stage / c.vector
@@ -43,10 +44,9 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     block = stages * (products * (1 + loads) + COPY * copies)
     rate = RATE * 4 / c.itemsize
 
-    def milliseconds(blocks):
-        warps = blocks * c.threads / 32
-        idle = max(1, FEWEST_WARPS / warps)
-        return blocks * (idle * block + STORE * c.block_m * c.block_n) / rate + stages * STAGE
+    def milliseconds(resident):
+        idle = max(1, FEWEST_WARPS / (resident * c.threads / 32))
+        return resident * (idle * block + STORE * c.block_m * c.block_n) / rate + stages * STAGE
 
     full, last = rounds(part, config, device)
     first = full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)

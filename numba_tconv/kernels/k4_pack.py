@@ -59,11 +59,11 @@ def make_kernel(order: Order) -> Kernel:
         rest, chunk = divided(rest, int32(tap_chunks))
         group, row_tile = divided(rest, int32(row_tiles))
         first_c, first_t = int32(channel_chunk * block_k), chunk * int64(tap_chunk * rows)
-        first_co, first_a = int32(row_tile // parts * channels), int32(row_tile % parts * block_m)
+        first_co, first_a = int64(row_tile // parts) * channels, int64(row_tile % parts) * block_m
         e = int32(cuda.threadIdx.x)
         while e < stage:
             m, rest = e % block_m, e // block_m
-            c, co, a = int32(first_c + rest // tap_chunk), int32(first_co + m // phases), int32(first_a + m % phases)
+            c, co, a = int32(first_c + rest // tap_chunk), first_co + m // phases, first_a + m % phases
             t = first_t + a + rest % tap_chunk * rows
             inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
             value = w[group * in_per_group + c, co, t] if inside else storage(0)

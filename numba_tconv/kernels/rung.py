@@ -68,7 +68,8 @@ class Rung:
         raise NotImplementedError
 
     def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
-        """Milliseconds by the model that chose ``config``, which leaves out what every launch costs; None without."""
+        """Milliseconds by the model that chose ``config``, which leaves out what every launch costs; None without one,
+        or with one that is good for choosing alone."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:

@@ -63,11 +63,11 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         rest, tap_chunk = divided(rest, int32(tap_chunks))
         group, row_tile = divided(rest, int32(row_tiles))
         first_c, first_t = int32(channel_chunk * depth), (tap_chunk * chunk + tap) * int64(all_rows)
-        first_co, first_a = int32(row_tile // row_parts * channels), int32(row_tile % row_parts * phases)
+        first_co, first_a = int64(row_tile // row_parts) * channels, int64(row_tile % row_parts) * phases
         for step in range(steps):
             e = int32(cuda.threadIdx.x + step * THREADS)
             m, k = place(e)
-            c, co, a = int32(first_c + k), int32(first_co + m // phases), int32(first_a + m % phases)
+            c, co, a = int32(first_c + k), first_co + m // phases, first_a + m % phases
             t = first_t + a
             inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < all_rows and t < w.shape[2]
             inside = inside and e < block

@@ -1,6 +1,6 @@
 """Weights in the order in which a rung reads them, kept for as long as they are unchanged.
 
-Of weights that come again the packed ones are kept, so that inference packs no more.
+Of weights that come again the packed ones are kept, so that inference packs no more; for float64 they are not.
 """
 
 from __future__ import annotations
@@ -47,16 +47,24 @@ def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
 
 
 @dataclass
-class _Entry:
-    version: int
-    packed: torch.Tensor
+class _Packed:
+    weights: torch.Tensor
     stream: int
     ready: torch.cuda.Event
+
+
+@dataclass
+class _Kept:
+    """What is kept of the weights at one place of a storage."""
+
+    version: int
     storage: StorageWeakRef  # keeps the storage's identity, not its memory: no other storage gets the same key
+    packed: dict[Packing, _Packed]
 
 
+MOST_PACKINGS = 4  # of the same weights: other lengths may have other tiles
 MOST_NEW = 4096  # weights that have come once, of which it is remembered: more than models have layers
-_entries: dict[tuple, _Entry] = {}
+_kept: dict[tuple[int, int], _Kept] = {}
 _new: dict[tuple, tuple[int, StorageWeakRef]] = {}  # the version of weights that have come once
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
@@ -67,36 +75,57 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
 
     They are kept from the second time on that the same weights come: weights that are computed anew for each call, as
     by weight normalisation, come once. Remembered by storage, place in it and ``w._version``, which every in-place
-    operation of torch raises; a write that torch does not count (through ``w.data``, foreign code, or a CUDA graph of
-    the optimizer's step alone) is not seen. Inside a graph's capture the weights are packed anew, so that a replay
-    packs what they are by then; and from then on at every call, since replays that include the optimizer's step write
-    them uncounted.
+    operation of torch raises; a write that torch does not count (through ``w.data``, which has a count of its own,
+    foreign code, or a CUDA graph of the optimizer's step alone) is not seen. Inside a graph's capture the weights are
+    packed anew, so that a replay packs what they are by then; and from then on at every call, since replays that
+    include the optimizer's step write them uncounted. So are those in float64: gradcheck writes them uncounted.
     """
-    # Gradcheck, which is for float64, writes weights where torch does not count it.
     if w.is_inference() or w.dtype == torch.float64 or SIMULATOR:
         return _pack(w, packing)
     storage, index = w.untyped_storage(), packing.weights.index
     identity, version = storage._cdata, w._version
     if torch.cuda.is_current_stream_capturing():
-        _remember(_captured, identity, StorageWeakRef(storage), expired=StorageWeakRef.expired)
+        _capture(identity, storage)
     if identity in _captured or _warming_up(index):
         return _pack(w, packing)
-    key = identity, w.storage_offset(), packing
-    entry = _entries.get(key)
-    if entry is None or entry.version != version:
-        if entry:  # of weights that are no more
-            _entries.pop(key, None)
-        if _is_new(key, version, storage):
+    place = identity, w.storage_offset()
+    kept = _kept.get(place)
+    if kept is not None and kept.version != version:  # of weights that are no more
+        _kept.pop(place, None)
+        kept = None
+    packed = kept.packed.get(packing) if kept else None
+    if packed is None:
+        if _is_new((*place, packing), version, storage):
             return _pack(w, packing)
-        packed, ready = _pack(w, packing), torch.cuda.Event()
-        ready.record()
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        entry = _Entry(version, packed, stream, ready, StorageWeakRef(storage))
-        _remember(_entries, key, entry, expired=lambda entry: entry.storage.expired())
-    elif entry.stream != torch._C._cuda_getCurrentRawStream(index):
-        torch.cuda.current_stream().wait_event(entry.ready)
-        entry.packed.record_stream(torch.cuda.current_stream())
-    return entry.packed
+        packed = _Packed(_pack(w, packing), torch._C._cuda_getCurrentRawStream(index), torch.cuda.Event())
+        packed.ready.record()
+        _keep(place, version, storage, packing, packed)
+    elif packed.stream != torch._C._cuda_getCurrentRawStream(index):
+        torch.cuda.current_stream().wait_event(packed.ready)
+        packed.weights.record_stream(torch.cuda.current_stream())
+    return packed.weights
+
+
+def _keep(
+    place: tuple[int, int], version: int, storage: torch.UntypedStorage, packing: Packing, packed: _Packed
+) -> None:
+    """In the place of what is of weights that are gone, and of the oldest beyond MOST_PACKINGS."""
+    with _lock:
+        for old in [k for k, v in _kept.items() if v.storage.expired()]:
+            del _kept[old]
+        kept = _kept.get(place)
+        if kept is None or kept.version != version:
+            kept = _kept[place] = _Kept(version, StorageWeakRef(storage), {})
+        while len(kept.packed) >= MOST_PACKINGS:
+            del kept.packed[next(iter(kept.packed))]
+        kept.packed[packing] = packed
+
+
+def _capture(identity: int, storage: torch.UntypedStorage) -> None:
+    with _lock:
+        for old in [k for k, v in _captured.items() if v.expired()]:
+            del _captured[old]
+        _captured[identity] = StorageWeakRef(storage)
 
 
 def _is_new(key: tuple, version: int, storage: torch.UntypedStorage) -> bool:
@@ -119,14 +148,6 @@ def _warming_up(device: int) -> bool:
         return False
     manager = trees.get_manager(device, create_if_none_exists=False)
     return manager is not None and manager.in_warmup
-
-
-def _remember(memory: dict, key, value, expired: Callable) -> None:
-    """Put ``value`` in the place of what has expired."""
-    with _lock:
-        for old in [k for k, v in memory.items() if expired(v)]:
-            del memory[old]
-        memory[key] = value
 
 
 def _pack(w: torch.Tensor, packing: Packing) -> torch.Tensor:

@@ -63,7 +63,7 @@ def test_split_sums_on_cuda_cores(reason, layout):
 
 
 def test_split_sums_on_cuda_cores_into_outputs_that_begin_anywhere():
-    problem = Problem(1, 256, 32, 3, 64, padding=1)
+    problem = Problem(1, 256, 32, 9, 64, padding=4)
     able(K4, problem, torch.float32, "ieee")
     assert k4_cost.choose(problem, torch.float32, 4).splits > 1
     x, w, bias = operands(problem, torch.float32, "cuda")

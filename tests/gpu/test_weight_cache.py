@@ -62,7 +62,7 @@ def test_inference_packs_the_first_two_times(layer, x, packings, mode):
 
 
 def test_weights_that_are_computed_for_each_call_are_not_kept(layer, x, packings):
-    entries, memory = len(weight_cache._entries), []
+    entries, memory = len(weight_cache._kept), []
     torch.nn.utils.parametrizations.weight_norm(layer)
     with torch.no_grad():
         for _ in range(5):
@@ -73,7 +73,7 @@ def test_weights_that_are_computed_for_each_call_are_not_kept(layer, x, packings
             assert torch.equal(y, fresh(layer, x))
             del y
             memory.append(torch.cuda.memory_allocated())
-    assert len(weight_cache._entries) == entries
+    assert len(weight_cache._kept) == entries
     assert len(set(memory)) == 1
 
 
@@ -149,13 +149,13 @@ def test_packed_weights_do_not_outlive_their_weights(layer, x):
     with torch.no_grad():
         for _ in range(2):
             layer(x)
-        entries = len(weight_cache._entries)
+        entries = len(weight_cache._kept)
         for _ in range(5):
             layer.weight = torch.nn.Parameter(torch.randn_like(layer.weight))
             for _ in range(2):
                 layer(x)
     gc.collect()
-    assert len(weight_cache._entries) <= entries + 1
+    assert len(weight_cache._kept) <= entries + 1
 
 
 def test_another_stream_waits_for_the_packing(layer, x):

@@ -1,0 +1,52 @@
+"""Where k4's weights are packed, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+
+import numpy as np
+import pytest
+import torch
+
+from numba_tconv.kernels import k4_config, k4_pack
+from numba_tconv.layout import Layout
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+PROBLEMS = {
+    "several row tiles": Problem(1, 5, 9, 8, 5, stride=4),
+    "groups": Problem(1, 6, 8, 5, 4, stride=2, groups=2),
+    "parts of a stride": Problem(1, 3, 2, 75, 4, stride=37),
+    "stride 1": Problem(1, 3, 5, 3, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setattr(k4_pack, "THREADS", 24)
+    k4_pack.make_kernel.cache_clear()
+    yield
+    k4_pack.make_kernel.cache_clear()
+
+
+def expected(w, p, c):
+    """(group, row tile, tap chunk, channel chunk, k, tap, m), zeros where there is no weight."""
+    outer = p.groups, c.row_tiles(p), c.tap_chunks(p), c.channel_chunks(p)
+    packed = np.zeros((*outer, c.block_k, c.tap_chunk, c.block_m), np.float32)
+    for group, row_tile, chunk, channels, k, tap, m in np.ndindex(packed.shape):
+        i, co = channels * c.block_k + k, row_tile // c.parts * c.channels + m // c.phases
+        a = row_tile % c.parts * c.block_m + m % c.phases
+        t = a + (chunk * c.tap_chunk + tap) * p.taps.rows
+        inside = i < p.in_channels_per_group and m < c.channels * c.phases and co < w.shape[1]
+        if inside and a < p.taps.rows and t < p.kernel_size:
+            packed[group, row_tile, chunk, channels, k, tap, m] = w[group * p.in_channels_per_group + i, co, t]
+    return packed.flatten()
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_every_weight_is_in_its_place(what):
+    problem = PROBLEMS[what]
+    w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
+    for config in k4_config.tiny(problem, torch.float32):
+        packing = k4_pack.packing_of(problem, config, Layout.of(w))
+        packed = torch.full((packing.size,), torch.nan)
+        packing.launch(w, packed)
+        assert np.array_equal(packed.numpy(), expected(w.numpy(), problem, config)), config
