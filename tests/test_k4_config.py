@@ -34,6 +34,15 @@ def test_more_than_a_round_of_blocks_may_be_split():
     assert blocks(DEMUCS, config) > config.min_blocks * H200.multiprocessors
 
 
+def test_what_takes_the_gpu_less_than_a_call_takes_the_host_is_not_split(monkeypatch):
+    short = Problem(1, 128, 64, 8, 512, stride=4, padding=2)
+    assert choose(short, torch.float32, 4).splits == 1
+    k4_cost.choose.cache_clear()
+    monkeypatch.setattr(k4_cost, "CALL", 0.0)
+    assert choose(short, torch.float32, 4).splits > 1
+    k4_cost.choose.cache_clear()
+
+
 def test_a_split_must_gain_more_than_the_model_errs(monkeypatch):
     k4_cost.choose.cache_clear()
     monkeypatch.setattr(k4_cost, "LEAST_GAIN", 1.0)

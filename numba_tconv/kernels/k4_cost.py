@@ -18,6 +18,7 @@ RATE = 2.55e8  # multiply-adds, of float32, of a multiprocessor in a millisecond
 FEWEST_WARPS = 5.3  # of a multiprocessor, that hide each other's latencies: fewer take as long
 COPY, STORE = 68, 6.9  # multiply-adds that take as long as a copy to shared memory, and as an output on its way out
 STAGE = 2.2e-4  # ms, of the latency of each stage
+CALL = 0.02  # ms that a call takes the host at least: where the GPU takes less, another launch gains nothing
 MOST_ROUNDS = 4  # of blocks; from there on, more of them gain too little to be weighed
 
 
@@ -69,7 +70,7 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
     whole = min(candidates(problem, dtype, x_vector, device), key=time)
     share = blocks(problem, whole) / (whole.min_blocks * device.multiprocessors)
-    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
+    if dtype != torch.float32 or share >= MOST_ROUNDS or time(whole) < CALL:  # partial sums are in float32
         return whole
     parts = worthwhile(problem, share, MOST_ROUNDS)
     best = min(split_candidates(problem, dtype, x_vector, device, parts), key=time, default=whole)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -65,7 +66,7 @@ class _Kept:
 MOST_PACKINGS = 4  # of the same weights: other lengths may have other tiles
 MOST_NEW = 4096  # weights that have come once, of which it is remembered: more than models have layers
 _kept: dict[tuple[int, int], _Kept] = {}
-_new: dict[tuple, tuple[int, StorageWeakRef]] = {}  # the version of weights that have come once
+_new: OrderedDict[tuple, tuple[int, StorageWeakRef]] = OrderedDict()  # the version of weights that have come once
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
@@ -86,7 +87,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     identity, version = storage._cdata, w._version
     if torch.cuda.is_current_stream_capturing():
         _capture(identity, storage)
-    if identity in _captured or _warming_up(index):
+    if identity in _captured:
         return _pack(w, packing)
     place = identity, w.storage_offset()
     kept = _kept.get(place)
@@ -94,9 +95,10 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
         _kept.pop(place, None)
         kept = None
     packed = kept.packed.get(packing) if kept else None
+    new = packed is None and _is_new((*place, packing), version, storage)
+    if new or _warming_up(index):
+        return _pack(w, packing)
     if packed is None:
-        if _is_new((*place, packing), version, storage):
-            return _pack(w, packing)
         packed = _Packed(_pack(w, packing), torch._C._cuda_getCurrentRawStream(index), torch.cuda.Event())
         packed.ready.record()
         _keep(place, version, storage, packing, packed)
@@ -135,8 +137,8 @@ def _is_new(key: tuple, version: int, storage: torch.UntypedStorage) -> bool:
         return False
     with _lock:
         _new.pop(key, None)
-        while len(_new) >= MOST_NEW:
-            del _new[next(iter(_new))]
+        if len(_new) >= MOST_NEW:
+            _new.popitem(last=False)
         _new[key] = version, StorageWeakRef(storage)
     return True
 
