@@ -1,5 +1,7 @@
 """Sums that are split over input channels, by k6 and k4, and tiles of k6 that hold a part of the phases, on the GPU."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -55,10 +57,12 @@ def test_split_sums(reason, layout, dtype, precision):
 @pytest.mark.parametrize("reason", SPLIT)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_split_sums_on_cuda_cores(reason, layout):
-    """Of the fewest and of the most parts, each tile."""
-    problem, here = SPLIT[reason], current_device()
-    numbers = channel_parts.numbers_of_parts(problem)
-    found = k4_cost.split_candidates(problem, torch.float32, 1, here, [min(numbers), max(numbers)])
+    """Of the fewest and of the most parts, the better tile and the worse of the first three."""
+    problem, here, found = SPLIT[reason], current_device(), []
+    for splits in (min(numbers := channel_parts.numbers_of_parts(problem)), max(numbers)):
+        tiles = k4_cost.split_candidates(problem, torch.float32, 1, here, [splits])
+        best, *_, worst = sorted(itertools.islice(tiles, 3), key=lambda tile: k4_cost.cost(problem, tile, here))
+        found += [best, worst]
     check(K4, problem, torch.float32, "ieee", layout, [None, *found])
 
 

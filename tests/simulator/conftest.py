@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from numba_tconv.kernels import k4_pack
 from tests.few_blocks import few_blocks_are_enough
 
 # A block's threads are polled without a pause until all of them wait, so whoever polls keeps the interpreter from those
@@ -14,4 +15,12 @@ sys.setswitchinterval(0.0002)
 @pytest.fixture(autouse=True)
 def several_passes():
     with few_blocks_are_enough():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_threads_pack():
+    """Tiny tiles have stages of few weights, each of which a block packs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(k4_pack, "THREADS", 32)
         yield
