@@ -133,3 +133,5 @@ def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
     assert packing() is packing(replace(HEAD, length=7, batch=3)) is packing(x_vector=2, stages=3, partial=1, splits=5)
     others = packing(block_k=4), packing(block_m=32), packing(tap_chunk=1), packing(dtype=torch.float64)
     assert len({packing(), *others, packing(split(HEAD, 2)), packing(replace(HEAD, in_channels=256))}) == 7
+    few = replace(HEAD, in_channels=4)  # which are one stage, of whatever depth
+    assert packing(few, block_k=4) is not packing(few, block_k=8)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 PROBLEMS = {
     "several row tiles": Problem(1, 5, 9, 8, 5, stride=4),
+    "rows left over": Problem(1, 3, 4, 7, 5, stride=3),
     "groups": Problem(1, 6, 8, 5, 4, stride=2, groups=2),
     "parts of a stride": Problem(1, 3, 2, 75, 4, stride=37),
     "stride 1": Problem(1, 3, 5, 3, 8),
