@@ -1,4 +1,4 @@
-"""Small depthwise problems go the ways of large ones."""
+"""Small problems go the ways of large ones: of depthwise kernels in several passes, and by blocks of few threads."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,4 +19,19 @@ def few_blocks_are_enough() -> Iterator[None]:
             yield
         finally:
             for function in REMEMBERED:
+                function.cache_clear()
+
+
+@contextlib.contextmanager
+def few_threads(module, threads: int, *remembered) -> Iterator[None]:
+    """Within, a block of the kernels that ``module`` makes has ``threads``; they, and what is ``remembered`` of them,
+    are made anew."""
+    caches = module.make_kernel, *remembered
+    with mock.patch.object(module, "THREADS", threads):
+        for function in caches:
+            function.cache_clear()
+        try:
+            yield
+        finally:
+            for function in caches:
                 function.cache_clear()

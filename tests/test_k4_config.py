@@ -7,7 +7,7 @@ import torch
 
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS, k4_cost, k4_pack, k4_register_tile
-from numba_tconv.kernels.channel_parts import second_stage, split
+from numba_tconv.kernels.channel_parts import second_stage_ms, split
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
@@ -53,7 +53,7 @@ def test_a_split_must_gain_more_than_the_model_errs(monkeypatch):
 def test_the_second_stage_costs_time():
     config = choose(HEAD, torch.float32)
     first = cost(split(HEAD, config.splits), replace(config, splits=1), H200)
-    assert cost(HEAD, config, H200) == first + second_stage(HEAD, config.splits, 4)
+    assert cost(HEAD, config, H200) == first + second_stage_ms(HEAD, config.splits, 4)
 
 
 def test_float64_is_multiplied_at_half_the_rate():

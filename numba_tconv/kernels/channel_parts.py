@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..problem import Problem
-from .partial_sum import MOST_SUMS
+from .partial_sum import MOST_SUMS, partial_sums
 
 # Numbers of parts that are tried, or the next ones, up to twice as many, that divide the channels. Each has its own
 # order of packed weights.
@@ -29,12 +29,7 @@ def split(problem: Problem, splits: int) -> Problem:
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
 
 
-def partial_sums(problem: Problem, splits: int) -> int:
-    """How many there are."""
-    return splits * problem.batch * problem.out_channels * problem.out_length
-
-
-def second_stage(problem: Problem, splits: int, itemsize: int) -> float:
+def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
     """Milliseconds that adding up takes, of outputs of ``itemsize`` bytes."""
     if splits == 1:
         return 0.0

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from ..problem import Problem
-from .channel_parts import LEAST_GAIN, second_stage, split, worthwhile
+from .channel_parts import LEAST_GAIN, second_stage_ms, split, worthwhile
 from .device import H200, Device
 from .k4_config import Config, candidates
 
@@ -51,7 +51,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
     full, last = rounds(part, config, device)
     first = full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)
-    return first + second_stage(problem, c.splits, c.itemsize)
+    return first + second_stage_ms(problem, c.splits, c.itemsize)
 
 
 def split_candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, numbers: list[int]):

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from ..launch import Kernel, Prepared, alike
 from ..layout import Layout
 from ..problem import Problem
-from . import partial_sum
-from .channel_parts import partial_sums, split
+from .channel_parts import split
 from .device import Device
 from .k4_config import Config
 from .k4_cost import choose
 from .k4_pack import TilePacking, packing_of
+from .partial_sum import SecondStage, second_stage
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a launch needs that is the same for every call with tensors laid out alike."""
-
-    packing: TilePacking
-    launch: Prepared
-    partial_sums: int  # that the launch leaves for another one to add up, or 0
-    add_up: Prepared | None
 
 
 @lru_cache(maxsize=1024)
@@ -39,16 +29,16 @@ def plan_of(
     has_bias: bool,
     y_aligned: bool,
     device: Device,
-) -> Plan:
-    """``y_aligned``: the output begins at a multiple of 16 bytes; a given ``config`` decides itself what it stores."""
+) -> tuple[TilePacking, Prepared, SecondStage | None]:
+    """How the weights are packed, the launch that computes, and what adds up its partial sums, if it leaves any.
+    ``y_aligned``: the output begins at a multiple of 16 bytes; a given ``config`` decides itself what it stores."""
     given, config = config, config or config_for(x, problem, device)
-    splits, add_up = config.splits, None
-    if splits > 1:
-        add_up = partial_sum.prepare(problem, x.dtype, splits, has_bias)
+    second = second_stage(problem, x.dtype, config.splits, has_bias)
+    if second:
         has_bias, y_aligned = False, True  # of what torch's allocator gives
     if not (given or y_aligned):
         config = replace(config, y_vector=1)
-    p = split(problem, splits)
+    p = split(problem, config.splits)
     t = p.taps
     first_column, columns = config.columns(p)
     row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
@@ -63,7 +53,7 @@ def plan_of(
         *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
         t.kernel_size - (t.taps_per_row - 1) * t.rows,
     )
-    return Plan(packing, launch, partial_sums(problem, splits) if add_up else 0, add_up)
+    return packing, launch, second
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:

@@ -29,7 +29,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
-from ..layout import NO_GPU, Layout, room
+from ..layout import NO_GPU, Layout
 from ..ptx import (
     add_upper_halves,
     add_vectors,
@@ -340,14 +340,8 @@ class RegisterTile(Rung):
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         y_aligned = y.offset % 16 == 0
-        plan = plan_of(make_kernel, problem, config, x, w, bias is not None, y_aligned, device.of(x.index))
-        packing, launch, add_up = plan.packing, plan.launch, plan.add_up
-        sums_room = room((plan.partial_sums,), torch.float32, x.index)
-
-        def fill_from_parts(x, packed, bias, y):
-            partials = sums_room()
-            launch(x, packed, packed, partials)
-            add_up(partials, bias, y)
-
-        fill = taking_bias(fill_from_parts if add_up else launch, bias)
+        packing, launch, second = plan_of(
+            make_kernel, problem, config, x, w, bias is not None, y_aligned, device.of(x.index)
+        )
+        fill = taking_bias(second.after(launch, x.index) if second else launch, bias)
         return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)

@@ -11,13 +11,14 @@ import torch
 from ..launch import GIVEN, Kernel, Prepared, alike
 from ..layout import Layout
 from ..problem import Problem
-from . import device, partial_sum
-from .channel_parts import partial_sums, split
+from . import device
+from .channel_parts import split
 from .k6_boxes import geometry, template_map
 from .k6_config import Config, channel_chunks, column_tiles, sample_columns
 from .k6_cost import grid
 from .k6_input import input_of
 from .k6_split import choose
+from .partial_sum import SecondStage, second_stage
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
 from .tensor_pack import TensorPacking, packing_of
 from .tensor_rung import by_vectors, default_precision
@@ -34,8 +35,7 @@ class Plan:
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
-    partial_sums: int  # that the launch leaves for another one to add up, or 0
-    add_up: Prepared | None
+    second: SecondStage | None  # where the launch leaves partial sums
 
 
 @lru_cache(maxsize=1024)
@@ -55,11 +55,10 @@ def plan_of(
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
     after a sector's start; ``w``: the weights' layout."""
     config = config or choose(problem, precision or default_precision(dtype))
-    splits, add_up = config.splits, None
-    if splits > 1:
-        add_up = partial_sum.prepare(problem, dtype, splits, has_bias)
+    second = second_stage(problem, dtype, config.splits, has_bias)
+    if second:
         has_bias, y_offset = False, 0  # of what torch's allocator gives
-    p, tile = split(problem, splits), config.tile
+    p, tile = split(problem, config.splits), config.tile
     chunks = channel_chunks(p, config)
     first, columns = sample_columns(p, config)
     x_shape = p.batch, p.in_channels, p.length
@@ -84,5 +83,4 @@ def plan_of(
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
-    sums = partial_sums(problem, splits) if add_up else 0
-    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, sums, add_up)
+    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, second)

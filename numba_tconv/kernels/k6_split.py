@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..problem import Problem
 from . import k6_cost
-from .channel_parts import LEAST_GAIN, second_stage, split, worthwhile
+from .channel_parts import LEAST_GAIN, second_stage_ms, split, worthwhile
 from .device import H200, Device
 from .k6_config import Config, configs
 
@@ -18,7 +18,7 @@ from .k6_config import Config, configs
 def cost(problem: Problem, config: Config, device: Device) -> float:
     """Milliseconds, but for what every launch costs: as k6_cost.cost, of split sums too."""
     first = k6_cost.cost(split(problem, config.splits), config, device)
-    return first + second_stage(problem, config.splits, config.tile.itemsize)
+    return first + second_stage_ms(problem, config.splits, config.tile.itemsize)
 
 
 def share(problem: Problem, config: Config, device: Device) -> float:

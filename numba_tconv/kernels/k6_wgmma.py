@@ -344,11 +344,8 @@ class WarpgroupMatrix(TensorRung):
             *(problem, config, x.dtype, precision, x.strides, x.offset % ALIGNMENT),
             *(w, bias is not None, y.offset % SECTOR, x.index),
         )
-        packing, launch, copy, add_up = plan.packing, plan.launch, plan.copy, plan.add_up
-        maps_room, sums_room = (
-            room((size,), dtype, x.index)
-            for size, dtype in ((plan.map_bytes, torch.uint8), (plan.partial_sums, torch.float32))
-        )
+        packing, launch, copy, second = plan.packing, plan.launch, plan.copy, plan.second
+        maps_room = room((plan.map_bytes,), torch.uint8, x.index)
 
         def fill(x, packed, bias, y):
             maps = maps_room()
@@ -359,10 +356,5 @@ class WarpgroupMatrix(TensorRung):
 
         fill_whole = fill_from_copy if copy else fill
 
-        def fill_from_parts(x, packed, bias, y):
-            partials = sums_room()
-            fill_whole(x, packed, packed, partials)
-            add_up(partials, bias, y)
-
-        fill_all = taking_bias(fill_from_parts if add_up else fill_whole, bias)
+        fill_all = taking_bias(second.after(fill_whole, x.index) if second else fill_whole, bias)
         return lambda x, w, bias, y: fill_all(x, packed_weights(w, packing), bias, y)

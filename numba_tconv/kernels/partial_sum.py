@@ -6,6 +6,8 @@ one output, adds the bias and converts. What it reads was written just before, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -13,6 +15,7 @@ from numba import cuda, float32, int32, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
+from ..layout import room
 from ..problem import Problem
 
 THREADS = 128
@@ -57,6 +60,11 @@ def kernels_of(config, dtype: torch.dtype) -> list[Kernel]:
     return [make_kernel(dtype)] if getattr(config, "splits", 1) > 1 else []
 
 
+def partial_sums(problem: Problem, splits: int) -> int:
+    """How many there are."""
+    return splits * problem.batch * problem.out_channels * problem.out_length
+
+
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -> Prepared:
     """The launch that fills the output from the partial sums (N, groups, splits, C_out/groups, L_out) in float32: it
     takes them, the bias (C_out,) or, without one, anything of ``dtype``, and the output (N, C_out, L_out) of ``dtype``.
@@ -69,3 +77,30 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -
         *(alike((p.batch, p.out_channels, p.out_length), dtype), splits, p.groups),
         *(p.out_channels_per_group * p.out_length, p.out_length),
     )
+
+
+@dataclass(frozen=True)
+class SecondStage:
+    """What adds up ``sums`` partial sums of a launch."""
+
+    sums: int
+    launch: Prepared
+
+    def after(self, first: Callable, index: int) -> Callable:
+        """The launch ``first`` of (x, packed, bias, y), which leaves the partial sums, and then this one, on the GPU of
+        ``index``."""
+        sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
+
+        def both(x, packed, bias, y):
+            partials = sums_room()
+            first(x, packed, packed, partials)
+            add_up(partials, bias, y)
+
+        return both
+
+
+def second_stage(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -> SecondStage | None:
+    """That of sums in ``splits`` parts; None for one."""
+    if splits == 1:
+        return None
+    return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias))

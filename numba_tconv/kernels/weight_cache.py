@@ -1,6 +1,6 @@
 """Weights in the order in which a rung reads them, kept for as long as they are unchanged.
 
-Of weights that come again the packed ones are kept, so that inference packs no more; for float64 they are not.
+Of weights that come again the packed ones are kept, so that inference packs no more, unless they are float64.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from numba_tconv.kernels import k4_pack
-from tests.few_blocks import few_blocks_are_enough
+from numba_tconv.kernels import k4_pack, weight_cache
+from tests.few_blocks import few_blocks_are_enough, few_threads
 
 # A block's threads are polled without a pause until all of them wait, so whoever polls keeps the interpreter from those
 # that compute for as long as Python lets it. 5 ms, Python's own choice, are most of the time of a block.
@@ -19,8 +19,7 @@ def several_passes():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def few_threads_pack():
+def tiny_stages():
     """Tiny tiles have stages of few weights, each of which a block packs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(k4_pack, "THREADS", 32)
+    with few_threads(k4_pack, 32, weight_cache._made):
         yield

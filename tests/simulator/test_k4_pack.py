@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import k4_config, k4_pack
+from numba_tconv.kernels import k4_config, k4_pack, weight_cache
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -21,11 +22,9 @@ PROBLEMS = {
 
 
 @pytest.fixture(autouse=True)
-def few_threads(monkeypatch):
-    monkeypatch.setattr(k4_pack, "THREADS", 24)
-    k4_pack.make_kernel.cache_clear()
-    yield
-    k4_pack.make_kernel.cache_clear()
+def tiny_blocks():
+    with few_threads(k4_pack, 24, weight_cache._made):
+        yield
 
 
 def expected(w, p, c):

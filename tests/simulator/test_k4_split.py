@@ -9,6 +9,7 @@ from numba_tconv.kernels import RUNGS, k4_config, partial_sum
 from numba_tconv.kernels.channel_parts import split
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from tests.few_blocks import few_threads
 from tests.parity import operands, parameters, poisoned, scatter, verdict
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -22,11 +23,9 @@ PROBLEMS = {
 
 
 @pytest.fixture(autouse=True)
-def few_threads(monkeypatch):
-    monkeypatch.setattr(partial_sum, "THREADS", 8)
-    partial_sum.make_kernel.cache_clear()
-    yield
-    partial_sum.make_kernel.cache_clear()
+def tiny_blocks():
+    with few_threads(partial_sum, 8):
+        yield
 
 
 @pytest.mark.parametrize("splits", [2, 3])

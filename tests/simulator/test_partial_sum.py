@@ -6,16 +6,15 @@ import torch
 from numba_tconv.kernels import partial_sum
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 
 @pytest.fixture(autouse=True)
-def few_threads(monkeypatch):
-    monkeypatch.setattr(partial_sum, "THREADS", 8)
-    partial_sum.make_kernel.cache_clear()
-    yield
-    partial_sum.make_kernel.cache_clear()
+def tiny_blocks():
+    with few_threads(partial_sum, 8):
+        yield
 
 
 @pytest.mark.parametrize("splits", [2, 4, 9])

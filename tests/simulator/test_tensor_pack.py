@@ -17,6 +17,7 @@ from numba_tconv.kernels.tensor_tile import make_tile
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR, round_tf32
+from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -32,14 +33,9 @@ PROBLEMS = {
 
 
 @pytest.fixture(autouse=True)
-def few_threads(monkeypatch):
-    monkeypatch.setattr(tensor_pack, "THREADS", 12)
-    caches = tensor_pack.make_kernel, weight_cache._made
-    for made in caches:
-        made.cache_clear()
-    yield
-    for made in caches:
-        made.cache_clear()
+def tiny_blocks():
+    with few_threads(tensor_pack, 12, weight_cache._made):
+        yield
 
 
 def place_of(order, rows, itemsize, row, k):
