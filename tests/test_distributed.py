@@ -1,6 +1,7 @@
 """Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one."""
 
 import faulthandler
+import os
 import tempfile
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def work(rank, wrap, device, folder):
         torch.save([gradient.cpu() for gradient in whole], Path(folder) / f"gradients{rank}")
     finally:
         dist.destroy_process_group()
+    # Without Python's own end, in which, all of this done, threads of torch's abort the process every now and then.
+    os._exit(0)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
