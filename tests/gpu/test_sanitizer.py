@@ -6,8 +6,9 @@ nvidia-cuda-sanitizer-api. By their release notes, memcheck checks loads through
 bulk copies from 2025.4 on; before, both pass unseen. Version 2026.4 finds nothing in k6. That of CUDA 13.0 takes a
 cp.async that fills up with zeros for one that reads all of its bytes, the publishing of a tensor map for a read of
 memory, an arrival of copies at an mbarrier for one that is not counted, and bulk copies for races; so older ones are
-asked about k6, and what runs it on planes, by memcheck alone. Loads through tensor maps belong to no thread in
-racecheck's eyes, so it does not see them race; the rest of shared memory it does see.
+asked about k6, and what runs it on planes, by memcheck alone, and about gradients by wgmma by all but initcheck. Loads
+through tensor maps belong to no thread in racecheck's eyes, so it does not see them race; the rest of shared memory it
+does see.
 """
 
 import fcntl
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 FOUND = 86  # exit code of a sanitizer that has found something
-NO_FALSE_FINDINGS = (2026, 4)  # the version that has none in k6
+NO_FALSE_FINDINGS = (2026, 4)  # the version that has none
 REPORT_LINES = 60
 
 # Errors of calls to CUDA are left to torch and launch.py, which raise what they do not expect: torch and CUDA's
@@ -50,8 +51,12 @@ GROUPS = {
     "k5_mma": ["k5_mma"],
     "k6_wgmma": ["k6_wgmma"],
     "grad_input_planes": ["grad_input_planes"],  # by k5 and k6
-    "gradients": [name for name in GRADIENTS if name != "grad_input_planes"],
+    "grad_input_wgmma": ["grad_input_wgmma"],
+    "grad_weight_wgmma": ["grad_weight_wgmma"],
 }
+GROUPS["gradients"] = [name for name in GRADIENTS if name not in GROUPS]
+BY_K6, PUBLISH = ("k6_wgmma", "grad_input_planes"), ("grad_input_wgmma", "grad_weight_wgmma")
+FALSE_FINDINGS = {"memcheck": (), "racecheck": BY_K6, "synccheck": BY_K6, "initcheck": BY_K6 + PUBLISH}  # of older ones
 
 
 @pytest.fixture(scope="session")
@@ -132,9 +137,8 @@ def excerpt(output):
 def test_clean(tool, group, sanitizer, compiled, watchdog):
     if (rung := (RUNGS | GRADIENTS).get(group)) and (reason := rung.runs_on(current_device())):
         pytest.skip(f"{group}: {reason}")
-    by_k6 = group in ("k6_wgmma", "grad_input_planes")
-    if by_k6 and tool != "memcheck" and version(sanitizer) < NO_FALSE_FINDINGS:
-        pytest.skip("{} of k6 needs compute-sanitizer {}.{} or above".format(tool, *NO_FALSE_FINDINGS))
+    if group in FALSE_FINDINGS[tool] and version(sanitizer) < NO_FALSE_FINDINGS:
+        pytest.skip("{} of {} needs compute-sanitizer {}.{} or above".format(tool, group, *NO_FALSE_FINDINGS))
     watchdog()
     # A busy machine may take long to start the program, and runs as many of these at a time as it has processors.
     options = ["--error-exitcode", str(FOUND), "--launch-timeout", "120", "--max-connections", "100", *OPTIONS[tool]]
