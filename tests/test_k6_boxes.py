@@ -127,11 +127,14 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
             # Columns of all samples laid end to end: where the window is, however it is named.
             at = n * columns + i - first
             assert at == column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
+            used = range(at + tile.lead - tile.reach, at + config.width)
             met = {
-                m for m in range(batch) if m * columns - first < at + config.width and at < m * columns - first + length
+                m for m in range(batch) if m * columns < used.stop + first and used.start + first < m * columns + length
             }
             if boxed:
                 assert met <= {n}
+            elif length * tile.itemsize % 16:  # it would be filled element by element
+                assert columns % tile.advance
 
 
 def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():

@@ -179,11 +179,15 @@ def unroll_of(tile: Tile) -> int:
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
     """First column, and columns a sample: as many as whole tiles have, if that is not many more. Then hardly a window
-    is shared by two samples."""
-    first, needed = config.tile.columns(problem)
+    is shared by two samples: only a sample's first one, if the sample before ends within what the window has before the
+    tile. Where that would be filled element by element, there are more columns."""
+    tile = config.tile
+    first, needed = tile.columns(problem)
     if config.joined:
         return first, needed
-    whole = -(-needed // config.tile.advance) * config.tile.advance
+    apart = problem.length - first + tile.overlap + tile.reach + (tile.tap_chunks(problem) - 1) * tile.chunk_shift
+    in_vectors = problem.length * tile.itemsize % 16 == 0
+    whole = -(-(needed if in_vectors else max(needed, apart)) // tile.advance) * tile.advance
     return first, whole if whole <= MOST_PADDING * needed else needed
 
 

@@ -21,6 +21,7 @@ from ..ptx import (
     mbarrier_expect_tx,
     mbarrier_wait,
     recomputed,
+    repeated,
     st_shared,
 )
 from .k6_boxes import make_box_start, make_place
@@ -86,20 +87,24 @@ def make_window_start(config: Config):
     """A device function on the input window of a tile: where it starts, and whether it is fetched in boxes."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
+    unused = tile.lead - tile.reach  # columns at the window's start, which no tap reaches
 
     @device_function
     def window_start(n, j, chunk, boxes, length, columns, first):
         """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
-        in boxes: no other sample has inputs in it."""
+        in boxes: no other sample has inputs in what is used of it."""
         j -= before + chunk * shift
         while j < 0:
             n, j = int32(n - 1), j + columns
         i = first + j
-        if boxes > 0 and i >= length and i + width <= 2 * columns:
+        if boxes > 0 and i + unused >= length and i + width <= 2 * columns:
             return int32(n + 1), i - columns, True  # from the zeros before a sample on
         return n, i, boxes > 0 and i + width <= columns
 
     return window_start
+
+
+TOGETHER = 8  # channels of a 16-bit element that a lane loads before it stores the first
 
 
 def make_fill(config: Config):
@@ -147,29 +152,53 @@ def make_fill(config: Config):
         mbarrier_await_copies(barrier)
 
     @device_function
+    def element_at(c, p, window):
+        """Bytes to element ``p`` of a window's channel ``c``."""
+        (boxes_log, pitch, spacing, shift_step, _, _), region, begin, stride_c = window
+        at = int32(region + place(c, boxes_log, pitch, spacing, shift_step) + p * itemsize)
+        if boxes_log > 0:  # where it would stand in a box
+            at = int32(at + (int32(begin + c * stride_c) & (vector - 1)) * itemsize)
+        return at
+
+    @device_function
+    def load(z, state):
+        x, values, source, c, channels_left, _, _, stride_c, _ = state
+        exists = c + z < channels_left
+        value = x[uint64(source + z * stride_c if exists else int64(0))]
+        values[z] = value if exists else storage(0)
+
+    @device_function
+    def store(z, state):
+        _, values, _, c, _, shared, p, _, window = state
+        shared[uint64(element_at(int32(c + z), p, window) // itemsize)] = values[z]
+
+    load_all, store_all = repeated(load, TOGETHER), repeated(store, TOGETHER)
+
+    @device_function
     def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, shared, in_stage, batch,
              length, columns, lane, barrier):  # fmt: skip
         """Wherever the rows of x are. A lane takes every 32nd element of the rows."""
-        boxes_log, pitch, spacing, shift_step, _, _ = in_stage
+        window = in_stage, region, int32(x_early + i), stride_c
         lane = recomputed(lane)  # what follows from it is not worth registers
+        values = cuda.local.array(TOGETHER, dtype=storage)
         p = int32(lane)
         while p < width:
             sample, element = int64(n), i + p
             while element >= columns:
                 sample, element = sample + 1, element - columns
             inside = sample >= 0 and sample < batch and element >= 0 and element < length
+            there = int32(min(channels_left, depth) if inside else 0)
             c = int32(0)
             while c < depth:
-                at = int32(region + place(c, boxes_log, pitch, spacing, shift_step) + p * itemsize)
-                if boxes_log > 0:  # where it would stand in a box
-                    at = int32(at + (int32(x_early + c * stride_c + i) & (vector - 1)) * itemsize)
-                exists = inside and c < channels_left
-                source = sample * stride_n + (channel + c) * stride_c + element if exists else int64(0)
+                source = sample * stride_n + (channel + c) * stride_c + element if c < there else int64(0)
                 if asynchronous:
-                    copy(base + at, x, source, itemsize if exists else 0)
+                    copy(base + element_at(c, p, window), x, source, itemsize if c < there else 0)
+                    c = recomputed(int32(c + 1))
                 else:
-                    shared[uint64(at // itemsize)] = x[uint64(source)] if exists else storage(0)
-                c = recomputed(int32(c + 1))
+                    state = x, values, source, c, there, shared, p, stride_c, window
+                    load_all(int32(0), state)
+                    store_all(int32(0), state)
+                    c = recomputed(int32(c + TOGETHER))
             p = int32(p + 32)
         mbarrier_await_copies(barrier)
 
