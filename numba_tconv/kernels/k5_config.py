@@ -12,6 +12,7 @@ from functools import lru_cache
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
+from .tensor_operand import MOST_SPLIT_TAPS
 from .tensor_rung import by_vectors
 from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 
@@ -25,7 +26,6 @@ MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
 # Products that stand in the code of one step; more take longer to compile than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
-MOST_SPLIT_TAPS = 3  # whose products are added up on tensor cores, which cut off what an addition cannot hold
 FEWEST_PRODUCTS = 64  # of a warp between two barriers
 WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
 OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window

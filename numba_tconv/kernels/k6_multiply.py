@@ -17,6 +17,7 @@ from ..ptx import (
 from .k6_bulk import make_hand_over
 from .k6_config import BLOCKS, Config
 from .k6_window import make_window
+from .tensor_operand import MOST_SPLIT_TAPS
 
 STRIDE = 128  # bytes from a core matrix of the weights to the next along n
 
@@ -24,13 +25,15 @@ STRIDE = 128  # bytes from a core matrix of the weights to the next along n
 def make_stages(config: Config):
     """Multiply: a device function, what a warpgroup does with the stages of a tile and a chunk of taps.
 
-    With split operands (tf32x3) a tap's products are summed from zero, the small ones first, and added to ``total`` on
-    CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with its length.
+    With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
+    ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
+    its length.
     """
     tile, resident, unroll = config.tile, config.resident, config.unroll
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
     sums, all_sums, exact = rows // 2, BLOCKS * rows // 2, parts == 2
+    tap_groups = -(-chunk // MOST_SPLIT_TAPS)
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
     stage_weights, operands = tile.stage_weights, parts * 2 * window
@@ -59,12 +62,15 @@ def make_stages(config: Config):
 
     @device_function
     def multiply_exactly(acc, total, v, at, descriptor, add):
-        """The same for split operands: the small products first, and each tap's sums added up apart."""
-        for b in range(chunk):
+        """The same for split operands: the small products first, and the sums of every few taps added up apart."""
+        for group in range(tap_groups):
             wgmma_fence()
             for block in range(BLOCKS):
                 for part in range(3):
-                    multiply_tap(acc, v, at, b, block, part, descriptor, int32(part > 0))
+                    for z in range(MOST_SPLIT_TAPS):
+                        b = group * MOST_SPLIT_TAPS + z
+                        if b < chunk:
+                            multiply_tap(acc, v, at, b, block, part, descriptor, int32(part + z > 0))
                 wgmma_commit()
             wait_for_older_block()
             for e in range(sums):

@@ -6,6 +6,7 @@ from numba import float32
 
 from ..ptx import device_function, float_of, tf32_operand
 
+MOST_SPLIT_TAPS = 3  # whose products are added up on tensor cores, which cut off what an addition cannot hold
 TF32_BITS = -(1 << 13)  # those of a float32 that a TF32 number keeps
 
 

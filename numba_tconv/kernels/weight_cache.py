@@ -64,9 +64,11 @@ class _Kept:
 
 
 MOST_PACKINGS = 4  # of the same weights: other lengths may have other tiles
-MOST_NEW = 4096  # weights that have come once, of which it is remembered: more than models have layers
+MOST_NEW = 4096  # places of weights that have come once, of which it is remembered: more than models have layers
 _kept: dict[tuple[int, int], _Kept] = {}
-_new: OrderedDict[tuple, tuple[int, StorageWeakRef]] = OrderedDict()  # the version of weights that have come once
+# By address and packing, the version of weights that have come once. Of those that are computed for each call, the next
+# mostly come where the allocator had the last: they take the place of those, which are gone.
+_new: OrderedDict[tuple[int, Packing], tuple[int, StorageWeakRef]] = OrderedDict()
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
@@ -95,7 +97,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
         _kept.pop(place, None)
         kept = None
     packed = kept.packed.get(packing) if kept else None
-    new = packed is None and _is_new((*place, packing), version, storage)
+    new = packed is None and _is_new((w.data_ptr(), packing), version, storage)
     if new or _warming_up(index):
         return _pack(w, packing)
     if packed is None:
@@ -130,14 +132,15 @@ def _capture(identity: int, storage: torch.UntypedStorage) -> None:
         _captured[identity] = StorageWeakRef(storage)
 
 
-def _is_new(key: tuple, version: int, storage: torch.UntypedStorage) -> bool:
+def _is_new(key: tuple[int, Packing], version: int, storage: torch.UntypedStorage) -> bool:
     """Whether these weights come for the first time as they are, so far as it is remembered."""
     seen = _new.get(key)
-    if seen is not None and seen[0] == version:
+    if seen is not None and seen[0] == version and seen[1].cdata == storage._cdata:
         return False
     with _lock:
-        _new.pop(key, None)
-        if len(_new) >= MOST_NEW:
+        if key in _new:
+            _new.move_to_end(key)
+        elif len(_new) >= MOST_NEW:
             _new.popitem(last=False)
         _new[key] = version, StorageWeakRef(storage)
     return True
