@@ -1,5 +1,8 @@
 """Windows of k6 that are filled row by row: every element is written, with what its sample has there or with zero."""
 
+from collections import defaultdict
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -27,6 +30,11 @@ def memory(monkeypatch):
     for module in (k6_load, k6_boxes):
         monkeypatch.setattr(module, "device_function", lambda function: function)
     monkeypatch.setattr(k6_load, "recomputed", lambda value: value)
+    monkeypatch.setattr(
+        k6_load, "repeated", lambda step, count: lambda k, state: [step(k + z, state) for z in range(count)]
+    )
+    local = SimpleNamespace(array=lambda size, dtype: [None] * size)
+    monkeypatch.setattr(k6_load, "cuda", SimpleNamespace(local=local))
     monkeypatch.setattr(k6_load, "cp_async_bulk", cp_async_bulk)
     monkeypatch.setattr(k6_load, "st_shared", st_shared)
     monkeypatch.setattr(k6_load, "mbarrier_expect_tx", lambda barrier, size: None)
@@ -43,7 +51,7 @@ def test_in_bulk(memory, precision, dtype, channels_left, begin):
     memory, arrived = memory
     problem = Problem(3, 24, 16, 7, 48, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
-    tile, (first, columns) = config.tile, config.tile.columns(problem)
+    first, columns = config.tile.columns(problem)
     geometry = k6_boxes.geometry(config, 1)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     strides = problem.in_channels * problem.length, problem.length
@@ -58,11 +66,62 @@ def test_in_bulk(memory, precision, dtype, channels_left, begin):
             # Each lane arrives once, behind what it has written.
             assert len(arrived) == lane + 1
             assert arrived[-1] == (0, len(memory))
-        for channel in range(tile.depth):
-            for column in range(config.width):
-                n, i = sample, begin + column
-                while i >= first + columns:
-                    n, i = n + 1, i - columns
-                exists = channel < channels_left and 0 <= n < problem.batch and 0 <= i < problem.length
-                expected = float(x[n * strides[0] + channel * strides[1] + i]) if exists else 0.0
-                assert memory[channel * geometry.pitch + column * tile.itemsize] == expected, (channel, column)
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, 0, 0)
+
+
+# One box, and as many as rows of any alignment take; x begins as many elements after a multiple of 16 bytes.
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("begin", [-16, 24, 41])
+@pytest.mark.parametrize("channels_left", [0, 3, 11, 100])
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
+def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin, early):
+    memory, arrived = memory
+    problem = Problem(3, 24, 16, 7, 47, stride=3, dilation=2, padding=3)
+    config = k6_config.configs(problem, precision)[0]
+    tile, (first, columns) = config.tile, config.tile.columns(problem)
+    boxes = 1 if early == 0 else 16 // tile.itemsize
+    geometry = k6_boxes.geometry(config, boxes)
+    x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
+    strides = problem.in_channels * problem.length, problem.length
+    base, region = 1 << 20, 1 << 12
+
+    class Shared:
+        def __setitem__(self, index, value):
+            assert tile.itemsize == 2
+            memory[int(index) * tile.itemsize - region] = float(value)
+
+    def cp_async(address, x, source, size):
+        assert tile.itemsize == 4
+        memory[int(address) - base - region] = float(x[source]) if size else 0.0
+
+    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
+    _, fill = k6_load.make_fill(config)
+    in_stage = boxes.bit_length() - 1, geometry.pitch, geometry.spacing, geometry.shift_step, geometry.slot, 1
+    for sample in range(-1, problem.batch):
+        memory.clear()
+        for lane in range(LANES):
+            fill(x, *strides, early, sample, begin, 0, channels_left, base, region, Shared(), in_stage, problem.batch,
+                 problem.length, columns, lane, 0)  # fmt: skip
+            assert arrived.pop() == (0, len(memory))
+        assert first == 0
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, boxes, early)
+
+
+def check(memory, config, problem, columns, x, sample, begin, channels_left, boxes, early):
+    """Every element of the window stands where a box would have it, with ``boxes`` of them (0: as with 1)."""
+    tile, (first, columns), g = config.tile, columns, k6_boxes.geometry(config, boxes)
+    place, written = k6_boxes.make_place(config), defaultdict(int)
+    for channel in range(tile.depth):
+        row = place(channel, g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step)
+        if boxes > 1:
+            row += (early + channel * problem.length + begin) % (16 // tile.itemsize) * tile.itemsize
+        for column in range(config.width):
+            n, i = sample, begin + column
+            while i >= first + columns:
+                n, i = n + 1, i - columns
+            exists = channel < channels_left and 0 <= n < problem.batch and 0 <= i < problem.length
+            expected = float(x[(n * problem.in_channels + channel) * problem.length + i]) if exists else 0.0
+            at = int(row + column * tile.itemsize)
+            assert memory[at] == expected, (channel, column)
+            written[at] += 1
+    assert set(written.values()) == {1}

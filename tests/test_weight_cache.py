@@ -63,18 +63,39 @@ def test_weights_that_are_computed_for_each_call_are_not_kept(packed):
     assert not weight_cache._kept
 
 
+def test_other_weights_at_an_address_are_new(packed):
+    """As those that the allocator puts where the last were; here two storages share their memory."""
+    memory = torch.randn(4, 3, 2).numpy()
+    assert [packed(torch.from_numpy(memory)) for _ in range(4)] == [1, 2, 3, 4]
+    assert len(weight_cache._new) == 1
+    assert not weight_cache._kept
+
+
 def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):
     monkeypatch.setattr(weight_cache, "MOST_NEW", 8)
     old, recent = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
     for w in (old, recent):
         packed(w)
-    for _ in range(weight_cache.MOST_NEW - 1):
-        packed(torch.randn(4, 3, 2))
+    others = [torch.randn(4, 3, 2) for _ in range(weight_cache.MOST_NEW - 1)]
+    for w in others:
+        packed(w)
     assert len(weight_cache._new) == weight_cache.MOST_NEW
     before = packed(recent)
     assert packed(recent) == before
     before = packed(old)
     assert [packed(old), packed(old)] == [before + 1, before + 1]
+
+
+def test_weights_at_an_old_address_are_the_latest(packed, monkeypatch):
+    monkeypatch.setattr(weight_cache, "MOST_NEW", 3)
+    memory, others = torch.randn(4, 3, 2).numpy(), [torch.randn(4, 3, 2) for _ in range(4)]
+    packed(torch.from_numpy(memory))
+    for w in others[:2]:
+        packed(w)
+    latest = torch.from_numpy(memory)
+    packed(latest)
+    before = packed(others[2])  # the first of the others is forgotten
+    assert [packed(latest), packed(latest)] == [before + 1, before + 1]
 
 
 def test_what_was_packed_of_weights_that_torch_changed_is_given_back(packed):
