@@ -116,7 +116,7 @@ def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: tor
         or functions_that_override()
         or is_profiled()
         # Inside of another operator's implementation torch records nothing.
-        or (is_excluded(AUTOGRAD) and torch.is_grad_enabled())
+        or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
     # Of a call's few microseconds these are one: written out, since a loop would double it.

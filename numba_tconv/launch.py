@@ -166,7 +166,7 @@ class Kernel:
         result = driver.cuLaunchKernel(
             function, x, y, z, self.threads, 1, 1, shared_bytes, stream, parameters.addresses, 0
         )
-        if int(result[0]):
+        if result[0]:
             _check(result)
 
     def prepare(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None) -> Prepared:
@@ -221,7 +221,9 @@ class Prepared:
         except IndexError:
             parameters = _Parameters(self.slots[:])
         slots = parameters.slots
-        for at, value in zip(self.places, given, strict=True):
+        if len(given) != len(self.places):  # sooner found than by a strict zip, which takes a quarter of a microsecond
+            raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
+        for at, value in zip(self.places, given):  # noqa: B905
             slots[at] = value if type(value) is int else value.data_ptr()
         self.kernel._launch(self.grid, self.shared_bytes, parameters)
         self._idle.append(parameters)

@@ -1,5 +1,7 @@
 """How k6 fetches windows, on the CPU: boxes that hold what the window needs, wherever the rows of x lie in memory."""
 
+from dataclasses import replace
+
 import hypothesis
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.k6_boxes import ALIGNMENT, LARGEST_BOX, geometry, make_box_start, make_place
-from numba_tconv.kernels.k6_config import MOST_PADDING, column_tiles, sample_columns
+from numba_tconv.kernels.k6_config import MOST_PADDING, MOST_PADDING_OF_ELEMENTS, column_tiles, sample_columns
 from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_tile import DTYPES
@@ -133,8 +135,8 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
             }
             if boxed:
                 assert met <= {n}
-            elif length * tile.itemsize % 16:  # it would be filled element by element
-                assert columns % tile.advance
+            else:
+                assert columns % tile.advance, "samples that are apart share no window"
 
 
 def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():
@@ -142,8 +144,27 @@ def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():
         for precision in DTYPES:
             if (config := choose(workload.problem, precision)) is not None:
                 needed, columns = config.tile.columns(workload.problem)[1], sample_columns(workload.problem, config)[1]
-                assert needed <= columns <= MOST_PADDING * needed
+                assert needed <= columns <= MOST_PADDING_OF_ELEMENTS * needed
                 assert columns == needed or columns % config.tile.advance == 0
+
+
+def test_samples_get_more_columns_where_their_windows_would_be_filled_by_elements():
+    problem = replace(workloads.get("hifigan_u1").problem, batch=2)
+    for precision in ("tf32", "bf16"):
+        config = choose(problem, precision)
+
+        def columns(length, groups=1, config=config):
+            p = replace(problem, length=length, in_channels=24 * groups, groups=groups)
+            return sample_columns(p, config)[1]
+
+        whole = config.tile.advance
+        assert columns(40) == 48 < whole / MOST_PADDING
+        assert columns(41) == columns(43) == whole <= MOST_PADDING_OF_ELEMENTS * 48
+        assert columns(19) == 24
+        # Of groups whose channels fill no stage all windows are filled, however far the samples are apart.
+        assert columns(43, groups=2) == (48 if precision == "bf16" else whole)
+        assert columns(120) == 2 * whole
+        assert columns(112) == 2 * whole  # the first window of the next sample would meet its last position
 
 
 @hypothesis.given(columns=st.integers(1, 500), tiles=st.integers(0, 50), apart=st.integers(0, 300))

@@ -83,10 +83,14 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     packed anew, so that a replay packs what they are by then; and from then on at every call, since replays that
     include the optimizer's step write them uncounted. So are those in float64: gradcheck writes them uncounted.
     """
-    if w.is_inference() or w.dtype == torch.float64 or SIMULATOR:
+    if w.dtype == torch.float64 or SIMULATOR:
+        return _pack(w, packing)
+    try:
+        version = w._version
+    except RuntimeError:  # of inference mode: it is not counted
         return _pack(w, packing)
     storage, index = w.untyped_storage(), packing.weights.index
-    identity, version = storage._cdata, w._version
+    identity = storage._cdata
     if torch.cuda.is_current_stream_capturing():
         _capture(identity, storage)
     if identity in _captured:
