@@ -158,11 +158,11 @@ def test_samples_get_more_columns_where_their_windows_would_be_filled_by_element
             return sample_columns(p, config)[1]
 
         whole = config.tile.advance
-        assert columns(40) == 48 < whole / MOST_PADDING
-        assert columns(41) == columns(43) == whole <= MOST_PADDING_OF_ELEMENTS * 48
+        assert columns(24) == 32 < whole / MOST_PADDING
+        assert columns(25) == columns(27) == columns(40) == whole <= MOST_PADDING_OF_ELEMENTS * 32
         assert columns(19) == 24
         # Of groups whose channels fill no stage all windows are filled, however far the samples are apart.
-        assert columns(43, groups=2) == (48 if precision == "bf16" else whole)
+        assert columns(27, groups=2) == (32 if precision == "bf16" else whole)
         assert columns(120) == 2 * whole
         assert columns(112) == 2 * whole  # the first window of the next sample would meet its last position
 

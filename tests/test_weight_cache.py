@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch._inductor import cudagraph_trees
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from numba_tconv.kernels import tensor_pack, weight_cache
 from numba_tconv.kernels.k6_config import configs
@@ -40,6 +41,7 @@ def packed(monkeypatch, cuda):
     monkeypatch.setattr(weight_cache, "_pack", pack)
     monkeypatch.setattr(weight_cache, "_kept", {})
     monkeypatch.setattr(weight_cache, "_new", OrderedDict())
+    monkeypatch.setattr(weight_cache, "_once", {})
     monkeypatch.setattr(weight_cache, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
@@ -69,6 +71,21 @@ def test_other_weights_at_an_address_are_new(packed):
     assert [packed(torch.from_numpy(memory)) for _ in range(4)] == [1, 2, 3, 4]
     assert len(weight_cache._new) == 1
     assert not weight_cache._kept
+
+
+def test_after_many_weights_that_come_once_few_are_remembered(packed, monkeypatch):
+    """But those that come to stay are, soon."""
+    remembered = []
+    monkeypatch.setattr(weight_cache, "StorageWeakRef", lambda s: remembered.append(s) or StorageWeakRef(s))
+    many = weight_cache.PATIENCE + 10 * weight_cache.SELDOM
+    computed = [torch.randn(4, 3, 2) for _ in range(many)]
+    for number, w in enumerate(computed, 1):
+        assert packed(w) == number
+    assert len(remembered) == weight_cache.PATIENCE + 10
+    layers = [torch.randn(4, 3, 2) for _ in range(3)]
+    counts = [[packed(w) for w in layers][-1] for _ in range(6)]
+    assert counts[3] == counts[4] == counts[5], "all are kept"
+    assert packed(torch.randn(4, 3, 2)) == packed(layers[0]) == counts[5] + 1
 
 
 def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):

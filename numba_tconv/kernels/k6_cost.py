@@ -41,7 +41,8 @@ ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores,
 BULK, BULK_ROW = 800, 18.2  # the stores of a tile
 BULK_BYTE = 133 / 16384  # a round after the first waits until the copy engine has read the one before
 RUNS, RUNS_ROW, HALVES = 220, 48.8, 1.21  # the last: with 16-bit elements
-PART, PART_ROW = 1500, 45  # the stores of a part of the phases; these two and the next by a script on two workloads
+# Of a part of the phases: its stores, and a stage beside its products; these and the next by scripts on two workloads.
+PART, PART_ROW, PART_STAGE = 1500, 45, 200
 TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
 
@@ -87,14 +88,16 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
-    products, busy = row_products * PRODUCT, row_products * TENSOR if tile.part else 0
+    products, busy, more = row_products * PRODUCT, 0, 0
+    if tile.part:
+        busy, more = row_products * TENSOR, PART_STAGE
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
     copies, stores = config.regions * window, stores_of(config)
     if config.paired:
-        stage = max(2 * products + copies, 2 * busy)
+        stage = max(2 * products + copies, 2 * busy) + more
         turn = stages * stage * (1 + SHALLOW * (MOST_STAGES - config.stages)) + stores
     else:
-        stage = max(products + copies, busy)
+        stage = max(products + copies, busy) + more / 2
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
     row_tiles = tile.row_tiles(p) * p.groups
     clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)

@@ -64,11 +64,13 @@ class _Kept:
 
 
 MOST_PACKINGS = 4  # of the same weights: other lengths may have other tiles
+PATIENCE, SELDOM = 16, 4  # after so many weights in a row that come once, only one of so many is remembered
 MOST_NEW = 4096  # places of weights that have come once, of which it is remembered: more than models have layers
 _kept: dict[tuple[int, int], _Kept] = {}
 # By address and packing, the version of weights that have come once. Of those that are computed for each call, the next
 # mostly come where the allocator had the last: they take the place of those, which are gone.
 _new: OrderedDict[tuple[int, Packing], tuple[int, StorageWeakRef]] = OrderedDict()
+_once: dict[Packing, int] = {}  # of a packing, the latest weights in a row that have come once
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
@@ -76,12 +78,13 @@ _lock = threading.Lock()
 def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     """The packed weights of ``w`` (C_in, C_out/groups, K), ready on the current stream.
 
-    They are kept from the second time on that the same weights come: weights that are computed anew for each call, as
-    by weight normalisation, come once. Remembered by storage, place in it and ``w._version``, which every in-place
-    operation of torch raises; a write that torch does not count (through ``w.data``, which has a count of its own,
-    foreign code, or a CUDA graph of the optimizer's step alone) is not seen. Inside a graph's capture the weights are
-    packed anew, so that a replay packs what they are by then; and from then on at every call, since replays that
-    include the optimizer's step write them uncounted. So are those in float64: gradcheck writes them uncounted.
+    They are kept from the second time on that the same weights come, or, after many that came once, from one of the
+    next times on: weights that are computed anew for each call, as by weight normalisation, come once. Remembered by
+    storage, place in it and ``w._version``, which every in-place operation of torch raises; a write that torch does not
+    count (through ``w.data``, which has a count of its own, foreign code, or a CUDA graph of the optimizer's step
+    alone) is not seen. Inside a graph's capture the weights are packed anew, so that a replay packs what they are by
+    then; and from then on at every call, since replays that include the optimizer's step write them uncounted. So are
+    those in float64: gradcheck writes them uncounted.
     """
     if w.dtype == torch.float64 or SIMULATOR:
         return _pack(w, packing)
@@ -101,7 +104,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
         _kept.pop(place, None)
         kept = None
     packed = kept.packed.get(packing) if kept else None
-    new = packed is None and _is_new((w.data_ptr(), packing), version, storage)
+    new = packed is None and _is_new(w.data_ptr(), packing, version, storage)
     if new or _warming_up(index):
         return _pack(w, packing)
     if packed is None:
@@ -136,17 +139,21 @@ def _capture(identity: int, storage: torch.UntypedStorage) -> None:
         _captured[identity] = StorageWeakRef(storage)
 
 
-def _is_new(key: tuple[int, Packing], version: int, storage: torch.UntypedStorage) -> bool:
+def _is_new(address: int, packing: Packing, version: int, storage: torch.UntypedStorage) -> bool:
     """Whether these weights come for the first time as they are, so far as it is remembered."""
+    key = address, packing
     seen = _new.get(key)
     if seen is not None and seen[0] == version and seen[1].cdata == storage._cdata:
+        _once[packing] = 0
         return False
-    with _lock:
-        if key in _new:
-            _new.move_to_end(key)
-        elif len(_new) >= MOST_NEW:
-            _new.popitem(last=False)
-        _new[key] = version, StorageWeakRef(storage)
+    once = _once[packing] = _once.get(packing, 0) + 1
+    if once <= PATIENCE or once % SELDOM == 0:  # to remember takes the host a microsecond
+        with _lock:
+            if key in _new:
+                _new.move_to_end(key)
+            elif len(_new) >= MOST_NEW:
+                _new.popitem(last=False)
+            _new[key] = version, StorageWeakRef(storage)
     return True
 
 

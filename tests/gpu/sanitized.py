@@ -88,7 +88,7 @@ ROWS = {
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, four boxes": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
-    "streamed, filled in bulk": _row((9, 16, 128), 41, 4, "tf32", "tf32x3", padding=20),
+    "streamed, filled in bulk": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
     # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16-bit elements in eight boxes.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),

@@ -26,6 +26,12 @@ def layer(request):
     )
 
 
+@pytest.fixture(autouse=True)
+def no_weights_before(monkeypatch):
+    """After many that came once, as those of other tests, weights are not always kept from the second time on."""
+    monkeypatch.setattr(weight_cache, "_once", {})
+
+
 @pytest.fixture
 def x():
     return operands(PROBLEM, torch.float32, "cuda")[0]
