@@ -21,8 +21,8 @@ FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 # Columns of a sample, over those that it needs, that cost less than windows shared by samples, which are filled in
 # vectors of 16 bytes or, where a sample ends within one, by elements (k6_load.py). Of hifigan_u1's 16 samples 44
-# positions take 0.059 ms in TF32 in vectors, 43 in whole tiles 0.035; in bfloat16 43 take 0.110 by elements, 0.027 in
-# whole tiles (H200, a script; no recorded rows).
+# positions take 0.059 ms in TF32 in vectors, 43 in whole tiles 0.035; in bfloat16 43 take 0.110 or more by elements,
+# 0.027 in whole tiles (H200, a script; no recorded rows).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible

@@ -31,7 +31,7 @@ from .k6_config import (
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.62e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes a millisecond, of resident weights, for which the first product waits
-EXPOSED = 0.05  # of what memory and multiprocessors do at the same time, that one waits for the other
+EXPOSED = 0.05  # of what memory or the multiprocessors do while the other takes longer: so much does not hide
 BULK_TRAFFIC = 1.1  # by which stores in bulk are slower, where memory is the limit
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
@@ -104,8 +104,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     memory = p.min_bytes(tile.itemsize) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
     shape, groups = (p.batch, p.in_channels, p.length), p.groups // config.splits
     before = k6_input.cost(shape, config, groups, sample_columns(p, config))
-    busy = config.weights / LOADED + clocks / CLOCK
-    return before + max(busy, memory) + EXPOSED * min(busy, memory)
+    computed = config.weights / LOADED + clocks / CLOCK
+    return before + max(computed, memory) + EXPOSED * min(computed, memory)
 
 
 @lru_cache(maxsize=1024)

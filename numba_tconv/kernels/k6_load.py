@@ -104,7 +104,8 @@ def make_window_start(config: Config):
     return window_start
 
 
-TOGETHER = 8  # channels of a 16-bit element that a lane loads before it stores the first
+# Channels of a 16-bit element that a lane loads before it stores the first; with four or eight, registers are spilled.
+TOGETHER = 2
 
 
 def make_fill(config: Config):
