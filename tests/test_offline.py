@@ -231,9 +231,10 @@ LONGEST_COMPILATION = 13
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 matrix_products = pytest.mark.parametrize(
     ("name", "workload", "precision"),
-    # The last two: a part of a long stride's phases, stored from registers; parts of sums, float32 of bfloat16.
+    # The last three: a part of a long stride's phases, stored from registers, and of split operands; parts of sums,
+    # float32 of bfloat16.
     [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS]
-    + [("k6_wgmma", "waveglow", "bf16"), ("k6_wgmma", "head", "bf16")],
+    + [("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))],
 )
 
 

@@ -34,6 +34,7 @@ def make_stages(config: Config):
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
     sums, all_sums, exact = rows // 2, BLOCKS * rows // 2, parts == 2
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
+    group_taps = -(-chunk // tap_groups)
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
     stage_weights, operands = tile.stage_weights, parts * 2 * window
@@ -67,8 +68,8 @@ def make_stages(config: Config):
             wgmma_fence()
             for block in range(BLOCKS):
                 for part in range(3):
-                    for z in range(MOST_SPLIT_TAPS):
-                        b = group * MOST_SPLIT_TAPS + z
+                    for z in range(group_taps):
+                        b = group * group_taps + z
                         if b < chunk:
                             multiply_tap(acc, v, at, b, block, part, descriptor, int32(part + z > 0))
                 wgmma_commit()
