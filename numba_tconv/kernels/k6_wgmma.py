@@ -35,7 +35,7 @@ of two-byte writes. By twos it takes 4% less time in all there, and by fours 10%
 hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this
 load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.38 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class WarpgroupMatrix(TensorRung):
 
     def predicted_ms(self, problem, config, device):
         # The model's constants were fitted in TF32 and bfloat16. In tf32x3 it tells the better configuration, not the
-        # time, which was recorded to be nearly twice as long.
+        # time, which was recorded to be 1.3 to 1.7 times as long (kb79; kb64, dac_u1).
         return None if config.tile.parts == 2 else cost(problem, config, device)
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
