@@ -17,7 +17,7 @@ import torch
 
 from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
-from .kernels import RUNGS, gradients, k4_pack, partial_sum, tensor_pack
+from .kernels import RUNGS, gradients, k4_pack, k6_tail, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_plan import vectors_align
 from .launch import Kernel
@@ -39,8 +39,8 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """What ``run`` of the rung launches: its kernel, and those that pack the weights and add up partial sums, where
-        it has them.
+        """What ``run`` of the rung launches: its kernel, and those that pack the weights, add up partial sums and
+        compute what it leaves out, where it has them.
 
         A gradient that is a long sum may also launch the kernel that adds up the parts; here it always does.
         """
@@ -53,7 +53,7 @@ class Call:
             kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
             kernels.append(tensor_pack.make_kernel(config.tile, tensor_pack.ORDERS[self.rung]))
-        return kernels + partial_sum.kernels_of(config, self.dtype)
+        return kernels + partial_sum.kernels_of(config, self.dtype) + k6_tail.kernels_of(config)
 
     def _kernels_of_gradient(self) -> list[Kernel]:
         rung, p = gradients.GRADIENTS[self.rung], self.problem

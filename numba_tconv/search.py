@@ -46,6 +46,8 @@ class Tried:
     bulk_channels: int
     round_channels: int
     buffers: int
+    aligned: bool
+    tail: bool
     chosen: bool
     ms_p50: float
 
@@ -79,6 +81,8 @@ def described(config: Config) -> dict:
         bulk_channels=config.bulk_channels,
         round_channels=config.tile.round_channels,
         buffers=config.buffers,
+        aligned=config.tile.aligned,
+        tail=config.tail,
     )
 
 

@@ -121,7 +121,11 @@ def in_python(monkeypatch):
     monkeypatch.setattr(k6_stage, "ld_shared", lambda count, kind: lambda address: state.memory.get(int(address), 0))
     monkeypatch.setattr(k6_vectors, "st_global_vector", st_global_vector)
     monkeypatch.setattr(k6_vectors, "ld_shared", ld_shared)
-    monkeypatch.setattr(k6_vectors, "cuda", SimpleNamespace(shfl_sync=shfl_sync, syncwarp=lambda: None))
+    monkeypatch.setattr(
+        k6_vectors,
+        "cuda",
+        SimpleNamespace(shfl_sync=shfl_sync, syncwarp=lambda: None, any_sync=lambda mask, value: True),
+    )
     monkeypatch.setattr(k6_bulk, "recomputed", same)
     monkeypatch.setattr(k6_stage, "uint32", lambda value: int(value) % 2**32)
     for name in ("pack_f16", "pack_bf16"):

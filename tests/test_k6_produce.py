@@ -86,14 +86,14 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = boxes.bit_length() - 1, 0, p.length + (0 if boxes == 1 else 4)
     in_stage = log, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
-    produce = k6_load.make_produce(config)
+    produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
         produce(0, warp, None, p.in_channels * stride_c, stride_c, MAPS, boxes, in_stage, early, False, "w", BASE, FULL,
                 EMPTY, None, tap_chunks, channel_chunks, p.in_channels_per_group, group_tiles, row_tiles, column_tiles,
-                1, p.batch, p.length, columns, first)  # fmt: skip
+                1, apart, p.batch, p.length, columns, first)  # fmt: skip
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 
@@ -116,8 +116,8 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
                 assert stage.arrivals == [barrier]
                 expected, filled = [], []
                 for z in range(config.regions):
-                    n, i, in_boxes = window_start(*sample_of(column_tile + z, columns), chunk, boxes, p.length, columns,
-                                                  first)  # fmt: skip
+                    n, i, in_boxes = window_start(*sample_of(column_tile + z, columns), chunk, boxes, apart, p.length,
+                                                  columns, first)  # fmt: skip
                     if in_boxes and s < existing:
                         row = (channel0 + s * tile.depth) >> log
                         starts = [box_start(i, b, early, stride_c, g.shift_step) for b in range(boxes)]

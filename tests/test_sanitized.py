@@ -99,7 +99,8 @@ def windows(case):
     first, columns = k6_config.sample_columns(p, config)
     for tile, chunk in itertools.product(range(k6_config.column_tiles(p, config)), range(config.tile.tap_chunks(p))):
         n, j = sample_of(tile, columns)
-        boxed = window_start(n, j, chunk, count, p.length, columns, first)[2]
+        apart = columns % config.tile.advance == 0
+        boxed = window_start(n, j, chunk, count, apart, p.length, columns, first)[2]
         yield count if boxed else ("in bulk" if aligned else "by elements", count > 1)
 
 
@@ -116,6 +117,8 @@ def k6_properties(case):
         "windows in a stage": config.regions,
         "staging buffers": config.buffers,
         "joined": config.joined,
+        "runs on sectors, last columns apart, size of an element": tile.whole
+        and (tile.aligned, config.tail, tile.itemsize),
         "split, part, size of an element": config.splits > 1 and (tile.part, tile.itemsize),
         "stores, paired": (config.bulk_channels and tile.channels // config.bulk_channels, config.paired),
         "stores, shape": (config.bulk_channels > 0, shape_of(tile)),
@@ -150,9 +153,11 @@ def test_k6():
         "windows in a stage": {1, 2},
         "staging buffers": {0, 1, 2},
         "joined": BOTH,
+        "runs on sectors, last columns apart, size of an element": {False}
+        | {(*way, size) for way in ((True, False), (False, False), (False, True)) for size in (2, 4)},
         "split, part, size of an element": {False} | {(part, size) for part in BOTH for size in (2, 4)},
         # By tensor_runs.py, or in bulk, in one round or in two.
-        "stores, paired": {(rounds, paired) for rounds in (0, 1) for paired in BOTH} | {(2, True)},
+        "stores, paired": {(rounds, paired) for rounds in (0, 1, 2) for paired in BOTH},
         "stores, shape": {(False, shape) for shape in SHAPES} | {(True, "whole")},
         "stores, empty slots, size": {False} | {(b, empty, size) for b in BOTH for empty in BOTH for size in (2, 4)},
         "rounds": BOTH,

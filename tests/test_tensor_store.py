@@ -117,7 +117,7 @@ def test_the_last_outputs_of_samples_that_fill_their_tiles(in_python):
     tile = in_runs(problem, "tf32").tile
     assert problem.out_length == tile.advance - 1, "the run of a channel ends within the tile's last sector"
     check(in_python, problem, "tf32", 0)
-    assert in_python.straight == 4  # all tiles, two a sample
+    assert in_python.straight == 2  # all tiles, one a sample
 
 
 def in_runs(problem, precision):

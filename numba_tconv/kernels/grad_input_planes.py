@@ -21,7 +21,7 @@ import torch
 from ..layout import Layout
 from ..problem import Problem
 from . import device as gpu
-from . import partial_sum, planes, tensor_pack
+from . import k6_tail, partial_sum, planes, tensor_pack
 from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .k5_config import config_of
 from .k5_mma import WarpMatrix
@@ -109,7 +109,8 @@ class InputPlanes(GradientRung):
         kernel = _forward(name).kernel(of_rung)
         pack = tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])
         found = [(kernel, kernel.shared_bytes), (pack, pack.shared_bytes)]
-        found += [(adds_up, adds_up.shared_bytes) for adds_up in partial_sum.kernels_of(of_rung, of_rung.tile.dtype)]
+        others = partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
+        found += [(other, other.shared_bytes) for other in others]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):

@@ -43,6 +43,12 @@ class Config:
     bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
     joined: bool = False  # the samples are laid end to end beforehand (k6_input.py)
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
+    tail: bool = False  # a sample's last column, one more than whole tiles have, is computed apart (k6_tail.py)
+
+    @property
+    def compiled(self) -> Config:
+        """What the kernel is compiled for: it knows nothing of what other kernels do."""
+        return replace(self, splits=1, tail=False)
 
     @property
     def paired(self) -> bool:
@@ -181,15 +187,32 @@ def unroll_of(tile: Tile) -> int:
     return 2 if tile.parts == 1 and 2 * operands <= spare else 1
 
 
+def last_column(problem: Problem) -> int:
+    """The last one that has outputs."""
+    return (problem.padding + problem.out_length - 1) // problem.stride
+
+
+def tail_column(problem: Problem, config: Config) -> int | None:
+    """The one column of a sample that is left over where the others fill whole tiles and each tile computes its own
+    alone, of shapes that k6_tail.py computes; None where there is none."""
+    tile, last = config.tile, last_column(problem)
+    if not config.bulk_channels or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
+        return None
+    between = last - tile.columns(problem)[0]
+    alone = between > 0 and between % tile.advance == 0 and problem.dilation == 1
+    return last if alone and tile.parts == 1 else None
+
+
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
-    """First column, and columns a sample: as many as whole tiles have, if that is not too many more. Then no window is
-    shared by two samples: that of a sample's first tile begins where the taps reach no input of the sample before."""
+    """First column, and columns a sample: as many as whole tiles have, if that is not too many more. Then no tile is
+    shared by two samples, and each window is of one sample alone."""
     tile = config.tile
     first, needed = tile.columns(problem)
     if config.joined:
         return first, needed
-    apart = problem.length - first + tile.overlap + tile.reach + (tile.tap_chunks(problem) - 1) * tile.chunk_shift
-    whole = -(-max(needed, apart) // tile.advance) * tile.advance
+    if config.tail:
+        return first, tail_column(problem, config) - first
+    whole = -(-(last_column(problem) + 1 - first) // tile.advance) * tile.advance
     in_vectors = problem.length * tile.itemsize % 16 == 0
     in_boxes = problem.groups == 1 or problem.in_channels_per_group % tile.depth == 0
     most = MOST_PADDING if in_vectors or not in_boxes else MOST_PADDING_OF_ELEMENTS
@@ -198,8 +221,8 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
 
 def column_tiles(problem: Problem, config: Config) -> int:
     """Tiles along the columns: none for what the last sample is padded with."""
-    padded, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
-    return config.tile.tiles_along((problem.batch - 1) * padded + needed)
+    columns, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
+    return config.tile.tiles_along((problem.batch - 1) * columns + min(columns, needed))
 
 
 def channel_chunks(problem: Problem, config: Config) -> int:
@@ -210,8 +233,10 @@ def channel_chunks(problem: Problem, config: Config) -> int:
 def configs(problem: Problem, precision: str, wide_outputs: bool = False) -> tuple[Config, ...]:
     """The configurations that a problem may have: tiles of several heights, weights resident if they fit (of a long
     stride, which may have more tiles of rows than there are multiprocessors, also streamed), and ways to stage the
-    outputs. They depend on neither batch nor length. ``wide_outputs``: they are float32 in any case."""
-    return _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs)
+    outputs. What is compiled depends on neither batch nor length. ``wide_outputs``: they are float32 in any case."""
+    found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs)
+    tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
+    return (*found, *tails)
 
 
 @lru_cache(maxsize=1024)
@@ -256,7 +281,8 @@ def stagings(config: Config) -> Iterator[Config]:
         for channels in round_sizes(tile):
             if 2 * channels >= tile.channels:
                 bulk = replace(config, tile=_largest_rounds(tile, 0), buffers=1, bulk_channels=channels)
-                yield replace(bulk, tile=_largest_rounds(tile, bulk.buffer_bytes))
+                staged = _largest_rounds(tile, bulk.buffer_bytes)
+                yield from (replace(bulk, tile=replace(staged, aligned=aligned)) for aligned in (True, False))
     shared = (_runs(config, buffers) for buffers in (2, 1))
     yield next((runs for runs in shared if deepest(runs)), _runs(config, 1))
 

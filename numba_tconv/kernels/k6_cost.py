@@ -33,6 +33,7 @@ BANDWIDTH = 3.62e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes a millisecond, of resident weights, for which the first product waits
 EXPOSED = 0.05  # of what memory or the multiprocessors do while the other takes longer: so much does not hide
 BULK_TRAFFIC = 1.1  # by which stores in bulk are slower, where memory is the limit
+ENDS = 480  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
@@ -43,6 +44,7 @@ BULK_BYTE = 133 / 16384  # a round after the first waits until the copy engine h
 RUNS, RUNS_ROW, HALVES = 220, 48.8, 1.21  # the last: with 16-bit elements
 # Of a part of the phases: its stores, and a stage beside its products; these and the next by scripts on two workloads.
 PART, PART_ROW, PART_STAGE = 1500, 45, 200
+TAIL, TAIL_STAGE = 0.004, 3e-5  # ms, of a launch of k6_tail.py, and of each of its stages
 TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
 
@@ -101,9 +103,12 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
     row_tiles = tile.row_tiles(p) * p.groups
     clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)
-    memory = p.min_bytes(tile.itemsize) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
+    ends = 0 if tile.aligned else p.out_channels * column_tiles(p, config) * ENDS / tile.itemsize
+    memory = (p.min_bytes(tile.itemsize) + ends) / BANDWIDTH * (BULK_TRAFFIC if config.bulk_channels else 1)
     shape, groups = (p.batch, p.in_channels, p.length), p.groups // config.splits
     before = k6_input.cost(shape, config, groups, sample_columns(p, config))
+    if config.tail:
+        before += TAIL + TAIL_STAGE * stages
     computed = config.weights / LOADED + clocks / CLOCK
     return before + max(computed, memory) + EXPOSED * min(computed, memory)
 

@@ -90,10 +90,12 @@ def make_window_start(config: Config):
     unused = tile.lead - tile.reach  # columns at the window's start, which no tap reaches
 
     @device_function
-    def window_start(n, j, chunk, boxes, length, columns, first):
+    def window_start(n, j, chunk, boxes, apart, length, columns, first):
         """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
-        in boxes: no other sample has inputs in what is used of it."""
+        in boxes: no other sample has inputs in what is used of it. ``apart``: no tile is shared by two samples."""
         j -= before + chunk * shift
+        if apart:
+            return n, first + j, boxes > 0
         while j < 0:
             n, j = int32(n - 1), j + columns
         i = first + j
@@ -225,7 +227,7 @@ def make_produce(config: Config):
     @device_function
     def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_bulk, w, base, full, empty,
                 shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles, column_tiles, band,
-                batch, length, columns, first):  # fmt: skip
+                apart, batch, length, columns, first):  # fmt: skip
         boxes_log, pitch, spacing, shift_step, slot, stages = in_stage
         sample, boxed = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
@@ -258,7 +260,7 @@ def make_produce(config: Config):
             while chunk < tap_chunks:
                 announced = own_weights
                 for z in range(regions):
-                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, length, columns, first)
+                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, apart, length, columns, first)
                     sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
                     announced += window_bytes if in_boxes else 0
                 while stage < channel_chunks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from ..launch import GIVEN, Kernel, Prepared, alike
 from ..layout import Layout
 from ..problem import Problem
-from . import device
+from . import device, k6_tail
 from .channel_parts import split
 from .k6_boxes import geometry, template_map
 from .k6_config import Config, channel_chunks, column_tiles, sample_columns
@@ -35,6 +35,7 @@ class Plan:
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
+    tail: Prepared | None  # which computes the columns that the launch leaves out
     second: SecondStage | None  # where the launch leaves partial sums
 
 
@@ -77,10 +78,11 @@ def plan_of(
     x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
     packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
-    launch = make_kernel(replace(config, splits=1)).prepare(
+    launch = make_kernel(config.compiled).prepare(
         blocks,
         *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
-    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, second)
+    tail = k6_tail.prepare(p, config, shape, strides, dtype, chunks, has_bias) if config.tail else None
+    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, tail, second)

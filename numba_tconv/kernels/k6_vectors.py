@@ -15,37 +15,51 @@ from .tensor_runs import make_run_of
 
 
 def make_whole_vectors(config: Config):
-    """A device function: a lane's channel of the round, if it has one: its ends, where there is no whole vector, are
-    written; returned are the bytes between them, where they are staged, and their index in y."""
+    """A device function: a lane's channel of the round, if it has one: the bytes of its whole vectors, where they are
+    staged, and their index in y. The ends of the warp's runs, where there is no whole vector, are written."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize
+    all_ends = -(-channels // STORE_WARPS) * vector
     run_of = make_run_of(tile)
+
+    @device_function
+    def parts_of(run, there, alignment):
+        """Of a channel's run: where it begins, how many outputs there are before the first whole vector, how many in
+        whole vectors, and where it ends."""
+        low, high, _ = run_of(run, there, alignment)
+        length = int32(max(int32(high - low), int32(0)))
+        before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), length))
+        return low, before, int32((length - before) // vector * vector), int32(low + length)
 
     @device_function
     def whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
         """``run``: index in y of the tile's own first output, for the round's first channel. ``at``: bytes of shared
         memory where that channel's run is staged."""
         channel = int32(lane * STORE_WARPS + warp)
-        size, source, target = int32(0), int32(base), int64(0)
+        size, source, target, has_ends = int32(0), int32(base), int64(0), False
+        staged = int32(at // itemsize + to_staged)
         if channel < channels and channel < channels_left:
-            run += channel * out_length
-            low, high, _ = run_of(run, there, alignment)
-            length = int32(max(int32(high - low), int32(0)))
-            staged = int32(at // itemsize + channel * pitch + to_staged)
-            before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), length))
-            inner = int32((length - before) // vector * vector)
+            own = run + channel * out_length
+            low, before, inner, high = parts_of(own, there, alignment)
+            has_ends = low + inner < high
             e = int32(low + before)
-            size, target = int32(inner * itemsize), run + e
+            size, target = int32(inner * itemsize), own + e
             if inner > 0:  # else it is no multiple of 16 bytes, and lanes read there whether they need it or not
-                source = int32(base + (staged + e) * itemsize)
-            e = low
-            while e < high:
-                if e == low + before:
-                    e = int32(e + inner)
-                if e < high:
-                    y[uint64(run + e)] = shared[uint64(staged + e)]
-                    e = int32(e + 1)
+                source = int32(base + (staged + channel * pitch + e) * itemsize)
+        if cuda.any_sync(0xFFFFFFFF, has_ends):
+            # Both ends of a run are a vector together, or none, but for those that end with their sample.
+            place = int32(lane)
+            while place < all_ends:
+                channel, z = int32(place // vector * STORE_WARPS + warp), int32(place % vector)
+                if channel < channels and channel < channels_left:
+                    own = run + channel * out_length
+                    low, before, inner, high = parts_of(own, there, alignment)
+                    while z < high - low - inner:
+                        e = int32(low + z + (inner if z >= before else int32(0)))
+                        y[uint64(own + e)] = shared[uint64(staged + channel * pitch + e)]
+                        z = int32(z + vector)
+                place = int32(place + 32)
         return size, source, target
 
     return whole_vectors

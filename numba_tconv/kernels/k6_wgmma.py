@@ -15,6 +15,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 * Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
   copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
   stores (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
+* Left out: where products take longer than memory, tiles compute no column twice to begin on a sector, and a lone last
+  column of every sample is computed apart (k6_tail.py).
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
@@ -40,7 +42,6 @@ Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -99,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
     unroll, joined = config.unroll, config.joined
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
-    itemsize, lead, row_parts, width = tile.itemsize, tile.lead, tile.row_parts, config.width
+    itemsize, lead, row_parts, width, advance = tile.itemsize, tile.lead, tile.row_parts, config.width, tile.advance
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
@@ -147,6 +148,7 @@ def make_kernel(config: Config) -> Kernel:
         samples, inputs, in_columns, in_first = batch, length, columns, first
         if joined:
             samples, inputs, in_columns, in_first = int64(1), batch * columns, batch * columns + WIDEST, int64(0)
+        apart = in_columns % advance == 0  # no tile is shared by two samples
         boxes = int32(boxes)
         boxes_log, pitch, spacing = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
         shift_step, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
@@ -184,7 +186,7 @@ def make_kernel(config: Config) -> Kernel:
             acquire(maps, boxes, lane)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
                     in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
-                    group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
+                    group_tiles, row_tiles, column_tiles, band, apart, samples, inputs, in_columns,
                     in_first)  # fmt: skip
         else:
             grow()
@@ -257,7 +259,8 @@ def make_kernel(config: Config) -> Kernel:
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
-                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, inputs, in_columns, in_first)
+                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, apart, inputs, in_columns,
+                                                       in_first)  # fmt: skip
                         rounded = in_boxes
                         if not aligned:
                             # The lane's first element, exact where the window begins before its row.
@@ -320,17 +323,18 @@ class WarpgroupMatrix(TensorRung):
         return None
 
     def kernel(self, config):
-        return make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
+        return make_kernel(config.compiled)
 
     def tile(self, config):
         c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"
         weights = "resident" if c.resident else "streamed"
         stores = "in bulk by the copy engine" if c.bulk_channels and not c.by_lanes else "by the warps' stores"
         joined = "; samples joined beforehand" if c.joined else ""
+        tail = "; a sample's last column apart, on CUDA cores" if c.tail else ""
         parts = "" if c.splits == 1 else f"; input channels in {c.splits} parts, whose sums are added up"
         return (
             f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.tile.depth} input channels; "
-            f"weights {weights}; outputs leave {stores}{joined}{parts}"
+            f"weights {weights}; outputs leave {stores}{joined}{parts}{tail}"
         )
 
     def predicted_ms(self, problem, config, device):
@@ -344,17 +348,18 @@ class WarpgroupMatrix(TensorRung):
             *(problem, config, x.dtype, precision, x.strides, x.offset % ALIGNMENT),
             *(w, bias is not None, y.offset % SECTOR, x.index),
         )
-        packing, launch, copy, second = plan.packing, plan.launch, plan.copy, plan.second
+        packing, launch, tail, copy, second = plan.packing, plan.launch, plan.tail, plan.copy, plan.second
         maps_room = room((plan.map_bytes,), torch.uint8, x.index)
 
         def fill(x, packed, bias, y):
             maps = maps_room()
             launch(maps, x, x.data_ptr(), packed, bias, y)
+            if tail:
+                tail(x, packed, bias, y)
 
         def fill_from_copy(x, packed, bias, y):
             fill(copy(x), packed, bias, y)
 
         fill_whole = fill_from_copy if copy else fill
-
         fill_all = taking_bias(second.after(fill_whole, x.index) if second else fill_whole, bias)
         return lambda x, w, bias, y: fill_all(x, packed_weights(w, packing), bias, y)

@@ -13,7 +13,8 @@ laid end to end), k input channels. Here a tile is ``rows`` x COLUMNS, and a pro
 
 **Aligned runs.** Memory is written in sectors of 32 bytes, and a sector that is written in two pieces costs a read and
 two writes. So, in the whole shape, a tile computes a few columns twice: it advances by fewer columns than it computes,
-and each channel's run begins and ends on a sector, wherever the rows of the output begin.
+and each channel's run begins and ends on a sector, wherever the rows of the output begin. Where products take longer
+than memory, a tile that computes no column twice is better (``aligned`` is false).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Tile:
     span: int  # outputs that one column contributes to a channel
     round_channels: int  # output channels that are staged together
     wide_outputs: bool = False  # float32, of 16-bit operands: parts of sums (channel_parts.py)
+    aligned: bool = True  # runs begin and end on sectors
 
     @cached_property
     def taps(self) -> Taps:
@@ -132,7 +134,7 @@ class Tile:
     @property
     def sector(self) -> int:
         """Outputs in a sector; 1 where runs are not aligned."""
-        return SECTOR // self.out_dtype.itemsize if self.whole else 1
+        return SECTOR // self.out_dtype.itemsize if self.whole and self.aligned else 1
 
     @property
     def overlap(self) -> int:

@@ -98,6 +98,8 @@ ROWS = {
     "empty slots, filled in bulk": _row((9, 16, 24), 3, 24, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, filled by elements": _row((9, 16, 24), 3, 21, "tf32", "fp16", padding=1, **_GAPS),
     "empty slots, y past a sector": _row((2, 16, 24), 3, 304, "tf32", "fp16", offset=1, output_padding=1, **_GAPS),
+    # One column of a sample is more than whole tiles have; groups, and more samples than a block takes.
+    "a column left over": _row((3, 32, 24), 8, 128, "tf32", padding=2, groups=2, **_DECODER),
     # More phases than a tile has rows: a part of them in each tile, two phases in the last.
     "part of the phases": _row((2, 16, 2), 260, 40, "bf16", stride=130, padding=7, bias=True),
     "part of the phases, unaligned": _row((3, 16, 2), 260, 37, "bf16", stride=130, padding=7, bias=True),
@@ -116,6 +118,7 @@ ROWS = {
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
     "halves, streamed, eight boxes": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
+    "halves, streamed, a column left over": _row((3, 256, 64), 8, 127, "bf16", **_HALVES),
     "halves, streamed, filled in bulk": _row((9, 256, 64), 8, 24, "bf16", **_HALVES),
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
 }

@@ -1,0 +1,155 @@
+"""The last column of every sample, where it alone would take k6 one more tile.
+
+A sample of L inputs has L columns and a few more, of which the last one's outputs are those that only its last inputs
+reach. Where L is a number of whole tiles, as powers of two are, one column is left over, and a tile of 128 for it takes
+as long as any other: 512 positions take the time of 640. So it is computed apart, on CUDA cores, after the others:
+
+* A block takes the rows of one of k6's tiles, those that have an output in this column, and a few samples. What the
+  taps meet of them goes to shared memory.
+* A thread takes a row, and 16 bytes of its packed weights (tensor_pack.py) at a time, every so many of them; then what
+  the threads of a row have summed is added up, always in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from numba import cuda, float32, int32, int64, types, uint64
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, Prepared, alike, flat
+from ..problem import Problem
+from ..ptx import device_function, load_run, repeated
+from .divided import divided
+from .k6_config import Config, tail_column
+from .tensor_tile import Tile
+
+THREADS = 512
+SAMPLES = 2  # of a block
+LOADS = 8  # that a thread has under way
+CHANNELS = 2048  # whose inputs are in shared memory at a time; a whole number of stages
+INPUTS = CHANNELS * SAMPLES
+
+
+@cache
+def make_kernel(tile: Tile) -> Kernel:
+    rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
+    element = ELEMENTS[tile.dtype]
+    load, store, storage, vector = element.load, element.store, element.storage, 16 // tile.itemsize
+    load_weights, all_weights = load_run(element, vector), LOADS * vector
+
+    @device_function
+    def load_piece(u, state):
+        weights, packed, first, row, piece, parts = state
+        stage, half = divided(int32(piece + u * parts), int32(depth // vector))
+        at = (first + stage * taps) * (rows * depth) + (half * rows + row) * vector
+        load_weights(weights[u * vector : (u + 1) * vector], packed, at, int32(0))
+
+    @device_function
+    def multiply(u, state):
+        totals, weights, shared, piece, parts = state
+        at = int32((piece + u * parts) * (vector * SAMPLES))
+        for q in range(vector):
+            for z in range(SAMPLES):
+                totals[z] += weights[u * vector + q] * shared[at + q * SAMPLES + z]
+
+    load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
+
+    def k6_tail(
+        x, stride_n, stride_c, packed, bias, has_bias, y, batch, length, in_per_group, out_per_group, group_tiles,
+        row_tiles, all_stages, column, first_output, outputs, out_length,
+    ):  # fmt: skip
+        shared = cuda.shared.array(INPUTS, dtype=float32)
+        weights, totals = cuda.local.array(all_weights, dtype=float32), cuda.local.array(SAMPLES, dtype=float32)
+        inputs = cuda.local.array(LOADS, dtype=float32)
+        thread, outputs = int32(cuda.threadIdx.x), int32(outputs)
+        few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(row_tiles))
+        group, group_tile = divided(row_tile, int32(group_tiles))
+        slots = int32(channels * outputs)  # rows that have an output here
+        parts = int32(THREADS // slots)  # threads a row
+        part, slot = divided(thread, slots)
+        channel, phase = divided(slot, outputs)
+        row = int32(channel * phases + phase)
+        for z in range(SAMPLES):
+            totals[z] = float32(0)
+        first_stage = int32(0)
+        while first_stage < all_stages:
+            stages = int32(min(CHANNELS // depth, all_stages - first_stage))
+            for tap in range(taps):
+                i = int64(column - tap)
+                if i >= 0 and i < length:
+                    cuda.syncthreads()
+                    e = int32(thread)
+                    while e < stages * (depth * SAMPLES):
+                        for u in range(LOADS):
+                            place = int32(e + u * THREADS)
+                            c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
+                            inside = c < in_per_group and n < batch
+                            at = n * stride_n + (group * in_per_group + c) * stride_c + i
+                            inputs[u] = load(x[uint64(at if inside else int64(0))]) if inside else float32(0)
+                        for u in range(LOADS):
+                            if e + u * THREADS < INPUTS:
+                                shared[e + u * THREADS] = inputs[u]
+                        e = int32(e + LOADS * THREADS)
+                    cuda.syncthreads()
+                    first = (int64(row_tile) * all_stages + first_stage) * taps + tap
+                    piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
+                    while piece + (LOADS - 1) * parts < pieces:
+                        load_all(int32(0), (weights, packed, first, row, piece, parts))
+                        multiply_all(int32(0), (totals, weights, shared, piece, parts))
+                        piece = int32(piece + LOADS * parts)
+                    while piece < pieces:
+                        load_piece(int32(0), (weights, packed, first, row, piece, parts))
+                        multiply(int32(0), (totals, weights, shared, piece, parts))
+                        piece = int32(piece + parts)
+            first_stage = int32(first_stage + stages)
+        cuda.syncthreads()
+        for z in range(SAMPLES):
+            shared[z * THREADS + thread] = totals[z]
+        cuda.syncthreads()
+        e = int32(thread)
+        while e < slots * SAMPLES:
+            z, slot = divided(e, slots)
+            channel, phase = divided(slot, outputs)
+            channel, n = int64(group_tile * channels + channel), int64(few_samples * SAMPLES + z)
+            if channel < out_per_group and n < batch:
+                total, part = float32(0), int32(0)
+                while part < parts:
+                    total += shared[z * THREADS + part * slots + slot]
+                    part = int32(part + 1)
+                co = group * out_per_group + channel
+                if has_bias:
+                    total += load(bias[uint64(co)])
+                out_channels = row_tiles // group_tiles * out_per_group
+                y[uint64((n * out_channels + co) * out_length + first_output + phase)] = store(total)
+            e = int32(e + THREADS)
+
+    stored, integers = flat(storage), (types.int64,)
+    signature = (stored, *integers * 2, stored, stored, *integers, stored, *integers * 11)
+    return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
+
+
+def kernels_of(config) -> list[Kernel]:
+    """The kernel of the last columns, if a rung's configuration leaves them out."""
+    return [make_kernel(config.tile)] if getattr(config, "tail", False) else []
+
+
+def prepare(
+    problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
+) -> Prepared:
+    """The launch that computes the last columns: of an input (N, C_in, L) that lies so, with positions side by side,
+    weights packed for the configuration in ``stages`` stages, the bias (C_out,) or, without one, anything of ``dtype``,
+    and the output (N, C_out, L_out)."""
+    p, tile, column = problem, config.tile, tail_column(problem, config)
+    group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
+    row_tiles = group_tiles * p.groups
+    packed = alike((row_tiles * stages * tile.stage_weights // tile.itemsize,), dtype)
+    return make_kernel(tile).prepare(
+        -(-p.batch // SAMPLES) * row_tiles,
+        *(alike(x_shape, dtype, x_strides), *x_strides[:2], packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype), p.batch, p.length, p.in_channels_per_group),
+        *(p.out_channels_per_group, group_tiles, row_tiles, stages, column),
+        *(first_output, p.out_length - first_output, p.out_length),
+    )
