@@ -29,22 +29,22 @@ from .k6_config import (
 )
 
 CLOCK = 1.755e6  # clocks a millisecond
-BANDWIDTH = 3.62e9  # bytes a millisecond
+BANDWIDTH = 3.704e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes a millisecond, of resident weights, for which the first product waits
 EXPOSED = 0.05  # of what memory or the multiprocessors do while the other takes longer: so much does not hide
-BULK_TRAFFIC = 1.1  # by which stores in bulk are slower, where memory is the limit
-ENDS = 480  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
+BULK_TRAFFIC = 1.096  # by which stores in bulk are slower, where memory is the limit
+ENDS = 622  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
-SHALLOW = 0.0108  # by which a stage lasts longer, for each stage that a ring has less than the deepest
+SHALLOW = 0.0357  # by which a stage lasts longer, for each stage that a ring has less than the deepest
 ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores, over its products
-BULK, BULK_ROW = 800, 18.2  # the stores of a tile
-BULK_BYTE = 133 / 16384  # a round after the first waits until the copy engine has read the one before
-RUNS, RUNS_ROW, HALVES = 220, 48.8, 1.21  # the last: with 16-bit elements
+BULK, BULK_ROW = 50, 18.7  # the stores of a tile
+BULK_BYTE = 0.0348  # a round after the first waits until the copy engine has read the one before
+RUNS, RUNS_ROW, HALVES = 127, 48.8, 1.162  # the last: with 16-bit elements
 # Of a part of the phases: its stores, and a stage beside its products; these and the next by scripts on two workloads.
 PART, PART_ROW, PART_STAGE = 1500, 45, 200
-TAIL, TAIL_STAGE = 0.004, 3e-5  # ms, of a launch of k6_tail.py, and of each of its stages
+TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms, of a launch of k6_tail.py, and of each of its stages
 TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
 
