@@ -42,6 +42,7 @@ def packed(monkeypatch, cuda):
     monkeypatch.setattr(weight_cache, "_kept", {})
     monkeypatch.setattr(weight_cache, "_new", OrderedDict())
     monkeypatch.setattr(weight_cache, "_once", {})
+    monkeypatch.setattr(weight_cache, "_lasting", set())
     monkeypatch.setattr(weight_cache, "_captured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
@@ -83,9 +84,9 @@ def test_after_many_weights_that_come_once_few_are_remembered(packed, monkeypatc
         assert packed(w) == number
     assert len(remembered) == weight_cache.PATIENCE + 10
     layers = [torch.randn(4, 3, 2) for _ in range(3)]
-    counts = [[packed(w) for w in layers][-1] for _ in range(6)]
-    assert counts[3] == counts[4] == counts[5], "all are kept"
-    assert packed(torch.randn(4, 3, 2)) == packed(layers[0]) == counts[5] + 1
+    counts = [[packed(w) for w in layers][-1] for _ in range(10)]
+    assert counts[7] == counts[8] == counts[9], "all are kept"
+    assert packed(torch.randn(4, 3, 2)) == packed(layers[0]) == counts[9] + 1
 
 
 def test_of_weights_that_have_come_once_the_latest_are_remembered(packed, monkeypatch):

@@ -64,13 +64,16 @@ class _Kept:
 
 
 MOST_PACKINGS = 4  # of the same weights: other lengths may have other tiles
-PATIENCE, SELDOM = 16, 4  # after so many weights in a row that come once, only one of so many is remembered
+# After so many weights of a packing in a row that come once, and while none has come again, only one of so many is
+# looked for and remembered: that takes the host two microseconds.
+PATIENCE, SELDOM = 16, 4
 MOST_NEW = 4096  # places of weights that have come once, of which it is remembered: more than models have layers
 _kept: dict[tuple[int, int], _Kept] = {}
 # By address and packing, the version of weights that have come once. Of those that are computed for each call, the next
 # mostly come where the allocator had the last: they take the place of those, which are gone.
 _new: OrderedDict[tuple[int, Packing], tuple[int, StorageWeakRef]] = OrderedDict()
 _once: dict[Packing, int] = {}  # of a packing, the latest weights in a row that have come once
+_lasting: set[Packing] = set()  # of weights that have come again
 _captured: dict[int, StorageWeakRef] = {}  # weights that a CUDA graph reads, and may write
 _lock = threading.Lock()
 
@@ -88,13 +91,17 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     """
     if w.dtype == torch.float64 or SIMULATOR:
         return _pack(w, packing)
+    capturing, once = torch.cuda.is_current_stream_capturing(), _once.get(packing, 0)
+    if once >= PATIENCE and (once + 1) % SELDOM and packing not in _lasting and not capturing:
+        _once[packing] = once + 1
+        return _pack(w, packing)
     try:
         version = w._version
     except RuntimeError:  # of inference mode: it is not counted
         return _pack(w, packing)
     storage, index = w.untyped_storage(), packing.weights.index
     identity = storage._cdata
-    if torch.cuda.is_current_stream_capturing():
+    if capturing:
         _capture(identity, storage)
     if identity in _captured:
         return _pack(w, packing)
@@ -130,6 +137,7 @@ def _keep(
         while len(kept.packed) >= MOST_PACKINGS:
             del kept.packed[next(iter(kept.packed))]
         kept.packed[packing] = packed
+        _lasting.add(packing)
 
 
 def _capture(identity: int, storage: torch.UntypedStorage) -> None:
@@ -147,7 +155,7 @@ def _is_new(address: int, packing: Packing, version: int, storage: torch.Untyped
         _once[packing] = 0
         return False
     once = _once[packing] = _once.get(packing, 0) + 1
-    if once <= PATIENCE or once % SELDOM == 0:  # to remember takes the host a microsecond
+    if once <= PATIENCE or once % SELDOM == 0:
         with _lock:
             if key in _new:
                 _new.move_to_end(key)
