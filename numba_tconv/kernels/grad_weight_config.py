@@ -158,7 +158,8 @@ def make(problem: Problem, dtype: torch.dtype, most_taps: int = MOST_TAPS, block
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     tap_chunk, _ = split_taps(problem, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
     block_p = tile["thread_p"] * tile["lanes_p"]
-    _, phases, _ = split_phases(problem, block_p)
+    # A thread fetches columns of one phase: a window has no more phases than threads.
+    _, phases, _ = split_phases(problem, min(block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"]))
     block_l = max(block_l, tile["slices"] * v)
     # Where many slices share a split, each thread's sum is short enough.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:

@@ -1,0 +1,29 @@
+"""Windows of the gradients on CUDA cores: the threads of a block are enough to fetch them."""
+
+import pytest
+import torch
+
+from numba_tconv import fuzz
+from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.problem import Problem
+
+# Stride, kernel size, dilation; channels of a group: those of the random problems, and more phases than threads.
+STRUCTURES = [*fuzz.STRUCTURES, (300, 600, 1, 8, 1), (512, 1024, 1, 1, 1), (1000, 1000, 1, 3, 2), (129, 258, 2, 8, 1)]
+
+
+@pytest.mark.parametrize("name", ["grad_input_tile", "grad_weight_split"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_each_phase_of_a_window_has_a_thread(name, groups, dtype):
+    for stride, kernel_size, dilation, in_per_group, out_per_group in STRUCTURES:
+        channels = groups * in_per_group, groups * out_per_group
+        problem = Problem(2, *channels, kernel_size, 75, stride=stride, dilation=dilation, groups=groups)
+        config = GRADIENTS[name].config(problem, dtype, device=H200)
+        assert 1 <= config.window.phases <= config.threads, problem
+        fetched = config.window.slots * config.window.lanes * config.window.vector
+        assert fetched >= config.window.width, "all columns"
+        pairs = min(problem.taps.rows, kernel_size) * out_per_group
+        if name == "grad_weight_split":
+            _, channels_tiles, parts, _ = config.tiles(problem)
+            assert channels_tiles * config.channels * parts * config.phases >= pairs, "all pairs"
