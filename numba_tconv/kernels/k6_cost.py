@@ -42,8 +42,9 @@ ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores,
 BULK, BULK_ROW = 50, 18.7  # the stores of a tile
 BULK_BYTE = 0.0348  # a round after the first waits until the copy engine has read the one before
 RUNS, RUNS_ROW, HALVES = 127, 48.8, 1.162  # the last: with 16-bit elements
-# Of a part of the phases: its stores, and a stage beside its products; these and the next by scripts on two workloads.
-PART, PART_ROW, PART_STAGE = 1500, 45, 200
+# Of a part of the phases: its stores, a stage beside its products, and SHALLOW; these and the next by scripts on two
+# workloads.
+PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 0.0108
 TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms, of a launch of k6_tail.py, and of each of its stages
 TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
@@ -97,7 +98,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     copies, stores = config.regions * window, stores_of(config)
     if config.paired:
         stage = max(2 * products + copies, 2 * busy) + more
-        turn = stages * stage * (1 + SHALLOW * (MOST_STAGES - config.stages)) + stores
+        shallow = PART_SHALLOW if tile.part else SHALLOW
+        turn = stages * stage * (1 + shallow * (MOST_STAGES - config.stages)) + stores
     else:
         stage = max(products + copies, busy) + more / 2
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
