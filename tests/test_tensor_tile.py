@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_config, k6_cost
+from numba_tconv.kernels.tensor_store import alignment_of, make_aim
 from numba_tconv.kernels.tensor_tile import COLUMNS, DTYPES, LONGEST_STAGED_SPAN, ROWS, SECTOR, make_tile, round_sizes
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_CORES
@@ -126,6 +127,29 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
                     assert a >= problem.kernel_size
                     assert u not in staged
         assert owners == Counter(itertools.product(range(problem.batch), range(problem.out_length)))
+
+
+@rungs
+@precisions
+def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, precision):
+    """Wherever the seams between samples meet tiles; with one output a column, and with two."""
+    straight_tiles = 0
+    for length, stride in itertools.product(range(300, 340), (1, 2)):
+        problem = Problem(4, 32, 16, 2, length, stride=stride, padding=1)
+        config = rung.choose(problem, precision)
+        tile, ((first, columns), column_tiles) = config.tile, columns_of(config, problem)
+        aim = make_aim(tile)[0].py_func
+        for column_tile, shift in itertools.product(range(column_tiles), (0, 5)):
+            n, j, _ = start(config, problem, column_tile)
+            alignment = alignment_of(shift * tile.itemsize, problem, tile)
+            there = n, j, problem.batch, columns, first, problem.out_length, problem.padding, alignment
+            # The first tile of a sample takes none of the sample before, whose last tile takes them.
+            if aim(*there)[1] and j > 0:
+                straight_tiles += 1
+                for channel in range(problem.out_channels):
+                    samples = {sample for sample, _, _ in owned(config, problem, column_tile, 0, channel, shift)}
+                    assert samples <= {n}, (problem, column_tile, channel)
+    assert straight_tiles
 
 
 @rungs

@@ -90,6 +90,8 @@ def make_aim(tile: Tile, to_the_output: bool = False):
         highest = int32(max(min(out_length - begin, int64(advance * span)), int64(-sector)))
         goes_on, ends = n_next == n, j_next == 0
         alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
+        # A run that begins early in the first sector of a sample may begin in the sample before.
+        alone = alone and (n == 0 or j == 0 or j * span >= sector)
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
         begin_next = (first + j_next) * stride - padding
         straight = alone and (to_the_output or inside or alignment[3] != 0)
