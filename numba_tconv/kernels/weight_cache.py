@@ -91,8 +91,9 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     """
     if w.dtype == torch.float64 or SIMULATOR:
         return _pack(w, packing)
-    capturing, once = torch.cuda.is_current_stream_capturing(), _once.get(packing, 0)
-    if once >= PATIENCE and (once + 1) % SELDOM and packing not in _lasting and not capturing:
+    once = _once.get(packing, 0)
+    rarely = once >= PATIENCE and (once + 1) % SELDOM and packing not in _lasting
+    if rarely and not torch.cuda.is_current_stream_capturing():
         _once[packing] = once + 1
         return _pack(w, packing)
     try:
@@ -101,7 +102,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
         return _pack(w, packing)
     storage, index = w.untyped_storage(), packing.weights.index
     identity = storage._cdata
-    if capturing:
+    if torch.cuda.is_current_stream_capturing():
         _capture(identity, storage)
     if identity in _captured:
         return _pack(w, packing)
