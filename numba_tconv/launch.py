@@ -157,23 +157,35 @@ class Kernel:
             return
         self._launch(grid, shared_bytes, _Parameters(array("q", self._slots(arguments))))
 
-    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters):
+    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters, early: bool = False):
         """Run with the arguments in Numba's layout."""
         device = torch._C._cuda_getDevice()
         enter_context(device)
         function, (x, y, z) = self.handle(device, shared_bytes), grid
         stream = torch._C._cuda_getCurrentRawStream(device)
-        result = driver.cuLaunchKernel(
-            function, x, y, z, self.threads, 1, 1, shared_bytes, stream, parameters.addresses, 0
-        )
+        if early:
+            config = parameters.early_launch(grid, self.threads, shared_bytes)
+            config.hStream = stream
+            result = driver.cuLaunchKernelEx(config, function, parameters.addresses, 0)
+        else:
+            result = driver.cuLaunchKernel(
+                function, x, y, z, self.threads, 1, 1, shared_bytes, stream, parameters.addresses, 0
+            )
         if result[0]:
             _check(result)
 
-    def prepare(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None) -> Prepared:
+    def prepare(
+        self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
+    ) -> Prepared:
         """A launch that may be made many times, with other tensors laid out alike: ``arguments`` are as those of
-        ``launch``, but for the tensors, which are ``alike`` the later ones, and GIVEN for integers told later."""
+        ``launch``, but for the tensors, which are ``alike`` the later ones, and GIVEN for integers told later.
+
+        ``early``: blocks may begin before the kernel that is before it on the stream has ended (ptx/grids.py, from
+        compute capability 9.0). This one waits itself, before it reads what that one writes and in any case before it
+        ends, since what comes after it on the stream waits for it alone.
+        """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
-        return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments)
+        return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
 
 
 GIVEN = object()  # in the place of an integer that is told at each launch
@@ -189,8 +201,11 @@ def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> tor
 class Prepared:
     """A launch with everything worked out but the addresses: see Kernel.prepare."""
 
-    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple):
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
+    ):
         self.kernel, self.grid, self.shared_bytes, self.arguments = kernel, grid, shared_bytes, arguments
+        self.early = early
         self.given = [at for at, a in enumerate(arguments) if a is GIVEN or isinstance(a, torch.Tensor)]
         self.slots, self.places = array("q"), []
         # Taken out and put back whole, which lists do in one step, whatever the thread.
@@ -225,7 +240,7 @@ class Prepared:
             raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
         for at, value in zip(self.places, given):  # noqa: B905
             slots[at] = value if type(value) is int else value.data_ptr()
-        self.kernel._launch(self.grid, self.shared_bytes, parameters)
+        self.kernel._launch(self.grid, self.shared_bytes, parameters, self.early)
         self._idle.append(parameters)
 
 
@@ -237,6 +252,20 @@ class _Parameters:
         first, count = slots.buffer_info()
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
+        self._early = None
+
+    def early_launch(self, grid: tuple[int, int, int], threads: int, shared_bytes: int) -> driver.CUlaunchConfig:
+        """How an early kernel is launched, but for the stream; a launch that is made again makes it once."""
+        if self._early is None:
+            attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+            config.sharedMemBytes = shared_bytes
+            config.attrs, config.numAttrs = [attribute], 1
+            self._early = config
+        return self._early
 
 
 def _to_the_end(function: Callable, *arguments):

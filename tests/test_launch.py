@@ -170,6 +170,34 @@ def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkeypatch):
+    real, seen = pytest.importorskip("cuda.bindings.driver"), []
+    attributes = real.CUlaunchAttributeID
+
+    def launch_kernel(config, handle, addresses, extra):
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        (attribute,) = config.attrs
+        assert config.numAttrs == 1
+        assert attribute.id == attributes.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        pointers = (ctypes.c_int64 * 3).from_address(addresses)
+        slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+        seen.append((handle, grid, block, config.sharedMemBytes, int(config.hStream), slots))
+        return (0,)
+
+    names = "CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig"
+    early = SimpleNamespace(cuLaunchKernelEx=launch_kernel, **{name: getattr(real, name) for name in names})
+    monkeypatch.setattr(launch, "driver", early)
+    prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare((4, 5, 6), 9, GIVEN, 7, early=True)
+    prepared(1)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 80)  # on another stream the same one
+    prepared(2)
+    same = "on 3", (4, 5, 6), (32, 1, 1), 0
+    assert seen == [(*same, 73, [9, 1, 7]), (*same, 80, [9, 2, 7])]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_threads_do_not_share_the_arguments_of_a_launch(launches):
     threads, together = 8, threading.Barrier(8)
     kernel = Kernel("kernel", lambda: None, (types.int64,) * 3, 32)

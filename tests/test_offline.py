@@ -11,7 +11,7 @@ import torch
 
 from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, depthwise_config
+from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k6_tail, partial_sum
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_cost import choose
 from numba_tconv.offline import product_loops
@@ -276,3 +276,24 @@ def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
         if took >= LONGEST_COMPILATION:
             took = min(took, matrix_report.__wrapped__(name, workload, precision)[2])
     assert took < LONGEST_COMPILATION
+
+
+# What is launched early waits itself for what is before it, whose blocks let it begin.
+@pytest.mark.parametrize("what", ["last columns", "parts of sums", "splits"])
+def test_what_is_launched_early_waits(what):
+    tile = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u1").problem, BF16, "bf16").tile
+    kernel = {
+        "last columns": k6_tail.make_kernel(tile),
+        "parts of sums": partial_sum.make_kernel(BF16, early=True),
+        "splits": grad_weight_sum.make_kernel(grad_weight_sum.configs(BF16)[0]),
+    }[what]
+    assert offline.report(kernel, HOPPER).ptx.count("griddepcontrol.wait") == 1
+
+
+def test_sums_on_other_gpus_do_not_wait():
+    assert "griddepcontrol" not in offline.report(partial_sum.make_kernel(BF16, early=False), AMPERE).ptx
+
+
+def test_k6_lets_the_next_kernel_begin():
+    _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")
+    assert report.ptx.count("griddepcontrol.launch_dependents") == 1

@@ -139,6 +139,7 @@ ON_TENSOR_CORES = {
     "two phases, elements one by one": ("grad_weight_wgmma", "hifigan_u3", "bf16"),
     "eight phases in pieces": ("grad_weight_wgmma", "dac_u1", "tf32"),
     "rows that begin unlike, cleared": ("grad_weight_wgmma", "kb79", "bf16"),
+    "sums stored as the gradient": ("grad_weight_wgmma", "oobleck_u1", "bf16"),
     "tiles in turn": ("grad_input_wgmma", "hifigan_u3", "tf32"),
     "positions of one tile": ("grad_input_wgmma", "dac_u1", "tf32"),
     "16-bit elements in words": ("grad_input_wgmma", "hifigan_u1", "fp16"),
@@ -182,8 +183,8 @@ def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype)
     for workload in ("kb79", "seamless_u1"):
         config = planes.make_config(workloads.get(workload).problem, dtype)
         check(offline.report(planes.make_kernel(config), HOPPER), 64)
-    for elements in grad_weight_sum.LOADS:
-        check(offline.report(grad_weight_sum.make_kernel(dtype, elements), HOPPER), 80)
+    for config in grad_weight_sum.configs(dtype):
+        check(offline.report(grad_weight_sum.make_kernel(config), HOPPER), 80)
     rung, problem = GRADIENTS["grad_input_planes"], workloads.get("hifigan_u3").problem
     _, (pack, _), _ = rung.kernels(rung.config(problem, dtype))  # the first is the forward pass's
     check(offline.report(pack, HOPPER), 64)

@@ -55,6 +55,7 @@ class Config(Ring):
     in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
     sets: int = 2  # of operands in registers; of two, one is loaded while the other is multiplied
     stages: int = 0
+    direct: bool = False  # the sums are whole, and stored as the gradient (grad_weight_direct.py)
 
     @property
     def g_channels(self) -> int:

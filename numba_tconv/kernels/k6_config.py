@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from ..problem import Problem
 from .device import H200
@@ -43,6 +44,7 @@ class Config:
     bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
     joined: bool = False  # the samples are laid end to end beforehand (k6_input.py)
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
+    early_sums: ClassVar[bool] = True  # that kernel is launched early (Kernel.prepare)
     tail: bool = False  # a sample's last column, one more than whole tiles have, is computed apart (k6_tail.py)
 
     @property

@@ -56,7 +56,7 @@ def plan_of(
     """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
     after a sector's start; ``w``: the weights' layout."""
     config = config or choose(problem, precision or default_precision(dtype))
-    second = second_stage(problem, dtype, config.splits, has_bias)
+    second = second_stage(problem, dtype, config.splits, has_bias, config.early_sums)
     if second:
         has_bias, y_offset = False, 0  # of what torch's allocator gives
     p, tile = split(problem, config.splits), config.tile

@@ -37,7 +37,7 @@ of two-byte writes. By twos it takes 4% less time in all there, and by fours 10%
 hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this
 load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.38 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from ..ptx import (
     cp_async_bulk,
     device_function,
     fence_mbarrier_init,
+    griddepcontrol_launch_dependents,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -170,6 +171,7 @@ def make_kernel(config: Config) -> Kernel:
                 shared[uint64(staging_at // 4 + e)] = float32(0)
                 e = int32(e + THREADS)
         cuda.syncthreads()
+        griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
 
         if warp >= CONSUMERS * 4:
             shrink()

@@ -17,6 +17,7 @@ from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
 from ..layout import room
 from ..problem import Problem
+from ..ptx import griddepcontrol_wait
 
 THREADS = 128
 BATCH = 4  # loads that a thread has under way
@@ -24,11 +25,14 @@ MOST_SUMS = 2**31 - 1  # partial sums are counted in 32 bits
 
 
 @cache
-def make_kernel(dtype: torch.dtype) -> Kernel:
+def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
+    """``early``: it can be launched so (Kernel.prepare)."""
     element = ELEMENTS[dtype]
     load, store = element.load, element.store
 
     def partial_sum(partials, bias, has_bias, y, splits, groups, group_outputs, out_length):
+        if early:
+            griddepcontrol_wait()
         e = int32(cuda.grid(1))
         if e >= y.size:
             return
@@ -52,12 +56,12 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
         y[uint64(e)] = store(total)
 
     signature = (flat(float32), *[flat(element.storage), types.int64] * 2, *(types.int64,) * 3)
-    return Kernel("partial_sum", partial_sum, signature, THREADS, key=str(dtype))
+    return Kernel("partial_sum", partial_sum, signature, THREADS, key=f"{dtype} {early}")
 
 
 def kernels_of(config, dtype: torch.dtype) -> list[Kernel]:
     """The kernel that adds up the partial sums of a rung's configuration, if it leaves any."""
-    return [make_kernel(dtype)] if getattr(config, "splits", 1) > 1 else []
+    return [make_kernel(dtype, getattr(config, "early_sums", False))] if getattr(config, "splits", 1) > 1 else []
 
 
 def partial_sums(problem: Problem, splits: int) -> int:
@@ -65,17 +69,18 @@ def partial_sums(problem: Problem, splits: int) -> int:
     return splits * problem.batch * problem.out_channels * problem.out_length
 
 
-def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -> Prepared:
+def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
     """The launch that fills the output from the partial sums (N, groups, splits, C_out/groups, L_out) in float32: it
     takes them, the bias (C_out,) or, without one, anything of ``dtype``, and the output (N, C_out, L_out) of ``dtype``.
     """
     p = problem
     outputs = p.batch * p.out_channels * p.out_length
-    return make_kernel(dtype).prepare(
+    return make_kernel(dtype, early).prepare(
         -(-outputs // THREADS),
         *(alike((splits * outputs,), torch.float32), alike((p.out_channels,), dtype), int(has_bias)),
         *(alike((p.batch, p.out_channels, p.out_length), dtype), splits, p.groups),
         *(p.out_channels_per_group * p.out_length, p.out_length),
+        early=early,
     )
 
 
@@ -99,8 +104,10 @@ class SecondStage:
         return both
 
 
-def second_stage(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool) -> SecondStage | None:
+def second_stage(
+    problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False
+) -> SecondStage | None:
     """That of sums in ``splits`` parts; None for one."""
     if splits == 1:
         return None
-    return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias))
+    return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias, early))

@@ -40,6 +40,7 @@ from .copies import (
     take,
 )
 from .core import SIMULATOR, device_function, elected, recomputed, repeated
+from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
 from .halves import add_upper_halves, store_upper_halves
 from .matrix import (
     mma,
@@ -85,6 +86,8 @@ __all__ = [
     "fence_async",
     "fence_mbarrier_init",
     "float_of",
+    "griddepcontrol_launch_dependents",
+    "griddepcontrol_wait",
     "ld_shared",
     "ld_shared_u16",
     "load_guarded",

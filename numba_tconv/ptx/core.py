@@ -51,7 +51,7 @@ def asm(builder, result, arguments, text, constraints):
 LETTERS = {types.int32: "r", types.int64: "l", types.float32: "f"}
 
 
-def word(text, *kinds):
+def word(text, *kinds, meaning=no_meaning):
     """An instruction without a result whose operands ``$0``, ``$1``, ... have the Numba types ``kinds``."""
     constraints = ",".join([LETTERS[kind] for kind in kinds] + ["~{memory}"])
 
@@ -71,7 +71,7 @@ def word(text, *kinds):
         5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
         6: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
     }
-    return instruction(no_meaning)(forms[len(kinds)])
+    return instruction(meaning)(forms[len(kinds)])
 
 
 def device_function(function):

@@ -4,13 +4,18 @@ kernels, and what torch.autograd makes of them.
 torch computes in the same precision, without TF32 (conftest.py). Results start as NaN.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import numba_tconv
 from numba_tconv.directions import Operands
+from numba_tconv.kernels import grad_weight_direct
 from numba_tconv.kernels.device import current_device
+from numba_tconv.kernels.grad_weight_wgmma_config import candidates
 from numba_tconv.kernels.gradients import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
+from numba_tconv.kernels.tensor_map import rows_alike
 from numba_tconv.problem import Problem
 from tests.gpu.common import FEW, LARGE, arithmetic, rounding_of
 from tests.gradient_parity import (
@@ -129,6 +134,27 @@ def test_layouts_on_tensor_cores(rung, dtype, precision, layout, reason):
 @pytest.mark.parametrize("reason", LONG)
 def test_long_sums_on_tensor_cores(rung, dtype, precision, reason):
     check(rung, LONG[reason], dtype, precision=precision)
+
+
+# Tiles that end at the last channels and outputs, and within them; groups; a stage and a half of positions.
+WHOLE = {
+    "one tile": Problem(2, 64, 16, 16, 96, stride=8, padding=4),
+    "tiles in both directions, the last not full": Problem(1, 392, 152, 16, 48, stride=8, padding=4),
+    "groups": Problem(3, 144, 80, 4, 33, stride=2, padding=1, groups=2),
+    "dilation, three taps": Problem(2, 48, 40, 6, 65, stride=2, padding=3, dilation=3),
+}
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@pytest.mark.parametrize("reason", WHOLE)
+def test_whole_sums_are_stored_as_the_gradient(dtype, precision, reason):
+    problem, rung = WHOLE[reason], GRADIENTS["grad_weight_wgmma"]
+    g = torch.empty(problem.batch, problem.out_channels, problem.out_length, device="meta")
+    tiles = candidates(problem, precision, rows_alike(g.shape, g.stride(), dtype.itemsize))
+    suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.suits(problem, tile)}
+    assert set(suiting) == {1, 2}
+    configs = [(None, replace(tile, direct=True)) for tile in suiting.values()]
+    check(rung, problem, dtype, configs=configs, precision=precision)
 
 
 @tensor_cores

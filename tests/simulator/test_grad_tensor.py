@@ -27,7 +27,7 @@ FEW = [
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch):
     monkeypatch.setattr(planes, "THREADS", 4)
-    for name, number in (("CHANNELS", 8), ("WARPS", 2), ("THREADS", 16)):
+    for name, number in (("CHANNELS", 8), ("THREADS", 32)):
         monkeypatch.setattr(grad_weight_sum, name, number)
     for module in (planes, grad_weight_sum):
         module.make_kernel.cache_clear()
@@ -76,13 +76,17 @@ def workspace(weight, problem, config, splits):
         Problem(1, 9, 5, 5, 8, stride=2),
         Problem(1, 12, 6, 7, 8, stride=3, groups=3),
         Problem(1, 3, 4, 2, 8, stride=5),
+        Problem(1, 37, 4, 5, 8, stride=2),
     ],
-    ids=["taps of unequal rows", "groups", "K < stride"],
+    ids=["taps of unequal rows", "groups", "K < stride", "more channels than a block's"],
 )
-@pytest.mark.parametrize("elements", [1, grad_weight_sum.SEVERAL])
+@pytest.mark.parametrize("channels", [1, grad_weight_sum.VECTOR])
+@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("splits", [1, 11])
-def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, elements, monkeypatch):
-    monkeypatch.setattr(grad_weight_sum, "elements_of", lambda problem: elements)
+def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, aligned, channels, monkeypatch):
+    own = replace(grad_weight_sum.config_of(problem, torch.float32, aligned), channels=channels)
+    row = problem.out_channels_per_group * problem.kernel_size
+    assert own.run == (4 if aligned and row % 4 == 0 else 1)
     phases = min(problem.taps.rows, problem.kernel_size)
     window = Window(problem.stride, problem.dilation, phases, problem.taps.step, False)
     config = Config("tf32", window, 1, 0, 1, 1, 8, False)
@@ -90,8 +94,8 @@ def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, spl
     monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
     monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
     weight = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
-    for channels, tap_chunk in ((8, 1), (2, 2)):
-        tile = replace(config, channels=channels, tap_chunk=tap_chunk)
+    for tap_chunk in (1, 2):
+        tile = replace(config, tap_chunk=tap_chunk)
         result = torch.full_like(weight, torch.nan)
-        grad_weight_sum.prepare(problem, tile, splits, result.dtype)(workspace(weight, problem, tile, splits), result)
+        grad_weight_sum.prepare(problem, tile, splits, own)(workspace(weight, problem, tile, splits), result)
         torch.testing.assert_close(result, weight, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,81 @@
+"""Sums stored as the weight's gradient, in the CUDA simulator: every sum where it belongs, and nothing elsewhere.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numba import cuda
+
+from numba_tconv.kernels import grad_weight_direct
+from numba_tconv.kernels.fragments import wgmma_d
+from numba_tconv.kernels.grad_ring import BLOCK
+from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# Tiles and channels that the last ones do not fill; groups; more rows than pairs; two blocks of rows.
+PROBLEMS = {
+    "two taps": (Problem(1, 20, 20, 16, 8, stride=8), 1, 2, 16),
+    "four taps, groups, more rows than pairs": (Problem(1, 24, 40, 12, 8, stride=3, groups=2), 1, 4, 8),
+    "two blocks": (Problem(1, 8, 40, 4, 8, stride=4), 2, 1, 8),
+}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
+    p, blocks, chunk, channels = PROBLEMS[name]
+    monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
+    window = Window(p.stride, 1, min(p.stride, p.kernel_size), 1, False)
+    config = Config(precision, window, 1, 0, chunk, blocks, channels, False, stages=4, direct=True)
+    assert grad_weight_direct.suits(p, config)
+    store_sums = grad_weight_direct.make_store(config)
+    taps, pair_tiles, channel_tiles = config.tiles(p)
+    assert taps == 1
+    words = channels * grad_weight_direct.pitch_of(config)
+    group_rows, group_channels, sums = p.out_channels_per_group, p.in_channels_per_group, channels // 2
+
+    @cuda.jit
+    def kernel(weight, result):
+        shared = cuda.shared.array(words, dtype=np.float32)
+        thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+        crew, warp, lane = thread // 128, thread % 128 // 32, thread % 32
+        rest, channel_tile = divmod(block, channel_tiles)
+        group, pair_tile = divmod(rest, pair_tiles)
+        acc = np.full(config.sums, np.nan, np.float32)
+        for at in range(config.sums):
+            block_and_tap, z = divmod(at, sums)
+            m, n = wgmma_d(warp, lane, z)
+            row = m + BLOCK * (blocks * crew + block_and_tap // chunk)
+            co, phase = divmod(row, window.phases)
+            co, c = pair_tile * config.g_channels + co, channel_tile * channels + n
+            if row < config.pairs and co < group_rows and c < group_channels:
+                acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * window.phases + phase]
+        store_sums(acc, shared, 0, result, crew, warp, lane, group, pair_tile, channel_tile, group_rows, group_channels)
+
+    dtype = torch.float32 if precision == "tf32" else torch.bfloat16
+    weight = torch.randn(p.in_channels, group_rows, p.kernel_size).to(dtype)
+    result = torch.full(weight.shape, torch.nan, dtype=dtype)
+    bits = result if dtype == torch.float32 else result.view(torch.uint16)
+    kernel[p.groups * pair_tiles * channel_tiles, grad_weight_direct.THREADS](
+        weight.float().numpy(), bits.flatten().numpy()
+    )
+    assert torch.equal(result, weight)
+
+
+@pytest.mark.parametrize("phases", [1, 2, 4, 8])
+def test_what_a_warp_writes_at_once_lies_in_different_banks(phases):
+    window = Window(phases, 1, phases, 1, False)
+    config = replace(Config("bf16", window, 1, 0, 2, 1, 64, False), stages=4)
+    pitch = grad_weight_direct.pitch_of(config)
+    places = set()
+    for lane in range(32):
+        m, n = wgmma_d(0, lane, 0)
+        places.add((n * pitch + m // phases * 2 * phases + m % phases) % 32)
+    assert len(places) >= (32 if phases == 8 else 16)
