@@ -37,14 +37,16 @@ ENDS = 622  # bytes times that of an element: so many more take as long as the e
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
-SHALLOW = 0.0357  # by which a stage lasts longer, for each stage that a ring has less than the deepest
+# By which stages last longer, times how much more a stage is of the ring than of the deepest: where the warpgroups take
+# the same stages, and where each has its own.
+SHALLOW, SHALLOW_IN_TURN = 1.6, 1.2
 ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores, over its products
 BULK, BULK_ROW = 50, 18.7  # the stores of a tile
 BULK_BYTE = 0.0348  # a round after the first waits until the copy engine has read the one before
 RUNS, RUNS_ROW, HALVES = 127, 48.8, 1.162  # the last: with 16-bit elements
 # Of a part of the phases: its stores, a stage beside its products, and SHALLOW; these and the next by scripts on two
 # workloads.
-PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 0.0108
+PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
 TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms, of a launch of k6_tail.py, and of each of its stages
 TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
 
@@ -95,14 +97,14 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     if tile.part:
         busy, more = row_products * TENSOR, PART_STAGE
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
-    copies, stores = config.regions * window, stores_of(config)
+    copies, stores, shallow = config.regions * window, stores_of(config), 1 / config.stages - 1 / MOST_STAGES
     if config.paired:
         stage = max(2 * products + copies, 2 * busy) + more
-        shallow = PART_SHALLOW if tile.part else SHALLOW
-        turn = stages * stage * (1 + shallow * (MOST_STAGES - config.stages)) + stores
+        turn = stages * stage * (1 + (PART_SHALLOW if tile.part else SHALLOW) * shallow) + stores
     else:
         stage = max(products + copies, busy) + more / 2
         turn = max(stages * stage, (stages * max(products + ALONE, copies) + stores) / 2)
+        turn *= 1 + SHALLOW_IN_TURN * shallow
     row_tiles = tile.row_tiles(p) * p.groups
     clocks = turn * turns_of(config, row_tiles, column_tiles(p, config), device.multiprocessors)
     ends = 0 if tile.aligned else p.out_channels * column_tiles(p, config) * ENDS / tile.itemsize
