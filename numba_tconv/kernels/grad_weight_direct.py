@@ -1,10 +1,10 @@
 """How grad_weight_wgmma stores sums that are whole: straight into the weight's gradient.
 
 Where a problem has tiles enough for all multiprocessors, one block adds up all that there is of a sum, and a second
-stage would only copy: dac_u1's 19 million sums took it 0.07 to 0.09 ms of 0.44 (H200, bfloat16, a profile). So a tile
-that has all taps of its pairs turns its sums around itself, through the shared memory of the ring, which is free by
-then: in registers a lane has them by rows and channels; in the gradient an input channel's output channels and taps lie
-side by side, as one run.
+stage would only copy: without it dac_u1 takes 0.352 ms in bfloat16 and 0.623 in TF32, not 0.441 and 0.700 (H200, rows
+of 3370109 and 5c8cf74). So a tile that has all taps of its pairs turns its sums around itself, through the shared
+memory of the ring, which is free by then: in registers a lane has them by rows and channels; in the gradient an input
+channel's output channels and taps lie side by side, as one run.
 """
 
 from __future__ import annotations
