@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_wgmma_config
+from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_sum, grad_weight_wgmma_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.sanitized import as_if_large
@@ -61,9 +61,14 @@ def test_gradients_of_few_channels(rung):
 
 def weight_properties(case):
     """Of grad_weight_wgmma."""
-    apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
+    gpu = device.current_device()
+    apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, gpu, case.precision)
     _, pairs, channels = config.tiles(case.problem)
+    second = grad_weight_sum.config_of(case.problem, case.dtype, aligned=True)
     return {
+        "stored as the gradient": config.direct,
+        "second stage by vectors": not config.direct and second.run > 1,
+        "several channels a thread": not config.direct and second.channels > 1,
         "precision": case.precision,
         "planes": apart is not None,
         "warpgroups in turn": config.in_turns,
@@ -73,7 +78,7 @@ def weight_properties(case):
         "words at odd places": bool(config.odd),
         "chunks of taps": config.tap_chunk < case.problem.taps.taps_per_row,
         "several tiles": pairs * channels > 1,
-        "splits": grad_weight_wgmma_config.splits_of(case.problem, config, device.current_device()) > 1,
+        "splits": grad_weight_wgmma_config.splits_of(case.problem, config, gpu) > 1,
     }
 
 

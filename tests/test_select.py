@@ -8,6 +8,7 @@ import torch
 from numba_tconv import ops, workloads
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.device import A100, H200, Device
+from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -86,7 +87,7 @@ def test_few_channels_go_to_tensor_cores_where_depthwise_cannot_keep_their_weigh
 def test_warpgroups_are_for_large_tiles(dtype, precision):
     for problem in (KB64, workloads.get("head").problem):
         assert name(problem, dtype, precision, H200) == "k6_wgmma"
-    short_sums = replace(workloads.get("demucs_out").problem, in_channels=40, out_channels=2)
+    short_sums = replace(workloads.get("demucs_out").problem, in_channels=24, out_channels=2)
     assert RUNGS["k6_wgmma"].refusal(short_sums, dtype, precision, H200) is None
     assert name(short_sums, dtype, precision, H200) == "k5_mma"
 
@@ -201,3 +202,11 @@ def test_a_plan_is_remembered_for_each_gpu():
     for device in (H200, A100, H200, A100):
         ops._plan(KB64, torch.float32, "", "ieee", device)
     assert ops._plan.cache_info()[:2] == (2, 2)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")], ids=str)
+@pytest.mark.parametrize("workload", ["kb74", "kb79"])
+def test_the_gradient_for_the_input_of_few_channels_is_for_warpgroups_too(workload, dtype, precision):
+    """Whose tiles have 32 rows, and whose rows begin anywhere: k5 would copy them by elements."""
+    config = GRADIENTS["grad_input_planes"].config(workloads.get(workload).problem, dtype, H200, precision)
+    assert config[1] == "k6_wgmma"

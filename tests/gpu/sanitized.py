@@ -136,6 +136,7 @@ TENSOR_GRADIENTS = {
     "many taps, in chunks": Problem(1, 24, 16, 40, 64),
     "groups": Problem(1, 32, 48, 4, 40, stride=2, groups=2),
     "tiles of all kinds": Problem(1, 264, 136, 4, 300, stride=2),
+    "many weights, a phase without its second tap": Problem(1, 264, 72, 15, 40, stride=8),
 }
 FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
