@@ -12,7 +12,6 @@ from functools import lru_cache
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
-from .k5_input import input_of
 from .tensor_operand import MOST_SPLIT_TAPS
 from .tensor_rung import by_vectors
 from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
@@ -229,9 +228,8 @@ def _staged(config: Config, shared: int) -> Config:
 
 
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
-    """The configuration for an input as ``by_vectors`` takes it, after what k5_input.py does to it."""
+    """The configuration for an input as ``by_vectors`` takes it."""
     config = choose(problem, precision, here)
-    strides, offset, _ = input_of(shape, strides, offset, config.tile)
     return (
         config if by_vectors(shape, strides, offset, config.tile) else choose(problem, precision, here, aligned=False)
     )

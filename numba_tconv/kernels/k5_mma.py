@@ -19,7 +19,6 @@ Measured (H200, kb64, tf32): 2.71 ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -40,7 +39,6 @@ from ..ptx import (
 )
 from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, run_of
-from .k5_input import input_of
 from .k5_load import BATCH, make_load, make_window
 from .rung import taking_bias
 from .tensor_pack import TensorPacking, packing_of
@@ -364,26 +362,22 @@ class WarpMatrix(TensorRung):
         return f"{tiles} of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels"
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
-        copy, packing, launch = _plan(
+        packing, launch = _plan(
             *(problem, config, precision, x.dtype, x.shape, x.strides, x.offset % 16),
             *(w, bias is not None, y.offset % SECTOR, device.of(x.index)),
         )
         launch = taking_bias(launch, bias)
-        if copy:
-            return lambda x, w, bias, y: launch(copy(x), packed_weights(w, packing), bias, y)
         return lambda x, w, bias, y: launch(x, packed_weights(w, packing), bias, y)
 
 
 @lru_cache(maxsize=1024)
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
-) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, TensorPacking, Prepared]:
-    """What is done to x before, how the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``,
-    ``y_offset``: bytes by which x begins after a multiple of 16, and y after a sector's start; ``w``: the weights'
-    layout."""
+) -> tuple[TensorPacking, Prepared]:
+    """How the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by
+    which x begins after a multiple of 16, and y after a sector's start; ``w``: the weights' layout."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
-    strides, offset, copy = input_of(shape, strides, offset, config.tile)
     if not by_vectors(shape, strides, offset, config.tile):
         config = replace(config, x_vector=1)
     p, tile, chunks = problem, config.tile, config.channel_chunks(problem)
@@ -401,4 +395,4 @@ def _plan(
         *(tile.tap_chunks(p), chunks // config.chunks, group_tiles),
         alignment_of(y_offset, p, tile, gaps_between(tile)),
     )
-    return copy, packing, launch
+    return packing, launch

@@ -51,12 +51,6 @@ def test_layouts(rung, dtype, precision, layout, reason):
 
 
 @arithmetic
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-def test_inputs_that_k5_copies_first(dtype, precision, layout):
-    check(RUNGS["k5_mma"], Problem(2, 40, 24, 4, 110_001, stride=2, padding=1, bias=True), dtype, precision, layout)
-
-
-@arithmetic
 @pytest.mark.parametrize("variant", [None, *RUNGS])
 @pytest.mark.parametrize("reason", FEW)
 def test_public_function(variant, dtype, precision, reason):
