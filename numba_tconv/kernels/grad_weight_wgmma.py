@@ -336,8 +336,8 @@ class WeightWarpgroup(WgmmaGradient):
 
         def filled(launches, g, x, result):
             launch, partials_room, maps_room, add_up = launches
-            sums = partials_room() if add_up else result
-            launch(g.data_ptr(), x.data_ptr(), maps_room().data_ptr(), sums)
+            sums, maps = partials_room() if add_up else result, maps_room()
+            launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), sums)
             if add_up:
                 add_up(sums, result)
 
