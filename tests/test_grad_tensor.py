@@ -1,6 +1,7 @@
 """The gradients on tensor cores, as far as they are formulas: the transposed convolution that grad_input is, what a
 lane loads for a product, and where boxes begin."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,14 @@ from numba_tconv.kernels import (
     fragments,
     grad_input_planes,
     grad_input_wgmma_config,
+    grad_weight_wgmma,
     grad_weight_wgmma_config,
     planes,
     tensor_map,
 )
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import swizzled_descriptor
 from tests.gpu.common import LARGE
@@ -215,3 +218,32 @@ def test_swizzled_descriptor():
     assert descriptor & 0x3FFF == 0x1234
     assert descriptor >> 32 & 0x3FFF == 1024 // 16
     assert descriptor >> 62 == 1  # 128 bytes
+
+
+def test_the_room_of_the_maps_is_held_until_the_launch(monkeypatch):
+    """Given back before, it may be another tensor's when the kernel writes there."""
+    rooms, held = [], []
+
+    def workspace(*_):
+        def take():
+            room = torch.empty(64)
+            rooms.append(weakref.ref(room))
+            return room
+
+        return take
+
+    def launch(*_):
+        held.append(rooms[-1]() is not None)
+
+    monkeypatch.setattr(grad_weight_wgmma, "workspace", workspace)
+    monkeypatch.setattr(grad_weight_wgmma, "_prepared", lambda *_: (1, 1, launch))
+    monkeypatch.setattr(grad_weight_wgmma, "room", lambda *_: lambda: torch.empty(1))
+    monkeypatch.setattr(grad_weight_wgmma.grad_weight_sum, "prepare", lambda *_: lambda sums, result: None)
+    monkeypatch.setattr(grad_weight_wgmma.gpu, "of", lambda index: H200)
+    for name in ("dac_u1", "hifigan_u1"):  # sums that are whole, and such that are not
+        p = replace(workloads.get(name).problem, batch=1, length=64)
+        g, x = torch.empty(1, p.out_channels, p.out_length), torch.empty(1, p.in_channels, 64)
+        result = torch.empty(p.in_channels, p.out_channels, p.kernel_size)
+        rung = GRADIENTS["grad_weight_wgmma"]
+        rung.prepare(*map(Layout.of, (g, x, result)), p, precision="tf32")(g, x, result)
+    assert held == [True, True]

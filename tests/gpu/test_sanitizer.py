@@ -3,9 +3,9 @@ no misused barrier, no read of memory that nothing has written.
 
 How much the tools see depends on their version; they come with the CUDA toolkit or, newer, in the package
 nvidia-cuda-sanitizer-api. By their release notes, memcheck checks loads through tensor maps from 2026.2 on, initcheck
-bulk copies from 2025.4 on; before, both pass unseen. Version 2026.4 finds nothing in k6. That of CUDA 13.0 takes a
-cp.async that fills up with zeros for one that reads all of its bytes, the publishing of a tensor map for a read of
-memory, an arrival of copies at an mbarrier for one that is not counted, and bulk copies for races; so older ones are
+bulk copies from 2025.4 on; before, both pass unseen. Version 2026.4 has no false findings in k6. That of CUDA 13.0
+takes a cp.async that fills up with zeros for one that reads all of its bytes, the publishing of a tensor map for a read
+of memory, an arrival of copies at an mbarrier for one that is not counted, and bulk copies for races; so older ones are
 asked about k6, and what runs it on planes, by memcheck alone, and about gradients by wgmma by all but initcheck. Loads
 through tensor maps belong to no thread in racecheck's eyes, so it does not see them race; the rest of shared memory it
 does see.
