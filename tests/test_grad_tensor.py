@@ -1,6 +1,7 @@
 """The gradients on tensor cores, as far as they are formulas: the transposed convolution that grad_input is, what a
 lane loads for a product, and where boxes begin."""
 
+import math
 import weakref
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from numba_tconv.kernels import (
     grad_weight_wgmma_config,
     planes,
     tensor_map,
+    tensor_tile,
 )
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.gradients import GRADIENTS
@@ -247,3 +249,38 @@ def test_the_room_of_the_maps_is_held_until_the_launch(monkeypatch):
         rung = GRADIENTS["grad_weight_wgmma"]
         rung.prepare(*map(Layout.of, (g, x, result)), p, precision="tf32")(g, x, result)
     assert held == [True, True]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_sums_are_stored_as_the_gradient_where_there_are_tiles_enough(precision):
+    def direct(name, **sizes):
+        problem = replace(workloads.get(name).problem, **sizes)
+        _, config = GRADIENTS["grad_weight_wgmma"].config(problem, tensor_tile.DTYPES[precision], precision=precision)
+        return config.direct
+
+    assert direct("dac_u1")
+    assert direct("oobleck_u1")
+    assert not direct("hifigan_u1")  # in several splits
+    assert not direct("dac_u1", kernel_size=15)  # a tile's last tap does not exist
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_gradient_that_begins_anywhere_is_not_written_in_vectors(monkeypatch, shift):
+    seen = []
+
+    def prepared(problem, config, *_):
+        seen.append(config.direct)
+        return 1, 1, None
+
+    def second(problem, tile, sums, config):
+        seen.append(config.run)
+
+    monkeypatch.setattr(grad_weight_wgmma, "_prepared", prepared)
+    monkeypatch.setattr(grad_weight_wgmma.grad_weight_sum, "prepare", second)
+    monkeypatch.setattr(grad_weight_wgmma.gpu, "of", lambda index: H200)
+    p = replace(workloads.get("dac_u1").problem, batch=1, length=64)
+    g, x = torch.empty(1, p.out_channels, p.out_length), torch.empty(1, p.in_channels, 64)
+    weight = p.in_channels, p.out_channels, p.kernel_size
+    result = torch.empty(math.prod(weight) + shift)[shift:].view(weight)
+    GRADIENTS["grad_weight_wgmma"].prepare(*map(Layout.of, (g, x, result)), p, precision="tf32")
+    assert seen == ([False, 1] if shift else [True])

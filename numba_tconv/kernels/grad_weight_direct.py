@@ -1,8 +1,8 @@
 """How grad_weight_wgmma stores sums that are whole: straight into the weight's gradient.
 
 Where a problem has tiles enough for all multiprocessors, one block adds up all that there is of a sum, and a second
-stage would only copy: without it dac_u1 takes 0.352 ms in bfloat16 and 0.623 in TF32, not 0.441 and 0.700 (H200, rows
-of 3370109 and 5c8cf74). So a tile that has all taps of its pairs turns its sums around itself, through the shared
+stage would only copy: without it dac_u1 takes 0.352 ms in bfloat16 and 0.621 in TF32, not 0.441 and 0.700 (H200, rows
+of 83e2cdf and 5c8cf74). So a tile that has all taps of its pairs turns its sums around itself, through the shared
 memory of the ring, which is free by then: in registers a lane has them by rows and channels; in the gradient an input
 channel's output channels and taps lie side by side, as one run.
 """

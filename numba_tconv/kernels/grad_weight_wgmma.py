@@ -15,7 +15,7 @@ copy engine cannot fetch grad_output's rows, or a tile cannot hold their phases,
   in float64, and puts them in the order of the weight (grad_weight_sum.py): equal calls give equal bits. Sums that are
   whole go into the weight's gradient at once (grad_weight_direct.py).
 
-Recorded (H200, tf32): kb64 1.18 ms, 3.9 times as fast as torch, 86% of the roofline; kb74 0.456 ms, 5.6 times. Its
+Recorded (H200, tf32): kb64 1.21 ms, 3.7 times as fast as torch, 83% of the roofline; kb74 0.464 ms, 5.6 times. Its
 error is a third of torch's.
 
 What limits a tile is shared memory, which gives each product its B and each lane its rows: the profiler found it busy

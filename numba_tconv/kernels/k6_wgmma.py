@@ -37,7 +37,7 @@ of two-byte writes. By twos it takes 4% less time in all there, and by fours 10%
 hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this
 load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.38 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 WIDEST = 2 * COLUMNS  # columns of a window, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
 # or 32 stages, demucs_out's 32 by 6 in TF32, but not by 3 in bfloat16, nor pqmf's 8 by 1 (recorded rows of k5 and k6;
-# there are none in tf32x3); and kb74's gradient for the input in bfloat16, 32 rows by 4, takes 0.47 ms, by k5 0.90.
+# there are none in tf32x3); and kb74's gradient for the input in bfloat16, 32 rows by 4, takes 0.46 ms, by k5 0.90.
 FEWEST_ROWS, FEWEST_TURNS = 64, 4
 
 
