@@ -52,7 +52,7 @@ class Call:
         if self.rung == "k4_register_tile":
             kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
-            kernels.append(tensor_pack.make_kernel(config.tile, tensor_pack.ORDERS[self.rung]))
+            kernels += tensor_pack.kernels_of(self.problem, config.tile, tensor_pack.ORDERS[self.rung])
         return kernels + partial_sum.kernels_of(config, self.dtype) + k6_tail.kernels_of(config)
 
     def _kernels_of_gradient(self) -> list[Kernel]:

@@ -17,15 +17,13 @@ def memory(monkeypatch):
     """Shared memory, by the byte, as the instructions fill it."""
     found = {}
 
-    def cp_async_bulk(address, x, source, size, barrier):
-        assert address % 16 == source * x.itemsize % 16 == size % 16 == 0
-        for e in range(size // x.itemsize):
-            found[int(address + e * x.itemsize)] = float(x[source + e])
-
-    def st_shared(address, *values):
-        assert address % 16 == 0
-        assert values == (0, 0, 0, 0)
-        found.update((int(address + byte), 0.0) for byte in range(16))
+    def cp_async(address, x, source, size):
+        assert address % 16 == source * x.itemsize % 16 == 0
+        assert size in (0, 16)
+        for e in range(16 // x.itemsize):
+            place = int(address + e * x.itemsize)
+            assert place not in found, "once"
+            found[place] = float(x[source + e]) if size else 0.0
 
     for module in (k6_load, k6_boxes):
         monkeypatch.setattr(module, "device_function", lambda function: function)
@@ -35,9 +33,7 @@ def memory(monkeypatch):
     )
     local = SimpleNamespace(array=lambda size, dtype: [None] * size)
     monkeypatch.setattr(k6_load, "cuda", SimpleNamespace(local=local))
-    monkeypatch.setattr(k6_load, "cp_async_bulk", cp_async_bulk)
-    monkeypatch.setattr(k6_load, "st_shared", st_shared)
-    monkeypatch.setattr(k6_load, "mbarrier_expect_tx", lambda barrier, size: None)
+    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
     arrived = []
     monkeypatch.setattr(k6_load, "mbarrier_await_copies", lambda barrier: arrived.append((barrier, len(found))))
     return found, arrived
@@ -47,7 +43,7 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("begin", [-16, -8, 0, 24, 40, 64])
 @pytest.mark.parametrize("channels_left", [0, 3, 100])
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
-def test_in_bulk(memory, precision, dtype, channels_left, begin):
+def test_in_vectors(memory, precision, dtype, channels_left, begin):
     memory, arrived = memory
     problem = Problem(3, 24, 16, 7, 48, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
@@ -55,14 +51,14 @@ def test_in_bulk(memory, precision, dtype, channels_left, begin):
     geometry = k6_boxes.geometry(config, 1)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     strides = problem.in_channels * problem.length, problem.length
-    fill_in_bulk, _ = k6_load.make_fill(config)
+    fill_in_vectors, _ = k6_load.make_fill(config)
     for sample in range(-1, problem.batch):
         memory.clear()
         arrived.clear()
         for lane in range(LANES):
             in_stage = 0, geometry.pitch, geometry.spacing, 0, geometry.slot, 1
-            fill_in_bulk(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
-                         columns, first, lane, 0)  # fmt: skip
+            fill_in_vectors(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
+                            columns, lane, 0)  # fmt: skip
             # Each lane arrives once, behind what it has written.
             assert len(arrived) == lane + 1
             assert arrived[-1] == (0, len(memory))

@@ -12,12 +12,32 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor c
 LARGE, SMALL = 0, 1  # parts of an operand
 
 
-@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5])
-def test_split_operands(monkeypatch, taps):
-    config = k6_config.configs(Problem(2, 16, 64, taps, 256), "tf32x3")[0]
+def in_python(monkeypatch, config, multiply_all=None):
+    """The device function of ``config`` in Python, and what it does to the stages, in its order."""
+    done = []
+    for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait"):
+        monkeypatch.setattr(k6_multiply, name, lambda *_: None)
+    monkeypatch.setattr(k6_multiply, "mbarrier_arrive", lambda barrier: done.append(int(barrier)))
+    monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all or (lambda *_: done.append("products")))
+    monkeypatch.setattr(k6_multiply, "wgmma_wait", lambda count: lambda: done.append(f"wait {count}"))
+    monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda *_: done.append("window"))
+    monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
+    return k6_multiply.make_stages(config), done
+
+
+# Problem, and taps of the chunk: all of one; all of several; and those of the last, that are fewer.
+CHUNKS = [(Problem(2, 16, 64, taps, 256), taps) for taps in range(1, 6)]
+CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=3), taps) for taps in (3, 2)]
+CHUNKS += [(Problem(2, 16, 64, 11, 256), taps) for taps in (4, 3, 1)]
+
+
+@pytest.mark.parametrize(("problem", "taps"), CHUNKS)
+def test_split_operands(monkeypatch, problem, taps):
+    config = k6_config.configs(problem, "tf32x3")[0]
     tile = config.tile
-    sums, window = tile.rows // 2, 4 + tile.halo
-    assert tile.tap_chunk == taps
+    sums, window, chunk = tile.rows // 2, 4 + tile.halo, tile.tap_chunk
+    assert taps in (chunk, tile.last_taps(problem)) or taps < chunk
     groups = []  # of each sum from zero on, the products: first register of x, lower half of the descriptor
 
     def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
@@ -30,30 +50,45 @@ def test_split_operands(monkeypatch, taps):
         for e in range(sums):
             acc[at + e] += 1
 
-    for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait", "mbarrier_arrive"):
-        monkeypatch.setattr(k6_multiply, name, lambda *_: None)
-    monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
-    monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all)
-    monkeypatch.setattr(k6_multiply, "wgmma_wait", lambda count: lambda: None)
-    monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda *_: None)
-    monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
+    stages_of, _ = in_python(monkeypatch, config, multiply_all)
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
     in_stage = 0, 0, 0, 0, 1 << 12, config.stages
-    k6_multiply.make_stages(config)(
-        acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, in_stage, 0, 0, 0, 0, 0, 0, 0, 0, 1
-    )
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, in_stage, 0, 0, 0, taps, 0, 0, 0, 0, 1)
 
     tap_bytes, expected = tile.rows * tile.depth * tile.itemsize >> 4, []
     for block in range(BLOCKS):
         for b in range(taps):
             x = tile.halo - b * tile.taps.step + 2 * block
             for x_part, w_part in ((SMALL, LARGE), (LARGE, SMALL), (LARGE, LARGE)):
-                expected.append((block, x + 2 * x_part * window, (w_part * taps + b) * tap_bytes))
+                expected.append((block, x + 2 * x_part * window, (w_part * chunk + b) * tap_bytes))
     assert sorted(product for group in groups for product in group) == sorted(expected)
     assert total == [3 * taps] * len(total), "every product is added up, once"
     for group in groups:
         assert len({block for block, _, _ in group}) == 1
         assert len(group) <= 3 * MOST_SPLIT_TAPS
-        small = [x >= 2 * window or w >= taps * tap_bytes for _, x, w in group]
+        small = [x >= 2 * window or w >= chunk * tap_bytes for _, x, w in group]
         assert small == sorted(small, reverse=True), "the small ones come first"
+
+
+EMPTY = 1000  # where the mbarriers are that say that a stage is free
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
+    """Of streamed weights, with two stages unrolled, when the next one's products are on their way."""
+    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
+    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
+    assert config.unroll == 2
+    stages_of, done = in_python(monkeypatch, config)
+    in_stage = 0, 0, 0, 0, 1 << 12, config.stages
+    acc = [0] * (BLOCKS * config.tile.rows // 2)
+    v = [0] * 1000
+    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, in_stage, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
+              EMPTY, 4)  # fmt: skip
+    slots = [0, 1, 2, 3] if resident else [0, 1, 2]
+    assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
+    windows = [at for at, e in enumerate(done) if e == "window"]
+    waits = [at for at, e in enumerate(done) if e == "wait 1"]
+    for slot in slots:
+        assert done.index(EMPTY + 8 * slot) > (windows[slot] if resident else waits[slot + 1])

@@ -24,6 +24,7 @@ class Stage:
     boxes: list = field(default_factory=list)
     weights: list = field(default_factory=list)
     filled: list = field(default_factory=list)
+    fences: list = field(default_factory=list)  # of each, how many windows were filled before
     arrivals: list = field(default_factory=list)
 
 
@@ -43,6 +44,7 @@ def brought(monkeypatch):
         "elected": lambda: True,
         "mbarrier_wait": lambda barrier, parity: stages.append(Stage((int(barrier), int(parity)))),
         "mbarrier_expect_tx": expect,
+        "fence_async": lambda: stages[-1].fences.append(len(stages[-1].filled)),
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
         "cp_async_bulk_tensor": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
         "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
@@ -131,6 +133,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
                         filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))
                 boxed_windows += len(expected)
                 assert stage.filled == filled
+                assert stage.fences == list(range(1, len(filled) + 1)), "the lane's own writes, before the engine's"
                 assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
                 source = ((row_tile * tap_chunks + chunk) * channel_chunks + s) * tile.stage_weights // tile.itemsize
                 weights = [(at + config.regions * boxes * g.spacing, source, tile.stage_weights, barrier)]

@@ -222,7 +222,7 @@ def test_numbers_below_the_smallest_normal_one_are_kept():
 # The rungs on tensor cores: workload, precision.
 MATRIX_PRODUCTS = [
     *[(workload, "tf32") for workload in ("kb64", "kb74", "kb79", "hifigan_u1", "hifigan_u3")],
-    *[("kb64", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
+    *[("kb64", "tf32x3"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "tf32", "fp16": "f16", "bf16": "bf16"}
 # A compilation may take as long as so many of k3's, measured beside it: seconds depend on what else runs. k6's take 11.

@@ -88,7 +88,7 @@ def boxes(case):
 
 
 def windows(case):
-    """How the windows of a problem come: by a number of boxes, or filled "in bulk" or "by elements", which where it
+    """How the windows of a problem come: by a number of boxes, or filled "in vectors" or "by elements", which where it
     would stand in one box or in several."""
     config, p, count = k6(case), case.problem, boxes(case)
     x, offset = input_of(case)
@@ -101,7 +101,7 @@ def windows(case):
         n, j = sample_of(tile, columns)
         apart = columns % config.tile.advance == 0
         boxed = window_start(n, j, chunk, count, apart, p.length, columns, first)[2]
-        yield count if boxed else ("in bulk" if aligned else "by elements", count > 1)
+        yield count if boxed else ("in vectors" if aligned else "by elements", count > 1)
 
 
 def k6_properties(case):
@@ -202,13 +202,13 @@ def test_k6_windows(precision, resident, empty_slots):
         if config.tile.whole and (config.resident, config.tile.empty_slots) == (resident, empty_slots)
         for window in windows(case)
     }
-    # Filled in bulk are rows at 16 bytes, which take one box.
-    filled = {("in bulk", False), ("by elements", True)}
+    # Filled in vectors are rows at 16 bytes, which take one box.
+    filled = {("in vectors", False), ("by elements", True)}
     assert found >= filled | {1, 16 // DTYPES[precision].itemsize}, found
 
 
 def test_k6_without_a_tensor_map():
-    assert {("in bulk", False), ("by elements", False)} <= {
+    assert {("in vectors", False), ("by elements", False)} <= {
         window for case in of_rung("k6_wgmma") if not boxes(case) for window in windows(case)
     }
 

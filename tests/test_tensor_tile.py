@@ -169,6 +169,8 @@ def test_windows_hold_every_input_and_zeros_between_samples(rung, precision, dat
     assert first % vector == columns % vector == 0
     if tile.several_chunks:
         assert tile.chunk_shift == tile.tap_chunk * t.step
+    assert (chunks - 1) * tile.tap_chunk + tile.last_taps(problem) == t.taps_per_row
+    assert 1 <= tile.last_taps(problem) <= tile.tap_chunk
     # Reading back from a sample's first column, over all taps of all chunks, no input of the sample before is met,
     # unless no tile has columns of both.
     back = (chunks * tile.tap_chunk - 1) * t.step
@@ -253,3 +255,13 @@ def test_k6_fits_every_workload(precision, name):
 @hypothesis.given(problem=problems())
 def test_k6_fits(precision, problem):
     check_k6(problem, precision)
+
+
+# Taps of a row, how far they are apart; taps of a chunk.
+@pytest.mark.parametrize(
+    ("taps", "step", "chunk"), [(3, 1, 3), (5, 1, 5), (6, 1, 4), (64, 1, 4), (5, 2, 5), (5, 3, 3), (5, 4, 3), (5, 5, 2)]
+)
+def test_windows_of_split_operands_fit_into_registers(taps, step, chunk):
+    """Of the loop over stages of any of these, the compiler spills none."""
+    problem = Problem(2, 16, 64, taps, 4096, dilation=step)
+    assert {config.tile.tap_chunk for config in k6_config.configs(problem, "tf32x3")} == {chunk}

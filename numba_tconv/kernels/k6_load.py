@@ -7,7 +7,7 @@ row by row: what each sample has of it, and zeros between them.
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..ptx import (
@@ -16,13 +16,13 @@ from ..ptx import (
     cp_async_to,
     device_function,
     elected,
+    fence_async,
     mbarrier_arrive,
     mbarrier_await_copies,
     mbarrier_expect_tx,
     mbarrier_wait,
     recomputed,
     repeated,
-    st_shared,
 )
 from .k6_boxes import make_box_start, make_place
 from .k6_config import PRODUCERS, Config
@@ -117,41 +117,27 @@ def make_fill(config: Config):
     """
     width, itemsize, depth = config.width, config.tile.itemsize, config.tile.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
-    copy, place = cp_async_to(4), make_place(config)
+    copy, copy_vector, place = cp_async_to(4), cp_async_to(16), make_place(config)
+    row_vectors = width // vector
+    all_vectors = depth * row_vectors
 
     @device_function
-    def fill_in_bulk(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
-                     first, lane, barrier):  # fmt: skip
-        """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes one row of one sample."""
+    def fill_in_vectors(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
+                        lane, barrier):  # fmt: skip
+        """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes every 32nd vector of them."""
         boxes_log, pitch, spacing, shift_step, _, _ = in_stage
-        lane = recomputed(lane)  # what follows from it is not worth registers
-        c = int32(lane % depth)
-        row = int32(address + place(c, boxes_log, pitch, spacing, shift_step))
-        sample = int64(n + lane // depth)
-        start = int64(lane // depth * columns - i)  # column of the sample's first element
-        while start + first < width:
-            # Of a window that begins before its first sample does, that sample's lane clears the beginning, too.
-            column = int32(max(start + first, int64(0)) if sample > n else int64(0))
-            stop = int32(min(start + first + columns, int64(width)))
-            begin = int32(min(max(start, int64(column)), int64(stop)))
-            end = int32(min(max(start + length, int64(begin)), int64(stop)))
-            if c >= channels_left or sample < 0 or sample >= batch:
-                begin = end
-            if end > begin:
-                size = int32((end - begin) * itemsize)
-                mbarrier_expect_tx(barrier, size)
-                source = sample * stride_n + (channel + c) * stride_c + begin - start
-                cp_async_bulk(row + begin * itemsize, x, source, size, barrier)
-            while column < stop:
-                if column == begin:
-                    column = end
-                if column < stop:
-                    st_shared(row + column * itemsize, float32(0), float32(0), float32(0), float32(0))
-                column = int32(column + vector)
-            sample += 32 // depth
-            start += 32 // depth * columns
-        # Each lane arrives with its zeros, though the warp's own arrival comes after all of them: racecheck does not
-        # see that a warp's barrier orders them.
+        e = recomputed(lane)  # what follows from it is not worth registers
+        while e < all_vectors:
+            c = int32(e // row_vectors)
+            p = int32((e - c * row_vectors) * vector)
+            sample, element = int64(n), i + p
+            while element >= columns:
+                sample, element = sample + 1, element - columns
+            exists = c < channels_left and sample >= 0 and sample < batch and element >= 0 and element < length
+            source = sample * stride_n + (channel + c) * stride_c + element if exists else int64(0)
+            row = int32(address + place(c, boxes_log, pitch, spacing, shift_step))
+            copy_vector(row + p * itemsize, x, source, 16 if exists else 0)
+            e = int32(e + 32)
         mbarrier_await_copies(barrier)
 
     @device_function
@@ -205,7 +191,7 @@ def make_fill(config: Config):
             p = int32(p + 32)
         mbarrier_await_copies(barrier)
 
-    return fill_in_bulk, fill
+    return fill_in_vectors, fill
 
 
 def make_produce(config: Config):
@@ -221,11 +207,11 @@ def make_produce(config: Config):
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
-    fill_in_bulk, fill = make_fill(config)
+    fill_in_vectors, fill = make_fill(config)
     box_start = make_box_start(config)
 
     @device_function
-    def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_bulk, w, base, full, empty,
+    def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_vectors, w, base, full, empty,
                 shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles, column_tiles, band,
                 apart, batch, length, columns, first):  # fmt: skip
         boxes_log, pitch, spacing, shift_step, slot, stages = in_stage
@@ -286,14 +272,15 @@ def make_produce(config: Config):
                         if not ((boxed[0] if z == 0 else boxed[last]) and exists):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
-                            if in_bulk:
-                                fill_in_bulk(x, stride_n, stride_c, n, i, channel0 + done,
-                                             int32(in_per_group) - done, base + region, in_stage, batch, length,
-                                             columns, first, lane, barrier)  # fmt: skip
+                            if in_vectors:
+                                fill_in_vectors(x, stride_n, stride_c, n, i, channel0 + done,
+                                                int32(in_per_group) - done, base + region, in_stage, batch, length,
+                                                columns, lane, barrier)  # fmt: skip
                             else:
                                 fill(x, stride_n, stride_c, x_early, n, i, channel0 + done,
                                      int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
                                      columns, lane, barrier)  # fmt: skip
+                            fence_async()  # the next to write where this lane has written may be the copy engine
                         z = recomputed(int32(z + 1))
                     cuda.syncwarp()
                     if lane == 0:

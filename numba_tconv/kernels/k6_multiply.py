@@ -25,6 +25,9 @@ STRIDE = 128  # bytes from a core matrix of the weights to the next along n
 def make_stages(config: Config):
     """Multiply: a device function, what a warpgroup does with the stages of a tile and a chunk of taps.
 
+    Every lane says for itself that it has read what it reads of a stage. One lane for its warp took longer: 0.387 ms
+    instead of 0.380 on dac_u1 in bfloat16, 0.766 instead of 0.750 on dac_u2 (H200, a script; no recorded rows).
+
     With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
     ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
     its length.
@@ -32,7 +35,7 @@ def make_stages(config: Config):
     tile, resident, unroll = config.tile, config.resident, config.unroll
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
-    sums, all_sums, exact = rows // 2, BLOCKS * rows // 2, parts == 2
+    sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
     group_taps = -(-chunk // tap_groups)
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
@@ -53,7 +56,7 @@ def make_stages(config: Config):
                      int64(uint32(low)) | high_half, add)  # fmt: skip
 
     @device_function
-    def multiply(acc, total, v, at, descriptor, add):
+    def multiply(acc, total, v, at, descriptor, add, taps):
         """The products of one stage; the first of them take the place of the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
@@ -62,41 +65,52 @@ def make_stages(config: Config):
         wgmma_commit()
 
     @device_function
-    def multiply_exactly(acc, total, v, at, descriptor, add):
-        """The same for split operands: the small products first, and the sums of every few taps added up apart."""
-        for group in range(tap_groups):
-            wgmma_fence()
-            for block in range(BLOCKS):
-                for part in range(3):
-                    for z in range(group_taps):
-                        b = group * group_taps + z
-                        if b < chunk:
-                            multiply_tap(acc, v, at, b, block, part, descriptor, int32(part + z > 0))
-                wgmma_commit()
-            wait_for_older_block()
-            for e in range(sums):
-                total[e] += acc[e]
-            wait_for_all()
-            for e in range(sums, all_sums):
-                total[e] += acc[e]
+    def multiply_taps(acc, total, v, at, descriptor, first, count):
+        """Of split operands: the small products first, and the sums of these taps added up apart."""
+        wgmma_fence()
+        for block in range(BLOCKS):
+            for part in range(3):
+                for z in range(count):
+                    if first + z < chunk:
+                        multiply_tap(acc, v, at, first + z, block, part, descriptor, int32(part + z > 0))
+            wgmma_commit()
+        wait_for_older_block()
+        for e in range(sums):
+            total[e] += acc[e]
+        wait_for_all()
+        for e in range(sums, all_sums):
+            total[e] += acc[e]
+
+    @device_function
+    def multiply_exactly(acc, total, v, at, descriptor, add, taps):
+        """The same for split operands, by a few taps at a time; where the last chunk has fewer, by twos."""
+        if several_chunks and taps < chunk:
+            for b in range(0, chunk - 1, 2):
+                if b + 1 < taps:
+                    multiply_taps(acc, total, v, at, descriptor, b, 2)
+                elif b < taps:
+                    multiply_taps(acc, total, v, at, descriptor, b, 1)
+        else:
+            for group in range(tap_groups):
+                multiply_taps(acc, total, v, at, descriptor, group * group_taps, group_taps)
 
     multiply_stage = multiply_exactly if exact else multiply
 
     @device_function
     def one_stage(acc, total, v, at, x_at, h_step, odd_step, element, together, rounded, in_stage, descriptor0,
-                  descriptor, add, s, parity, full, empty, lane):  # fmt: skip
+                  descriptor, add, taps, s, parity, full, empty):  # fmt: skip
         """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
         _, _, _, weights_at, slot, stages = in_stage
         mbarrier_wait(full + 8 * s, parity)
         if not resident:
             descriptor = int32(descriptor0 + (int32(weights_at + int32(s * slot)) >> 4))
         load_window(v, at, int32(x_at + int32(s * slot)), h_step, odd_step, element, together, rounded)
-        multiply_stage(acc, total, v, at, descriptor, add)
-        if resident and lane == 0:
+        multiply_stage(acc, total, v, at, descriptor, add, taps)
+        if resident:
             mbarrier_arrive(empty + 8 * s)
         if not exact:
             wait_for_older()
-        if not resident and lane == 0:  # what they read from the ring they have read by then
+        if not resident:  # what they read from the ring they have read by then
             if unroll == 1:
                 mbarrier_arrive(empty + 8 * s)
             elif add:
@@ -108,20 +122,21 @@ def make_stages(config: Config):
 
     @device_function
     def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, element, together, rounded, in_stage, descriptor0,
-               descriptor, add, s, parity, full, empty, lane, count):  # fmt: skip
+               descriptor, add, taps, s, parity, full, empty, count):  # fmt: skip
         """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
-        Returns the next slot, its parity, and where the next weights are."""
+        ``taps``: of the chunk, that exist; Returns the next slot, its
+        parity, and where the next weights are."""
         stage = int32(0)
         while stage < count:
             s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, element, together, rounded, in_stage,
-                                  descriptor0, descriptor, add, s, parity, full, empty, lane)  # fmt: skip
+                                  descriptor0, descriptor, add, taps, s, parity, full, empty)  # fmt: skip
             add = int32(1)
             when_due(held, goes, y)
             descriptor = int32(descriptor + (stage_weights >> 4))
             if unroll > 1:
                 s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, element, together,
-                                      rounded, in_stage, descriptor0, descriptor, add, s, parity, full, empty,
-                                      lane)  # fmt: skip
+                                      rounded, in_stage, descriptor0, descriptor, add, taps, s, parity, full,
+                                      empty)  # fmt: skip
                 descriptor = int32(descriptor + (stage_weights >> 4))
             stage = int32(stage + unroll)
         return s, parity, descriptor

@@ -72,15 +72,16 @@ def plan_of(
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
     g, early = geometry(config, boxes), offset // tile.itemsize
     where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
-    in_bulk = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
+    in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
-    tiles = columns, first, tile.tap_chunks(p), chunks, group_tiles, group_tiles * p.groups, tiles_along, band
+    taps = tile.tap_chunks(p), tile.last_taps(p)
+    tiles = columns, first, *taps, chunks, group_tiles, group_tiles * p.groups, tiles_along, band
     x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
     packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
     launch = make_kernel(config.compiled).prepare(
         blocks,
-        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_bulk), packed),
+        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_vectors), packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )

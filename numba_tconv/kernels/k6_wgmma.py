@@ -100,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
     tile, most_stages, resident, paired = config.tile, config.stages, config.resident, config.paired
     unroll, joined = config.unroll, config.joined
     rows, parts, depth = tile.rows, tile.parts, tile.depth
-    halo, window, phases, channels = tile.halo, 4 + tile.halo, tile.phases, tile.channels
+    halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
     itemsize, lead, row_parts, width, advance = tile.itemsize, tile.lead, tile.row_parts, config.width, tile.advance
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
@@ -129,9 +129,9 @@ def make_kernel(config: Config) -> Kernel:
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
     def k6_wgmma(
-        template, maps, x, x_address, stride_n, stride_c, boxes, geometry, x_early, in_bulk, w, bias, has_bias,
+        template, maps, x, x_address, stride_n, stride_c, boxes, geometry, x_early, in_vectors, w, bias, has_bias,
         y, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns, first,
-        tap_chunks, channel_chunks, group_tiles, row_tiles, column_tiles, band, alignment,
+        tap_chunks, last_taps, channel_chunks, group_tiles, row_tiles, column_tiles, band, alignment,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
         as_stored = cuda.shared.array(0, dtype=storage)
@@ -160,7 +160,7 @@ def make_kernel(config: Config) -> Kernel:
         if thread == 0:
             for s in range(most_stages):
                 mbarrier_init(full + 8 * s, 1)
-                mbarrier_init(empty + 8 * s, 4 * CONSUMERS if paired else 4)
+                mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
             mbarrier_init(loaded, 1)
             for s in range(2 * CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
@@ -187,7 +187,7 @@ def make_kernel(config: Config) -> Kernel:
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
             acquire(maps, boxes, lane)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
-                    in_bulk, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
+                    in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
                     group_tiles, row_tiles, column_tiles, band, apart, samples, inputs, in_columns,
                     in_first)  # fmt: skip
         else:
@@ -275,16 +275,17 @@ def make_kernel(config: Config) -> Kernel:
                             together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
                     if aligned and (rounded or not some_rounded):
                         together = int32(0)
+                    taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, element,
-                                                      together, rounded, ring, descriptor0, descriptor, add, s,
-                                                      parity, full, empty, lane, channel_chunks)  # fmt: skip
+                                                      together, rounded, ring, descriptor0, descriptor, add, taps, s,
+                                                      parity, full, empty, channel_chunks)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:
                     mbarrier_arrive(product_turn + 8 * other)
                 extra = extra_of(bias, has_bias, co, left, int32(thread & 127))
                 wait_for_all()
-                if not resident and unroll > 1 and lane == 0:
+                if not resident and unroll > 1:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
                 store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, staging, extras,
@@ -302,7 +303,7 @@ def make_kernel(config: Config) -> Kernel:
     template = types.UniTuple(types.int64, MAP_WORDS)
     where = types.UniTuple(types.int64, 6)
     signature = (template, *integers, stored, *integers * 4, where, *integers * 2, stored, stored, *integers)
-    signature += (flat(out_storage), *integers * 15, types.UniTuple(types.int64, 4))
+    signature += (flat(out_storage), *integers * 16, types.UniTuple(types.int64, 4))
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 

@@ -7,7 +7,7 @@ channels, rows and taps that do not exist are zeros.
 A training step packs the weights anew, so it counts: a thread loads 16 bytes' worth of elements, for the "wgmma" order
 of as many channels, whose neighbours in memory its neighbours load. Element by element, with channels side by side in a
 warp, dac_u1's weights took 0.112 ms in bfloat16 and 0.124 in TF32 instead of 0.052 and 0.042 (H200, profiles; no
-recorded rows).
+recorded rows). Of 16 bits most are packed by twos (tensor_pack_pairs.py).
 """
 
 from __future__ import annotations
@@ -23,39 +23,19 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..layout import Layout
 from ..problem import Problem
 from ..ptx import device_function, round_tf32, store_run
-from .divided import divided
-from .fragments import mma_a, wgmma_b_at
+from . import tensor_pack_pairs
+from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
 from .weight_cache import Packing, unique
 
 ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # in which rungs take their weights
 THREADS = 128
 
-ON_GPU = device_function(wgmma_b_at), device_function(mma_a)
-
-
-def make_place(tile: Tile, order: str, maps: tuple = (wgmma_b_at, mma_a)) -> Callable:
-    """A function that tells the row and the channel of the element ``e`` of a tap."""
-    rows, elements, halves = tile.rows, 16 // tile.itemsize, 4 // tile.itemsize
-    of_wgmma, of_mma = maps
-
-    def wgmma_place(e):
-        return of_wgmma(e, rows, elements)
-
-    def mma_place(e):
-        rest, h = divmod(e, halves)
-        rest, i = divmod(rest, 4)
-        tile16, lane = divmod(rest, 32)
-        row, k = of_mma(lane, i, h, halves)
-        return tile16 * 16 + row, k
-
-    return {"wgmma": wgmma_place, "mma": mma_place}[order]
-
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
     rows, depth, chunk, parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
-    phases, channels, row_parts, all_rows = tile.phases, tile.channels, tile.row_parts, tile.taps.rows
+    phases, channels, all_rows, stage_of = tile.phases, tile.channels, tile.taps.rows, make_stage(tile)
     element, elements, reciprocal = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.reciprocal
     load, store = element.load, store_run(element)
     rounded, block = tile.kind == "tf32", rows * depth
@@ -70,14 +50,8 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
         kernel_size,
     ):  # fmt: skip
-        # A block packs a stage: which one it is, is worked out once for all of its elements.
-        number = int32(cuda.blockIdx.x)
-        rest, channel_chunk = divided(number, int32(channel_chunks))
-        rest, tap_chunk = divided(rest, int32(tap_chunks))
-        group, row_tile = divided(rest, int32(row_tiles))
-        first_co, first_a = int32(row_tile // row_parts * channels), int32(row_tile % row_parts * phases)
-        channels_left, out_channels = int32(in_per_group - channel_chunk * depth), int32(out_channels)
-        first_t, first_c = tap_chunk * int64(chunk * all_rows), group * in_per_group + channel_chunk * depth
+        stage, out_channels = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group), int32(out_channels)
+        first_co, first_a, first_t, first_c, channels_left = stage
         values, left = cuda.local.array(elements, dtype=float32), cuda.local.array(elements, dtype=float32)
         for step in range(chunk * steps):
             tap, vector = step // steps, int32(cuda.threadIdx.x + step % steps * THREADS)
@@ -93,7 +67,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
                 at = of_vector + channels_on[u] * stride_c + co * stride_o + t * stride_k
                 values[u] = load(w[uint64(at if there else int64(0))]) if there else float32(0)
             if vector < vectors:
-                at = int64(number) * (parts * chunk * block) + tap * block + vector * elements
+                at = int64(cuda.blockIdx.x) * (parts * chunk * block) + tap * block + vector * elements
                 if rounded:
                     for u in range(elements):
                         high = round_tf32(values[u])
@@ -126,14 +100,28 @@ class TensorPacking(Packing):
         blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
         return blocks * self.tile.stage_weights // self.tile.itemsize
 
-    @cached_property
-    def launch(self) -> Prepared:
+    def _prepare(self, kernel: Kernel) -> Prepared:
         w = self.weights
-        return make_kernel(self.tile, self.order).prepare(
+        return kernel.prepare(
             self.row_tiles * self.groups * self.tap_chunks * self.channel_chunks,
             *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
             *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
         )
+
+    @cached_property
+    def launch(self) -> Callable[..., None]:
+        one_by_one = self._prepare(make_kernel(self.tile, self.order))
+        if not tensor_pack_pairs.suits(self.tile, self.order, self.weights.shape[2], self.weights.strides):
+            return one_by_one
+        by_pairs = self._prepare(tensor_pack_pairs.make_kernel(self.tile))
+        return lambda w, packed: (one_by_one if w.data_ptr() % 4 else by_pairs)(w, packed)
+
+
+def kernels_of(problem: Problem, tile: Tile, order: str) -> list[Kernel]:
+    """Those that pack the weights of ``problem`` for ``tile``, if they are contiguous, at a multiple of 4 bytes."""
+    strides = problem.out_channels_per_group * problem.kernel_size, problem.kernel_size, 1
+    pairs = tensor_pack_pairs.suits(tile, order, problem.kernel_size, strides)
+    return [tensor_pack_pairs.make_kernel(tile) if pairs else make_kernel(tile, order)]
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:

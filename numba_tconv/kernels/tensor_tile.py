@@ -31,8 +31,10 @@ from ..taps import Taps
 COLUMNS = 128
 ROWS = 128  # of a tile, at most
 SECTOR = 32  # bytes
-# Window elements that a lane holds in registers; each is two registers in tf32x3.
-WINDOW_LIMIT = {"tf32": 24, "tf32x3": 8, "fp16": 24, "bf16": 24}
+# Window elements that a lane holds in registers; each is two registers in tf32x3. There, with more taps of a window the
+# compiler spills registers.
+WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
+MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
 
 # Of each precision: the tensor core's name for the operands, channels of one product, and the operands' parts.
@@ -211,6 +213,10 @@ class Tile:
     def tap_chunks(self, problem: Problem) -> int:
         return -(-problem.taps.taps_per_row // self.tap_chunk)
 
+    def last_taps(self, problem: Problem) -> int:
+        """Taps of the last chunk, of the longest row."""
+        return problem.taps.taps_per_row - (self.tap_chunks(problem) - 1) * self.tap_chunk
+
     def channel_chunks(self, problem: Problem) -> int:
         return -(-problem.in_channels_per_group // self.depth)
 
@@ -241,17 +247,21 @@ def _tap_chunk(problem: Problem, precision: str) -> int:
     """Taps of a row that share a window: all of them, if a lane can hold their window, else as many as leave the fewest
     taps that do not exist and, if possible, windows that begin where x can be copied in 16 bytes."""
     t, itemsize, limit = problem.taps, DTYPES[precision].itemsize, WINDOW_LIMIT[precision]
-    fitting = [c for c in range(1, t.taps_per_row + 1) if c == 1 or 4 + -(-(c - 1) * t.step // 4) * 4 <= limit]
+    split = KINDS[precision][2] == 2
+    most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
+    fitting = [c for c in range(1, most + 1) if c == 1 or 4 + -(-(c - 1) * t.step // 4) * 4 <= limit]
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
-    # Of split operands the sums of every chunk are added up on CUDA cores. Kb74's five taps, three apart, take 1.51 ms
-    # one by one and 1.38 by twos (H200, a script; no recorded rows).
-    of_chunk = 1 if KINDS[precision][2] == 2 else 0.5
+    # Of split operands the sums of every chunk are added up on CUDA cores, and taps that do not exist are left out.
+    # Kb74's five taps, three apart, take 1.51 ms one by one, 1.36 by twos, 1.22 to 1.24 by threes (H200, a script; no
+    # recorded rows).
+    of_chunk = 1 if split else 0.5
 
     def cost(chunk):
         chunks = -(-t.taps_per_row // chunk)
-        return chunks * chunk * (1 if chunk * t.step * itemsize % 16 == 0 else 1.25) + chunks * of_chunk
+        taps = t.taps_per_row if split else chunks * chunk
+        return taps * (1 if chunk * t.step * itemsize % 16 == 0 else 1.25) + chunks * of_chunk
 
     return min(fitting, key=cost)
 

@@ -54,7 +54,7 @@ from .matrix import (
     wgmma_wait,
 )
 from .products import multiply_add, multiply_runs
-from .runs import load_guarded, load_run, store_run, vectors_of
+from .runs import load_guarded, load_pair, load_run, store_run, vectors_of
 from .tensor_maps import (
     cp_async_bulk_tensor,
     st_shared_b64,
@@ -91,6 +91,7 @@ __all__ = [
     "ld_shared",
     "ld_shared_u16",
     "load_guarded",
+    "load_pair",
     "load_run",
     "load_vector",
     "mbarrier_arrive",

@@ -37,6 +37,12 @@ def guarded_run(element, count, window, source, at, stride, begin, length):
         window[z] = _wide(element, source[at + i * stride : at + i * stride + 1])[0] if inside else 0
 
 
+def loaded_pair(element, lower, upper, z, source, index, exists):
+    if exists:
+        _whole(source, int(index), 2, 4)
+    lower[z], upper[z] = _wide(element, source[index : index + 2]) if exists else (0, 0)
+
+
 def stored_run(element, target, index, values, at):
     _whole(target, int(index), 128 // element.storage.bitwidth, 16)
     for z in range(128 // element.storage.bitwidth):

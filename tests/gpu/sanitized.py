@@ -71,7 +71,7 @@ ROWS = {
     "rows at 8 bytes, two boxes": _row((2, 16, 24), 3, 302, "tf32", **_STRIDE_1),
     "rows at 4 bytes, four boxes": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
     "several tiles a block and warpgroup": _row((1, 16, 24), 3, 2000, "tf32", **_STRIDE_1),
-    "samples that share windows, filled in bulk": _row((9, 16, 24), 3, 24, "tf32", "ieee", **_STRIDE_1),
+    "samples that share windows, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "ieee", **_STRIDE_1),
     "samples that share windows, filled by elements": _row((9, 16, 24), 3, 21, "tf32", **_STRIDE_1),
     "samples at 4 bytes, no tensor map": _row((2, 15, 24), 3, 301, "tf32", padding=1),
     "tails of channels and rows": _row((2, 9, 19), 3, 304, "tf32", "ieee", padding=1),
@@ -88,14 +88,14 @@ ROWS = {
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, four boxes": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
-    "streamed, filled in bulk": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
+    "streamed, filled in vectors": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
     # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16-bit elements in eight boxes.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, by twos": _row((2, 16, 24), 3, 302, "tf32", "fp16", padding=1, output_padding=1, **_GAPS),
     "empty slots, by ones": _row((2, 16, 24), 3, 301, "tf32", "fp16", padding=1, **_GAPS),
     "empty slots, several turns": _row((1, 16, 24), 3, 2000, "tf32", "fp16", output_padding=1, **_GAPS),
-    "empty slots, filled in bulk": _row((9, 16, 24), 3, 24, "tf32", "fp16", output_padding=1, **_GAPS),
+    "empty slots, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, filled by elements": _row((9, 16, 24), 3, 21, "tf32", "fp16", padding=1, **_GAPS),
     "empty slots, y past a sector": _row((2, 16, 24), 3, 304, "tf32", "fp16", offset=1, output_padding=1, **_GAPS),
     # One column of a sample is more than whole tiles have; groups, and more samples than a block takes.
@@ -112,14 +112,14 @@ ROWS = {
     "split operands, two boxes": _row((2, 16, 24), 8, 130, "tf32x3", padding=1, **_DECODER),
     "split operands, four boxes": _row((2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER),
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
-    "split operands, filled in bulk": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
+    "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
     # 16-bit elements with streamed weights: two windows of eight boxes in a stage.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
     "halves, streamed, eight boxes": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
     "halves, streamed, a column left over": _row((3, 256, 64), 8, 127, "bf16", **_HALVES),
-    "halves, streamed, filled in bulk": _row((9, 256, 64), 8, 24, "bf16", **_HALVES),
+    "halves, streamed, filled in vectors": _row((9, 256, 64), 8, 24, "bf16", **_HALVES),
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
 }
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import tensor_pack, weight_cache
+from numba_tconv.kernels import tensor_pack, tensor_pack_pairs, weight_cache
 from numba_tconv.kernels.fragments import mma_a, wgmma_b
 from numba_tconv.kernels.tensor_tile import make_tile
+from numba_tconv.launch import Kernel
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR, round_tf32
@@ -21,7 +22,8 @@ from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps.
+# Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps;
+# and of those whose taps go by twos, ones with two taps a row, with groups, and with phases that have one tap less.
 PROBLEMS = {
     "phases": Problem(1, 18, 5, 5, 8, stride=2),
     "rows to fill up": Problem(1, 9, 5, 5, 8, stride=5),
@@ -29,12 +31,16 @@ PROBLEMS = {
     "chunks of taps": Problem(1, 8, 3, 9, 8, dilation=3),
     "parts of a stride": Problem(1, 9, 1, 102, 8, stride=100),
     "single rows": Problem(1, 9, 3, 5, 8, stride=12, dilation=18),
+    "pairs": Problem(1, 18, 5, 8, 8, stride=4),
+    "pairs in groups": Problem(1, 18, 14, 4, 8, stride=2, groups=2),
+    "pairs, a short row": Problem(1, 18, 3, 6, 8, stride=4),
 }
+BY_PAIRS = ["parts of a stride", "pairs", "pairs in groups", "pairs, a short row"]
 
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(tensor_pack, 12, weight_cache._made):
+    with few_threads(tensor_pack, 12, weight_cache._made), few_threads(tensor_pack_pairs, 12, weight_cache._made):
         yield
 
 
@@ -84,3 +90,40 @@ def test_every_weight_is_in_its_place(what, order, precision):
     packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
     packing.launch(w, packed)
     assert np.array_equal(packed.float().numpy(), expected(w.float().numpy(), problem, tile, order, chunks))
+
+
+@pytest.mark.parametrize("what", BY_PAIRS)
+def test_pairs_are_taken_where_they_lie_so(monkeypatch, what):
+    """Not of weights that begin at an odd element, nor of those that lie otherwise; the result is the same."""
+    problem, launched = PROBLEMS[what], []
+    tile = make_tile(problem, "fp16", 16)
+    chunks = tile.channel_chunks(problem)
+    sizes = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
+    run = Kernel.launch
+
+    def launch(kernel, *arguments, **others):
+        launched.append(kernel.name)
+        run(kernel, *arguments, **others)
+
+    monkeypatch.setattr(Kernel, "launch", launch)
+    storage = torch.randn(math.prod(sizes) + 1).to(tile.dtype)
+    strided = torch.randn(*sizes[:2], 2 * sizes[2]).to(tile.dtype)[:, :, ::2]
+    for w, name in (
+        (storage[:-1].view(sizes), "pack_pairs"),
+        (storage[1:].view(sizes), "pack_weights"),
+        (strided, "pack_weights"),
+    ):
+        packing = tensor_pack.packing_of(problem, tile, "wgmma", chunks, Layout.of(w))
+        packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
+        packing.launch(w, packed)
+        assert launched.pop() == name
+        wanted = expected(w.float().numpy(), problem, tile, "wgmma", chunks)
+        assert np.array_equal(packed.float().numpy(), wanted)
+
+
+def test_odd_sizes_are_packed_one_by_one():
+    for what, problem in PROBLEMS.items():
+        for precision in ("bf16", "tf32"):
+            tile = make_tile(problem, precision, 16)
+            (kernel,) = tensor_pack.kernels_of(problem, tile, "wgmma")
+            assert (kernel.name == "pack_pairs") == (what in BY_PAIRS and precision == "bf16")
