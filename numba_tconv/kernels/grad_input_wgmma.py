@@ -37,6 +37,7 @@ from ..ptx import (
     device_function,
     fence_mbarrier_init,
     float_of,
+    griddepcontrol_launch_dependents,
     ld_shared,
     ld_shared_u16,
     mbarrier_arrive,
@@ -232,6 +233,7 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(product_turn + 8 * z, 4)
             fence_mbarrier_init()
         cuda.syncthreads()
+        griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
         tile, tile_hop, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(tile_stages)
 
         if warp >= 4 * CONSUMERS:

@@ -46,6 +46,7 @@ from ..ptx import (
     device_function,
     fence_async,
     fence_mbarrier_init,
+    griddepcontrol_wait,
     ld_shared,
     ld_shared_u16,
     mbarrier_arrive_expect_tx,
@@ -66,6 +67,7 @@ from ..ptx import (
 from . import device as gpu
 from . import grad_weight_direct, grad_weight_sum, planes
 from .fragments import wgmma_d
+from .grad_in_place import InPlace
 from .grad_ring import (
     BLOCK,
     CONSUMERS,
@@ -239,6 +241,7 @@ def make_kernel(config: Config) -> Kernel:
                         left, s = int32(left - 1), int32(s + 1)
                         if s == stages:
                             s, parity = int32(0), int32(parity ^ 1)
+                griddepcontrol_wait()  # what comes next on the stream waits for this kernel alone
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -326,30 +329,26 @@ class WeightWarpgroup(WgmmaGradient):
         for_others = apart is None and own.alike != alike  # a configuration for other tensors
         aligned = result.offset % ALIGNMENT == 0
 
-        def prepared(g, x):
-            blocks, sums, launch = _prepared(p, own, apart is None, g.dtype, g.shape, g.strides, x.strides, device)
+        def prepared(g, x, early):
+            blocks, sums, launch = _prepared(p, own, apart is None, *g[:3], x.strides, device, early)
+            maps_room = workspace(blocks, own.alike, result.index)
             if own.direct:
-                return launch, None, workspace(blocks, own.alike, result.index), None
+                return InPlace(launch, maps_room)
             partials = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
             add_up = grad_weight_sum.prepare(p, own, sums, grad_weight_sum.config_of(p, result.dtype, aligned))
-            return launch, partials, workspace(blocks, own.alike, result.index), add_up
-
-        def filled(launches, g, x, result):
-            launch, partials_room, maps_room, add_up = launches
-            sums, maps = partials_room() if add_up else result, maps_room()
-            launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), sums)
-            if add_up:
-                add_up(sums, result)
+            return InPlace(launch, maps_room, partials, add_up)
 
         def fill_from_copies(grad_output, x, result):
             if for_others:
                 grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
             x, g = in_rows(x), grad_output if apart is None else planes.make_planes(grad_output, p)
-            filled(prepared(Layout.of(g), Layout.of(x)), g, x, result)
+            prepared(Layout.of(g), Layout.of(x), False)(g, x, result)
 
         if for_others or apart is not None or not lies_in_rows(x):
             return fill_from_copies
-        return partial(filled, prepared(grad_output, x))
+        fill = prepared(grad_output, x, False)
+        fill.make_early = partial(prepared, grad_output, x, True)
+        return fill
 
 
 @lru_cache(maxsize=1024)
@@ -357,11 +356,12 @@ def _prepared(
     problem: Problem,
     own: Config,
     in_place: bool,
-    dtype: torch.dtype,
     g_shape: tuple,
     g_strides: tuple,
+    dtype: torch.dtype,
     x_strides: tuple,
     device: gpu.Device,
+    early: bool,
 ) -> tuple[int, int, Prepared]:
     """Blocks, partial sums of each element, and the launch; ``in_place``: g is grad_output itself, not its planes."""
     p = problem
@@ -379,6 +379,7 @@ def _prepared(
         *(*templates(g, x, own), GIVEN, GIVEN, GIVEN, stored),
         *(g.stride(1), g.shape[2], g.shape[1], first, rows, p.in_channels_per_group),
         *(pair_tiles, channel_tiles, taps, tiles, *own.stages_of(p), splits),
+        early=early,
     )
     return splits * tiles, sums, launch
 
