@@ -14,6 +14,7 @@ import torch
 
 from . import direct, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
+from .kernels.grad_in_place import InPlace
 from .kernels.ready import Ready
 from .kernels.rung import Rung
 from .layout import Layout, layout_of
@@ -236,10 +237,10 @@ def backward(ctx, grad_output):
 def early(second: Callable) -> Callable:
     """The same, next on the stream after a gradient that is launched from here on, but beginning before that one has
     ended, if it can (kernels/grad_in_place.py). Its memory is allocated now."""
-    fill = getattr(getattr(second, "fill", None), "early", None)
-    if fill is None or not device.is_current(second.index):
+    fill = getattr(second, "fill", None)
+    if not isinstance(fill, InPlace) or fill.early is None or not device.is_current(second.index):
         return second
-    result, reserved = second.room(), fill.reserve()
+    result, reserved = second.room(), fill.early.reserve()
 
     def compute(*operands):
         reserved(*operands, result)

@@ -66,13 +66,23 @@ def test_a_gradient_alone_waits_for_what_is_before_it(monkeypatch):
     assert Gradients().backward(monkeypatch, "w") == [*ROOMS, "launch weight", "add up"]
 
 
+def test_other_ways_to_fill_a_gradient_wait():
+    """Such as a launch alone, and sums in parts."""
+    launch = SimpleNamespace(early=False)
+    for fill in (launch, InPlace(launch, lambda: None)):
+        second = Ready((4,), torch.float32, NO_GPU, fill)
+        assert ops.early(second) is second
+    torchs = Gradients().for_input
+    assert ops.early(torchs) == torchs
+
+
 def test_of_another_gpu_it_waits(monkeypatch):
     monkeypatch.setattr(ops.device, "is_current", lambda index: index == 0)
     gradients = Gradients(index=1)
     assert ops.early(gradients.for_weight) is gradients.for_weight
 
 
-@pytest.mark.parametrize("name", ["kb79", "hifigan_u1"])
+@pytest.mark.parametrize("name", ["kb79", "hifigan_u1", "dac_u1"])
 def test_it_reads_what_lies_in_memory_since_before(monkeypatch, name):
     """Not a copy, which is made by a kernel between the two; nor planes of grad_output."""
     monkeypatch.setattr(grad_weight_wgmma.gpu, "of", lambda index: H200)
@@ -88,6 +98,8 @@ def test_it_reads_what_lies_in_memory_since_before(monkeypatch, name):
     assert isinstance(fill, InPlace) == (in_place is None)
     if in_place is None:
         assert not fill.launch.early
+        assert bool(fill.early) == (name == "dac_u1"), "whose sums are whole"
+    if name == "dac_u1":
         assert fill.early.launch.early
     strided = x._replace(strides=(*x.strides[:2], 2))
     assert not isinstance(rung.prepare(g, strided, result, p, precision="tf32"), InPlace)

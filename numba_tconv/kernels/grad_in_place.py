@@ -9,6 +9,10 @@ ptx/grids.py), since it reads nothing that the first one writes. Three things ma
   that the first one has given back to torch's allocator, which knows of one kernel after the other only, and still
   uses.
 * Its blocks wait for the first one before they end, since what comes next on the stream waits for it alone.
+
+Both gradients of dac_u1 take 0.722 instead of 0.729 ms so in bfloat16, and 1.336 instead of 1.342 in TF32. Blocks that
+share a sum read the same stretch of the signals at the same time, which does not go with beginning one by one:
+oobleck_u4's took 0.482 instead of 0.424 ms. So it is for sums that are whole (H200, a script; no recorded rows).
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ class InPlace:
         self.make_early: Callable[[], InPlace] | None = None
 
     @cached_property
-    def early(self) -> InPlace:
-        """The same, launched early."""
-        return self.make_early()
+    def early(self) -> InPlace | None:
+        """The same, launched early; None where that does not pay."""
+        return self.make_early() if self.make_early else None
 
     def __call__(self, grad_output: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> None:
         fill = self.reserve()

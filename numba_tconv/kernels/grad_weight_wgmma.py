@@ -347,7 +347,8 @@ class WeightWarpgroup(WgmmaGradient):
         if for_others or apart is not None or not lies_in_rows(x):
             return fill_from_copies
         fill = prepared(grad_output, x, False)
-        fill.make_early = partial(prepared, grad_output, x, True)
+        if own.direct:
+            fill.make_early = partial(prepared, grad_output, x, True)
         return fill
 
 
