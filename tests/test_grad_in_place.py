@@ -107,13 +107,19 @@ def test_it_reads_what_lies_in_memory_since_before(monkeypatch, name):
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator runs one kernel after the other")
 def test_kernels_say_and_wait():
-    """The first gradient's kernel lets the next one begin; the second's waits before it ends, and after its loads."""
-    p = workloads.get("hifigan_u1").problem
-    words = {}
-    for name in ("grad_input_wgmma", "grad_weight_wgmma"):
-        rung = GRADIENTS[name]
-        (kernel, _), *_ = rung.kernels(rung.config(p, torch.bfloat16, precision="bf16"))
-        words[name] = re.findall(r"griddepcontrol\.\w+|cp\.async\.bulk\.tensor", kernel.ptx((9, 0, "a")))
-    assert words["grad_input_wgmma"][0] == "griddepcontrol.launch_dependents"
-    assert words["grad_weight_wgmma"][-1] == "griddepcontrol.wait"
-    assert "cp.async.bulk.tensor" in words["grad_weight_wgmma"]
+    """The first gradient's kernel lets the next one begin; the second's waits before it ends, and after its loads,
+    where it may be early."""
+
+    def words(kernel):
+        return re.findall(r"griddepcontrol\.\w+|cp\.async\.bulk\.tensor", kernel.ptx((9, 0, "a")))
+
+    of_input, of_weight = (GRADIENTS[name] for name in ("grad_input_wgmma", "grad_weight_wgmma"))
+    for name, early in ("dac_u1", True), ("hifigan_u1", False):
+        p = workloads.get(name).problem
+        (kernel, _), *_ = of_input.kernels(of_input.config(p, torch.bfloat16, precision="bf16"))
+        assert words(kernel)[0] == "griddepcontrol.launch_dependents"
+        _, config = of_weight.config(p, torch.bfloat16, precision="bf16")
+        (kernel, _), *_ = of_weight.kernels((None, config))
+        assert config.direct == early
+        assert (words(kernel)[-1] == "griddepcontrol.wait") == early
+        assert "cp.async.bulk.tensor" in words(kernel)

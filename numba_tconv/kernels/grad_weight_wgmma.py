@@ -44,7 +44,6 @@ from ..ptx import (
     bits_of,
     cp_async_bulk_tensor,
     device_function,
-    fence_async,
     fence_mbarrier_init,
     griddepcontrol_wait,
     ld_shared,
@@ -58,8 +57,6 @@ from ..ptx import (
     shared_address,
     st_global_if,
     st_shared_b64,
-    st_shared_f32,
-    st_shared_halves,
     swizzled_descriptor,
     wgmma,
     wgmma_wait,
@@ -81,6 +78,7 @@ from .grad_ring import (
     workspace,
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
+from .grad_weight_clear import make_clear
 from .grad_weight_wgmma_config import Config, choose, operand_places, splits_of
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, in_rows, lies_in_rows, make_publish, publish, rows_alike
 from .tensor_rung import default_precision
@@ -128,34 +126,6 @@ def make_operands(config: Config):
                              v[next_row + high], descriptor, int32(1))  # fmt: skip
 
     return load, multiply
-
-
-def make_clear(config: Config):
-    """A device function for the main loop: where a stage is the first of its sample, zeros for what its boxes hold of
-    the memory before the rows. Each warp clears the rows that it reads, four lanes a row.
-
-    ``starts``: the addresses of the lane's rows in stage 0; of each, elements from ``t`` to ``before`` are cleared.
-    """
-    itemsize, lane_rows = config.itemsize, 2 * config.blocks
-    load_word = ld_shared(1, int32)
-
-    @device_function
-    def clear(lane, s, offset):
-        _, starts, flags, t, before = lane
-        if load_word(int32(flags + 8 * s)):
-            e = int32(t)
-            while e < before:
-                for z in range(lane_rows):
-                    at = int32(starts[z] + offset + e * itemsize)
-                    if itemsize == 4:
-                        st_shared_f32(at, float32(0))
-                    else:
-                        st_shared_halves(at, at, int32(0))
-                e = int32(e + 4)
-            cuda.syncwarp()
-            fence_async()  # the next to write here is the copy engine
-
-    return clear
 
 
 @cache
@@ -241,7 +211,8 @@ def make_kernel(config: Config) -> Kernel:
                         left, s = int32(left - 1), int32(s + 1)
                         if s == stages:
                             s, parity = int32(0), int32(parity ^ 1)
-                griddepcontrol_wait()  # what comes next on the stream waits for this kernel alone
+                if direct:  # which may begin early: what comes next on the stream waits for this kernel alone
+                    griddepcontrol_wait()
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)

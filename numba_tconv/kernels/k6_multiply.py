@@ -124,8 +124,7 @@ def make_stages(config: Config):
     def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, element, together, rounded, in_stage, descriptor0,
                descriptor, add, taps, s, parity, full, empty, count):  # fmt: skip
         """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
-        ``taps``: of the chunk, that exist; Returns the next slot, its
-        parity, and where the next weights are."""
+        ``taps``: how many of the chunk's exist. Returns the next slot, its parity, and where the next weights are."""
         stage = int32(0)
         while stage < count:
             s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, element, together, rounded, in_stage,
