@@ -8,7 +8,7 @@ import torch
 from numba_tconv import cache, cli, commands, compile_ahead, launch, workloads
 from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, device, grad_ring, grad_weight_sum, k6_boxes
+from numba_tconv.kernels import RUNGS, device, grad_ring, grad_weight_sum, k6_box
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.launch import Kernel, Prepared
@@ -44,7 +44,7 @@ def launched(monkeypatch):
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
-    for module in (k6_boxes, grad_ring):  # tensor maps are made by the driver
+    for module in (k6_box, grad_ring):  # tensor maps are made by the driver
         monkeypatch.setattr(module, "encode", lambda *_: ())
 
     def of(call):

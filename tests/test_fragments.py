@@ -154,7 +154,7 @@ def configs():
 
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "fp16", "bf16"])
 def test_windows_are_read_without_bank_conflicts(precision):
-    pitches = {c.pitch(1): c for p, c in configs() if p == precision}
+    pitches = {c.pitch: c for p, c in configs() if p == precision}
     assert pitches
     for pitch, config in pitches.items():
         itemsize, halves = config.tile.itemsize, 4 // config.tile.itemsize

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_tconv.kernels import k6_boxes, k6_config, k6_load
+from numba_tconv.kernels import k6_box, k6_config, k6_load
+from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.problem import Problem
 
 LANES = 32
@@ -25,9 +26,10 @@ def memory(monkeypatch):
             assert place not in found, "once"
             found[place] = float(x[source + e]) if size else 0.0
 
-    for module in (k6_load, k6_boxes):
-        monkeypatch.setattr(module, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_load, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_load, "place", k6_box.place.py_func)
     monkeypatch.setattr(k6_load, "recomputed", lambda value: value)
+    monkeypatch.setattr(k6_load, "nounroll", lambda: None)
     monkeypatch.setattr(
         k6_load, "repeated", lambda step, count: lambda k, state: [step(k + z, state) for z in range(count)]
     )
@@ -48,7 +50,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
     problem = Problem(3, 24, 16, 7, 48, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
     first, columns = config.tile.columns(problem)
-    geometry = k6_boxes.geometry(config, 1)
+    geometry = k6_box.geometry(config, None)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     strides = problem.in_channels * problem.length, problem.length
     fill_in_vectors, _ = k6_load.make_fill(config)
@@ -56,16 +58,16 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
         memory.clear()
         arrived.clear()
         for lane in range(LANES):
-            in_stage = 0, geometry.pitch, geometry.spacing, 0, geometry.slot, 1
+            in_stage = 0, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
             fill_in_vectors(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
                             columns, lane, 0)  # fmt: skip
             # Each lane arrives once, behind what it has written.
             assert len(arrived) == lane + 1
             assert arrived[-1] == (0, len(memory))
-        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, 0, 0)
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, None, 0)
 
 
-# One box, and as many as rows of any alignment take; x begins as many elements after a multiple of 16 bytes.
+# Rows that no map describes, and as a box would have them; x begins as many elements after a multiple of 16 bytes.
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("begin", [-16, 24, 41])
 @pytest.mark.parametrize("channels_left", [0, 3, 11, 100])
@@ -75,8 +77,9 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     problem = Problem(3, 24, 16, 7, 47, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
     tile, (first, columns) = config.tile, config.tile.columns(problem)
-    boxes = 1 if early == 0 else 16 // tile.itemsize
-    geometry = k6_boxes.geometry(config, boxes)
+    every = 16 // tile.itemsize
+    rows = Rows(every, problem.length % every, False) if early else None
+    geometry = k6_box.geometry(config, rows)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     strides = problem.in_channels * problem.length, problem.length
     base, region = 1 << 20, 1 << 12
@@ -92,25 +95,25 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
 
     monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
     _, fill = k6_load.make_fill(config)
-    in_stage = boxes.bit_length() - 1, geometry.pitch, geometry.spacing, geometry.shift_step, geometry.slot, 1
+    in_stage = geometry.alike.bit_length() - 1, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
     for sample in range(-1, problem.batch):
         memory.clear()
         for lane in range(LANES):
-            fill(x, *strides, early, sample, begin, 0, channels_left, base, region, Shared(), in_stage, problem.batch,
-                 problem.length, columns, lane, 0)  # fmt: skip
+            fill(x, *strides, rows is None, early, sample, begin, 0, channels_left, base, region, Shared(), in_stage,
+                 problem.batch, problem.length, columns, lane, 0)  # fmt: skip
             assert arrived.pop() == (0, len(memory))
         assert first == 0
-        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, boxes, early)
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, rows, early)
 
 
-def check(memory, config, problem, columns, x, sample, begin, channels_left, boxes, early):
-    """Every element of the window stands where a box would have it, with ``boxes`` of them (0: as with 1)."""
-    tile, (first, columns), g = config.tile, columns, k6_boxes.geometry(config, boxes)
-    place, written = k6_boxes.make_place(config), defaultdict(int)
+def check(memory, config, problem, columns, x, sample, begin, channels_left, rows, early):
+    """Every element of the window stands where a box of ``rows`` would have it."""
+    tile, (first, columns), g = config.tile, columns, k6_box.geometry(config, rows)
+    written = defaultdict(int)
     for channel in range(tile.depth):
-        row = place(channel, g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step)
-        if boxes > 1:
-            row += (early + channel * problem.length + begin) % (16 // tile.itemsize) * tile.itemsize
+        row = k6_box.place.py_func(channel, g.alike.bit_length() - 1, g.pitch, g.shear)
+        if rows:
+            row += (early + begin) % (16 // tile.itemsize) * tile.itemsize
         for column in range(config.width):
             n, i = sample, begin + column
             while i >= first + columns:

@@ -7,6 +7,7 @@ import torch
 
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_config, k6_cost, k6_input, tensor_map
+from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
@@ -35,31 +36,31 @@ def test_joined_samples_have_zeros_between_them():
 
 
 def test_copies_are_laid_out_as_told():
-    x = torch.randn(3, 24, 7)
+    x = torch.randn(3, 22, 7)
     joined = next(config for config in k6_config.configs(WAVEGLOW, "tf32") if config.joined)
     for config in (k6_cost.choose(HEAD, "tf32"), joined):
         told = k6_input.input_of(*contiguous(*x.shape), config, 1, (0, 16))
         copy = told.copy(x)
-        assert (tuple(copy.shape), copy.stride(), told.boxes) == (told.shape, told.strides, 1)
+        assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, Rows())
         if not config.joined:
             assert torch.equal(copy, x)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_rows_are_copied_where_their_maps_take_longer(precision):
-    vector = 4 if precision == "tf32" else 8
+def test_what_a_map_describes_is_not_copied(precision):
+    every = 4 if precision == "tf32" else 8
     assert taken(HEAD, precision, contiguous(1, 512, 88)).copy is None
-    assert taken(HEAD, precision, contiguous(1, 512, 87)) == taken(HEAD, precision, ((1, 512, 87), (1, 1, 512), 0))
     odd = taken(HEAD, precision, contiguous(1, 512, 87))
-    assert (odd.copy, odd.boxes, odd.strides) == (tensor_map.to_rows, 1, (512 * 88, 88, 1))
-    long = contiguous(1, 512, 100_001)
-    assert (taken(HEAD, precision, long).copy, taken(HEAD, precision, long).boxes) == (None, vector)
-    # No map describes samples that begin anywhere, or elements that lie apart.
+    assert (odd.copy, odd.rows, odd.strides) == (None, Rows(every, 87 % every, False), (512 * 87, 87, 1))
+    # No map describes samples that begin anywhere, or elements that lie apart, or more rows than fill its classes.
+    apart = taken(HEAD, precision, ((1, 512, 87), (1, 1, 512), 0))
+    assert (apart.copy, apart.rows, apart.strides) == (tensor_map.to_rows, Rows(), (512 * 88, 88, 1))
     assert taken(HEAD, precision, contiguous(2, 513, 100_001)).copy == tensor_map.to_rows
+    assert taken(HEAD, precision, contiguous(1, 514, 100_001)).copy == tensor_map.to_rows
     assert taken(HEAD, precision, ((1, 512, 100_000), (1, 1, 512), 0)).copy == tensor_map.to_rows
 
 
-def test_groups_whose_channels_fill_no_stage_are_not_copied_for_boxes():
+def test_groups_whose_channels_fill_no_stage_are_not_copied_for_a_map():
     """They are filled row by row, from rows of adjacent elements."""
     assert taken(HEAD, "tf32", contiguous(1, 24, 87), groups=2).copy is None
     apart = (1, 24, 87), (1, 1, 24), 0
@@ -79,5 +80,6 @@ def test_short_samples_are_joined_where_that_is_cheaper():
 def test_the_model_knows_what_the_input_costs():
     config, odd = k6_cost.choose(HEAD, "tf32"), (1, 512, 87)
     assert k6_input.cost((1, 512, 88), config, 1, SAMPLES) == 0
-    assert k6_input.cost(odd, config, 1, SAMPLES) == k6_input.copy_ms(odd, config)
-    assert k6_input.cost((1, 512, 100_001), config, 1, SAMPLES) == pytest.approx(3 * k6_input.BOX)
+    assert k6_input.cost(odd, config, 1, SAMPLES) == 0
+    behind = (1, 514, 87)
+    assert k6_input.cost(behind, config, 1, SAMPLES) == k6_input.copy_ms(behind, config)

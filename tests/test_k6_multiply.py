@@ -53,8 +53,8 @@ def test_split_operands(monkeypatch, problem, taps):
     stages_of, _ = in_python(monkeypatch, config, multiply_all)
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
-    in_stage = 0, 0, 0, 0, 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, in_stage, 0, 0, 0, taps, 0, 0, 0, 0, 1)
+    ring = 1 << 12, config.stages
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1)
 
     tap_bytes, expected = tile.rows * tile.depth * tile.itemsize >> 4, []
     for block in range(BLOCKS):
@@ -81,10 +81,10 @@ def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
     config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
     assert config.unroll == 2
     stages_of, done = in_python(monkeypatch, config)
-    in_stage = 0, 0, 0, 0, 1 << 12, config.stages
+    ring = 1 << 12, config.stages
     acc = [0] * (BLOCKS * config.tile.rows // 2)
     v = [0] * 1000
-    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, in_stage, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
+    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
               EMPTY, 4)  # fmt: skip
     slots = [0, 1, 2, 3] if resident else [0, 1, 2]
     assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]

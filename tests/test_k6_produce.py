@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_tconv.kernels import k6_boxes, k6_config, k6_load
+from numba_tconv.kernels import k6_box, k6_config, k6_load
+from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.kernels.k6_cost import choose
-from numba_tconv.kernels.tensor_map import MAP_BYTES
 from numba_tconv.problem import Problem
 
-FULL, EMPTY, BASE, MAPS = 100_000_000, 200_000_000, 1024, np.int64(1 << 40)
+FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
 
 
 @dataclass
@@ -37,8 +37,7 @@ def brought(monkeypatch):
         assert barrier - FULL == stages[-1].waited[0] - EMPTY
         stages[-1].announced += size
 
-    for module in (k6_load, k6_boxes):
-        monkeypatch.setattr(module, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_load, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
         "elected": lambda: True,
@@ -46,12 +45,12 @@ def brought(monkeypatch):
         "mbarrier_expect_tx": expect,
         "fence_async": lambda: stages[-1].fences.append(len(stages[-1].filled)),
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
-        "cp_async_bulk_tensor": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
+        "cp_async_bulk_tensor_4d": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
         "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
     }.items():
         monkeypatch.setattr(k6_load, name, instruction)
 
-    def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, *_):
+    def fill(x, stride_n, stride_c, aligned, x_early, n, i, channel, channels_left, base, region, *_):
         stages[-1].filled.append((int(n), int(i), int(channel), int(channels_left), int(base + region)))
 
     monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
@@ -63,8 +62,8 @@ def brought(monkeypatch):
 
 # Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
 # unrolled loop that do not exist; rows that begin alike or not; groups; windows that several samples share;
-# fewer slots than warps that copy (with four boxes).
-@pytest.mark.parametrize("boxes", [1, 4])
+# fewer slots than warps that copy.
+@pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
     [
@@ -77,31 +76,33 @@ def brought(monkeypatch):
         (Problem(1, 80, 80, 1024, 63, stride=256), "tf32x3"),
     ],
 )
-def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
+def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     p, config = problem, choose(problem, precision)
-    tile, g = config.tile, k6_boxes.geometry(config, boxes)
+    vector = 16 // config.tile.itemsize
+    rows = Rows() if alike == 1 else Rows(alike, 3 * vector // alike, False)
+    tile, g = config.tile, k6_box.geometry(config, rows)
     (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
     group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)
     row_tiles, channel_chunks = group_tiles * p.groups, k6_config.channel_chunks(p, config)
     blocks = row_tiles if config.resident else 1  # the last of which is looked at
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
-    log, early, stride_c = boxes.bit_length() - 1, 0, p.length + (0 if boxes == 1 else 4)
-    in_stage = log, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
+    log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
+    in_stage = log, g.pitch, g.shear, g.region, g.slot, g.stages
     produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
-        produce(0, warp, None, p.in_channels * stride_c, stride_c, MAPS, boxes, in_stage, early, False, "w", BASE, FULL,
-                EMPTY, None, tap_chunks, channel_chunks, p.in_channels_per_group, group_tiles, row_tiles, column_tiles,
-                1, apart, p.batch, p.length, columns, first)  # fmt: skip
+        produce(0, warp, None, p.in_channels * stride_c, stride_c, MAP, in_stage, early, True, rows.aligned, apart,
+                False, "w", BASE, FULL, EMPTY, None, tap_chunks, channel_chunks, p.in_channels_per_group, group_tiles,
+                row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 
     _, locate = k6_load.make_locate(config)
     sample_of, _ = k6_load.make_walk(config)
-    window_start, box_start = k6_load.make_window_start(config), k6_boxes.make_box_start(config)
+    window_start = k6_load.make_window_start(config)
     existing = -(-p.in_channels_per_group // tile.depth)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
@@ -118,27 +119,23 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, boxes):
                 assert stage.arrivals == [barrier]
                 expected, filled = [], []
                 for z in range(config.regions):
-                    n, i, in_boxes = window_start(*sample_of(column_tile + z, columns), chunk, boxes, apart, p.length,
-                                                  columns, first)  # fmt: skip
-                    if in_boxes and s < existing:
+                    n, j = sample_of(column_tile + z, columns)
+                    n, i, in_box = window_start(n, j, chunk, True, apart, p.length, columns, first)
+                    here = at + z * g.region
+                    if in_box and s < existing:
                         row = (channel0 + s * tile.depth) >> log
-                        starts = [box_start(i, b, early, stride_c, g.shift_step) for b in range(boxes)]
-                        expected += [
-                            (at + (z * boxes + b) * g.spacing, MAPS + b * MAP_BYTES, start, row, n, barrier)
-                            for b, start in enumerate(starts)
-                        ]
+                        expected.append((here, MAP, (early + i) // vector * vector, 0, row, n, barrier))
                     else:
                         done = s * tile.depth
-                        here = at + z * boxes * g.spacing
                         filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))
                 boxed_windows += len(expected)
                 assert stage.filled == filled
                 assert stage.fences == list(range(1, len(filled) + 1)), "the lane's own writes, before the engine's"
                 assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
                 source = ((row_tile * tap_chunks + chunk) * channel_chunks + s) * tile.stage_weights // tile.itemsize
-                weights = [(at + config.regions * boxes * g.spacing, source, tile.stage_weights, barrier)]
+                weights = [(at + config.regions * g.region, source, tile.stage_weights, barrier)]
                 assert stage.weights == ([] if config.resident else weights)
-                copied = len(expected) * tile.depth // boxes * g.pitch
+                copied = len(expected) * tile.depth * g.pitch
                 assert stage.announced == copied + (0 if config.resident else tile.stage_weights)
                 k += 1
     assert not by_place

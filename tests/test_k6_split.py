@@ -8,7 +8,7 @@ import torch
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS, channel_parts, k6_config, k6_cost, k6_split
 from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.k6_boxes import boxes_of
+from numba_tconv.kernels.k6_box import Rows, rows_of
 from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK, column_tiles
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -79,11 +79,8 @@ def test_a_part_may_begin_wherever_boxes_do():
     shape, strides = (1, 1026, 512), (1026 * 512, 512, 1)
     config = replace(k6_split.choose(ISTFT, "tf32"), splits=6)
     assert 1026 // 6 % config.tile.depth
-    assert boxes_of(shape, strides, 0, config, 1) == 1
-    odd_rows = (1, 1026, 511), (1026 * 511, 511, 1)
-    assert boxes_of(*odd_rows, 0, replace(config, splits=1), 1) == 4
-    assert boxes_of(*odd_rows, 0, config, 1) == 0, "171 channels do not begin in the first of four boxes"
-    assert boxes_of(shape, strides, 0, config, 2) == 0
+    assert rows_of(shape, strides, 0, config, 1) == Rows()
+    assert rows_of(shape, strides, 0, config, 2) is None
 
 
 def test_no_more_parts_are_weighed_than_have_two_tiles_for_each_multiprocessor():

@@ -8,8 +8,9 @@ import pytest
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_window
 from numba_tconv.kernels.k6_cost import choose
+from numba_tconv.kernels.k6_window import ALIGNED
 
-BEFORE = 9999  # stands where a row ends before the next one begins
+BESIDE = 9999  # stands in memory where a row is not
 
 
 @pytest.fixture
@@ -39,12 +40,13 @@ def memory(monkeypatch):
 
     replaced = dict(
         device_function=lambda function: function,
-        cuda=SimpleNamespace(syncwarp=lambda: None),
+        cuda=SimpleNamespace(syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate),
         ld_shared=ld_shared,
         prmt=prmt,
         make_put=make_put,
         bits_of=lambda value: value,
         float_of=lambda bits: bits,
+        recomputed=lambda value: value,
     )
     for name, meaning in replaced.items():
         monkeypatch.setattr(k6_window, name, meaning)
@@ -53,27 +55,32 @@ def memory(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
-@pytest.mark.parametrize("element", [-7, -1, 0, 40])
-@pytest.mark.parametrize("together", [0, 4, 2, 1])
-def test_a_window_is_its_row_and_zeros_before_it(memory, workload, precision, element, together):
+@pytest.mark.parametrize(("before", "behind"), [(0, 0), (7, 0), (1, 0), (0, 1), (0, 6), (2, 3), (99, 0), (0, 99)])
+# Where the rows of a pair of channels begin, in elements; those of 32 bits all like the first.
+@pytest.mark.parametrize(
+    ("together", "begins"), [(ALIGNED, (0, 4)), (4, (4, 8)), (2, (2, 4)), (1, (1, 2)), (1, (2, 1)), (1, (1, 3))]
+)
+def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, before, behind, together, begins):
     config = choose(workloads.get(workload).problem, precision)
     tile, window = config.tile, 4 + config.tile.halo
-    if not together and element < 0:
-        element = 0  # the copy engine makes the zeros before a row at a multiple of 16 bytes
+    before, behind = min(before, window), min(behind, window)
+    if together == ALIGNED:
+        before = behind = 0  # the copy engine makes the zeros around rows at multiples of 16 bytes
     memory.itemsize, pitch = tile.itemsize, window + 16
     halves = 2 if tile.itemsize == 2 else 1
-    # Row c, from register 0 on; elements that are none of the row's hold what is before it in memory. Rows begin alike
-    # modulo 4 elements, or that many apart, those of neighbouring channels too.
-    begins = [(together or 4) * (1 + c % halves) for c in range(16)]
-    rows = [[1000 * c + 100 + element + q if element + q >= 0 else BEFORE for q in range(pitch)] for c in range(16)]
+    # Row c, from register 0 on; elements that are none of the row's hold what is beside it in memory.
+    begins = [begins[c % halves] for c in range(16)]
+    own = range(before, window - behind)
+    rows = [[1000 * c + 100 + q if q in own else BESIDE for q in range(pitch)] for c in range(16)]
     memory.elements = np.array(
-        [[BEFORE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
+        [[BESIDE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
     )
     memory.elements = memory.elements.reshape(-1)
     v = [0] * (2 * window)
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
-    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, element, together, True)
+    beyond = before | behind << 8
+    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, beyond, together, True)
     for h in range(2):
         for q in range(tile.halo - tile.reach, window):
-            values = [rows[4 * halves * h + c][q] if element + q >= 0 else 0 for c in range(halves)]
+            values = [rows[4 * halves * h + c][q] if q in own else 0 for c in range(halves)]
             assert v[h * window + q] == sum(value << 16 * c for c, value in enumerate(values))

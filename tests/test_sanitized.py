@@ -9,7 +9,7 @@ import torch
 from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_cost, k5_config, k6_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_plan import vectors_align
-from numba_tconv.kernels.k6_boxes import boxes_of
+from numba_tconv.kernels.k6_box import rows_of
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_rung import by_vectors
 from numba_tconv.kernels.tensor_tile import DTYPES
@@ -82,17 +82,17 @@ def k6(case):
     return case.config
 
 
-def boxes(case):
+def rows(case):
     x, offset = input_of(case)
-    return boxes_of(x.shape, x.stride(), offset, k6(case), case.problem.groups)
+    return rows_of(x.shape, x.stride(), offset, k6(case), case.problem.groups)
 
 
 def windows(case):
-    """How the windows of a problem come: by a number of boxes, or filled "in vectors" or "by elements", which where it
-    would stand in one box or in several."""
-    config, p, count = k6(case), case.problem, boxes(case)
+    """How the windows of a problem come: in boxes of rows as many of which begin unlike, or filled "in vectors" or "by
+    elements", which where it would stand in such a box or in one of aligned rows."""
+    config, p, described = k6(case), case.problem, rows(case)
     x, offset = input_of(case)
-    if not count:
+    if not described:
         x = x.contiguous()
     aligned = by_vectors(x.shape, x.stride(), offset, config.tile) and p.length * x.itemsize % 16 == 0
     sample_of, window_start = make_walk(config)[0].py_func, make_window_start(config).py_func
@@ -100,8 +100,9 @@ def windows(case):
     for tile, chunk in itertools.product(range(k6_config.column_tiles(p, config)), range(config.tile.tap_chunks(p))):
         n, j = sample_of(tile, columns)
         apart = columns % config.tile.advance == 0
-        boxed = window_start(n, j, chunk, count, apart, p.length, columns, first)[2]
-        yield count if boxed else ("in vectors" if aligned else "by elements", count > 1)
+        boxed = window_start(n, j, chunk, described is not None, apart, p.length, columns, first)[2]
+        sheared = described is not None and not described.aligned
+        yield described.alike if boxed else ("in vectors" if aligned else "by elements", sheared)
 
 
 def k6_properties(case):
@@ -137,8 +138,8 @@ def k6_properties(case):
         "whole: empty slots, turns": tile.whole
         and (tile.empty_slots, tiles > 2 * CONSUMERS * device.current_device().multiprocessors),
         "turns": (config.resident, config.paired, tiles > 2 * CONSUMERS * device.current_device().multiprocessors),
-        "shape, boxes": (shape_of(tile), boxes(case) > 1),
-        "groups, a tensor map": (p.groups > 1, boxes(case) > 0),
+        "shape, sheared": (shape_of(tile), bool(rows(case)) and rows(case).alike > 1),
+        "groups, a tensor map": (p.groups > 1, rows(case) is not None),
         "layout": case.layout,
     }
 
@@ -172,7 +173,7 @@ def test_k6():
         | {(empty, outputs, size) for empty in BOTH for outputs in (1, 2, 4) for size in (2, 4)},
         "whole: empty slots, y within a sector": {False} | {(empty, within) for empty in BOTH for within in BOTH},
         "whole: empty slots, turns": {False} | {(empty, many) for empty in BOTH for many in BOTH},
-        "shape, boxes": {(shape, several) for shape in SHAPES for several in BOTH},
+        "shape, sheared": {(shape, several) for shape in SHAPES for several in BOTH},
         "groups, a tensor map": {(several, described) for several in BOTH for described in BOTH},
         "layout": set(LAYOUTS),
         # Streamed weights are for both warpgroups at once.
@@ -209,7 +210,7 @@ def test_k6_windows(precision, resident, empty_slots):
 
 def test_k6_without_a_tensor_map():
     assert {("in vectors", False), ("by elements", False)} <= {
-        window for case in of_rung("k6_wgmma") if not boxes(case) for window in windows(case)
+        window for case in of_rung("k6_wgmma") if rows(case) is None for window in windows(case)
     }
 
 

@@ -15,7 +15,11 @@ from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
 STORE_WARPS = 4  # of a warpgroup, which store together
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
+# Of a thread that multiplies, and of one that copies, so many that neither spills; all threads start with 168, and the
+# sum stays.
+REGISTERS = 216, 72
 BLOCKS = 2  # of 64 columns, in a tile
+WIDEST = 2 * COLUMNS  # columns of a window, at most
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
 MOST_STAGES = 12
 FEWEST_STAGES = 4
@@ -67,29 +71,25 @@ class Config:
         """Columns of a window."""
         return self.tile.lead + COLUMNS
 
-    # A window is fetched in a number of boxes (k6_boxes.py), mostly one.
+    # A window as the copy engine fetches it (k6_box.py), for rows of x that begin at multiples of 16 bytes.
 
-    def bank_shift(self, boxes: int) -> int:
-        """Columns by which the boxes of a window are shifted in all, so that their rows lie in different banks: as many
-        as there are in the 128 bytes of all banks."""
-        return 128 // self.tile.itemsize if boxes * self.tile.itemsize > 4 else 0
+    @property
+    def pitch(self) -> int:
+        """Elements from one channel to the next: 8 or 24 modulo 32, so that the four channels that a quarter-warp reads
+        lie in different banks."""
+        return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
 
-    def pitch(self, boxes: int) -> int:
-        """Elements from one row of a box to the next: 8 or 24 modulo 32, so that the four channels that a quarter-warp
-        reads lie in different banks; in 16 bits, of which it reads pairs of channels, 16 if a box has only one of each
-        pair."""
-        spare = 0 if boxes == 1 else max(16 // self.tile.itemsize, self.bank_shift(boxes))  # windows begin in their box
-        width, suits = self.width + spare, (8, 24) if boxes == 1 else (8,) if self.tile.itemsize == 4 else (16,)
-        return next(p for p in range(width, width + 32) if p % 32 in suits)
+    def region(self, pitch: int) -> int:
+        """Bytes of a window, a multiple of 128, of rows of ``pitch`` bytes."""
+        return -(-self.tile.depth * pitch // 128) * 128
 
-    def spacing(self, boxes: int) -> int:
-        """Bytes from one box to the next, a multiple of 128."""
-        return -(-self.tile.depth // boxes * self.pitch(boxes) * self.tile.itemsize // 128) * 128
+    def slot_of(self, region: int) -> int:
+        """Bytes of a stage, of windows of ``region`` bytes."""
+        return self.regions * region + (0 if self.resident else self.tile.stage_weights)
 
-    def slot(self, boxes: int = 1) -> int:
-        """Bytes of a stage."""
-        weights = 0 if self.resident else self.tile.stage_weights
-        return self.regions * boxes * self.spacing(boxes) + weights
+    @property
+    def slot(self) -> int:
+        return self.slot_of(self.region(self.pitch * self.tile.itemsize))
 
     # The staging of a warpgroup, if its outputs leave in bulk.
 
@@ -144,14 +144,6 @@ class Config:
     def extras_at(self) -> int:
         return self.staging + self.staging_bytes
 
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Registers of a thread that multiplies, and of one that copies, so many that neither spills; all threads start
-        with 168, and the sum stays."""
-        if not self.resident:
-            return 200, 104
-        return (216, 72) if self.tile.itemsize == 4 else (208, 88)
-
     # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, biases, mbarriers, a tensor
     # map.
 
@@ -161,7 +153,7 @@ class Config:
 
     @property
     def ring_bytes(self) -> int:
-        return self.stages * self.slot()
+        return self.stages * self.slot
 
     @property
     def staging(self) -> int:

@@ -1,7 +1,6 @@
-"""How k6 takes its input: as it lies, or copied first, where what the copy saves takes longer.
+"""How k6 takes its input: as it lies, or copied first.
 
-* In rows: every row of x begins at a multiple of 16 bytes, so that one tensor map describes all of them. Where rows
-  begin elsewhere, a block makes up to eight maps (k6_boxes.py) before its first product.
+* In rows, each beginning at a multiple of 16 bytes: where no tensor map describes x as it lies (k6_box.py).
 * Joined, for short samples: laid end to end as one long row a channel, with the zeros between them that the columns of
   a tile count anyway (Tile.columns). A tile of 128 columns is more than a short sample has, and a window that several
   samples share would be copied row by row; of joined samples every window is one box, and few columns are computed for
@@ -19,11 +18,10 @@ from functools import partial
 
 import torch
 
-from .k6_boxes import boxes_of
+from .k6_box import Rows, rows_of
 from .k6_config import Config
 from .tensor_map import row_pitch, to_rows
 
-BOX = 0.0028  # ms, of every map of x but the first
 COPY, FILL = 0.004, 0.0015  # ms, of the launches that copy and that clear
 BANDWIDTH = 1.5e9  # bytes of the input that are copied in a millisecond
 
@@ -31,12 +29,12 @@ BANDWIDTH = 1.5e9  # bytes of the input that are copied in a millisecond
 @dataclass(frozen=True)
 class Input:
     """``copy``: what must be done to x, if anything, before it lies as the other fields say: ``shape`` and ``strides``,
-    in elements; ``offset``, bytes by which it begins after a multiple of 16; ``boxes``: see ``boxes_of``."""
+    in elements; ``offset``, bytes by which it begins after a multiple of 16; ``rows``: see ``rows_of``."""
 
     shape: tuple
     strides: tuple
     offset: int
-    boxes: int
+    rows: Rows | None
     copy: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -61,17 +59,16 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     if config.joined:
         row = batch * samples[1]
         joined = (1, channels, row), (channels * row, row, 1), 0
-        return Input(*joined, boxes_of(*joined, config, groups), partial(join, first=samples[0], columns=samples[1]))
-    boxes = boxes_of(shape, strides, offset, config, groups)
-    pitch = row_pitch(length, config.tile.itemsize)
-    rows = shape, (channels * pitch, pitch, 1), 0
-    boxes_of_rows = boxes_of(*rows, config, groups)
-    saved = BOX * (boxes - boxes_of_rows)
-    if boxes_of_rows and (not boxes or saved > copy_ms(shape, config)):
-        return Input(*rows, boxes_of_rows, to_rows)
-    if not boxes and strides != (channels * length, length, 1):
-        return Input(shape, (channels * length, length, 1), 0, boxes_of_rows, to_contiguous)
-    return Input(shape, strides, offset, boxes)
+        return Input(*joined, rows_of(*joined, config, groups), partial(join, first=samples[0], columns=samples[1]))
+    if rows := rows_of(shape, strides, offset, config, groups):
+        return Input(shape, strides, offset, rows)
+    pitch, contiguous = row_pitch(length, config.tile.itemsize), (channels * length, length, 1)
+    in_rows = shape, (channels * pitch, pitch, 1), 0
+    if rows := rows_of(*in_rows, config, groups):
+        return Input(*in_rows, rows, to_rows)
+    if strides != contiguous:
+        return Input(shape, contiguous, 0, None, to_contiguous)
+    return Input(shape, strides, offset, None)
 
 
 def copy_ms(shape: tuple, config: Config) -> float:
@@ -84,5 +81,4 @@ def cost(shape: tuple, config: Config, groups: int, samples: tuple[int, int]) ->
     """Milliseconds that it takes beside products and stores, of a contiguous input."""
     _, channels, length = shape
     taken = input_of(shape, (channels * length, length, 1), 0, config, groups, samples)
-    copied = 0 if taken.copy is None else copy_ms(taken.shape, config) + FILL * config.joined
-    return copied + BOX * max(0, taken.boxes - 1)
+    return 0 if taken.copy is None else copy_ms(taken.shape, config) + FILL * config.joined

@@ -1,8 +1,7 @@
 """The loading half of k6: which tiles a block takes, where their input windows lie, and the warps that copy them.
 
-A window that meets one sample alone is fetched in boxes by the copy engine (k6_boxes.py), with zeros where it reaches
-beyond the ends of the signal. One that several samples share, or of a tensor that no tensor map describes, is filled
-row by row: what each sample has of it, and zeros between them.
+A window that meets one sample alone is fetched in a box by the copy engine (k6_box.py). One that several samples share,
+or of a tensor that no tensor map describes, is filled row by row: what each sample has of it, and zeros between them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from numba import cuda, int32, int64, uint32, uint64
 from ..elements import ELEMENTS
 from ..ptx import (
     cp_async_bulk,
-    cp_async_bulk_tensor,
+    cp_async_bulk_tensor_4d,
     cp_async_to,
     device_function,
     elected,
@@ -21,12 +20,13 @@ from ..ptx import (
     mbarrier_await_copies,
     mbarrier_expect_tx,
     mbarrier_wait,
+    nounroll,
     recomputed,
     repeated,
 )
-from .k6_boxes import make_box_start, make_place
+from .k6_box import place
 from .k6_config import PRODUCERS, Config
-from .tensor_map import MAP_BYTES
+from .tensor_map import ALIGNMENT
 
 
 def make_locate(config: Config):
@@ -84,24 +84,25 @@ def make_walk(config: Config):
 
 
 def make_window_start(config: Config):
-    """A device function on the input window of a tile: where it starts, and whether it is fetched in boxes."""
+    """A device function on the input window of a tile: where it starts, and whether it is fetched in a box."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
     unused = tile.lead - tile.reach  # columns at the window's start, which no tap reaches
 
     @device_function
-    def window_start(n, j, chunk, boxes, apart, length, columns, first):
+    def window_start(n, j, chunk, boxed, apart, length, columns, first):
         """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
-        in boxes: no other sample has inputs in what is used of it. ``apart``: no tile is shared by two samples."""
+        in a box: no other sample has inputs in what is used of it. ``boxed``: whether any is; ``apart``: no tile is
+        shared by two samples."""
         j -= before + chunk * shift
         if apart:
-            return n, first + j, boxes > 0
+            return n, first + j, boxed
         while j < 0:
             n, j = int32(n - 1), j + columns
         i = first + j
-        if boxes > 0 and i + unused >= length and i + width <= 2 * columns:
+        if boxed and i + unused >= length and i + width <= 2 * columns:
             return int32(n + 1), i - columns, True  # from the zeros before a sample on
-        return n, i, boxes > 0 and i + width <= columns
+        return n, i, boxed and i + width <= columns
 
     return window_start
 
@@ -117,7 +118,7 @@ def make_fill(config: Config):
     """
     width, itemsize, depth = config.width, config.tile.itemsize, config.tile.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
-    copy, copy_vector, place = cp_async_to(4), cp_async_to(16), make_place(config)
+    copy, copy_vector = cp_async_to(4), cp_async_to(16)
     row_vectors = width // vector
     all_vectors = depth * row_vectors
 
@@ -125,7 +126,7 @@ def make_fill(config: Config):
     def fill_in_vectors(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
                         lane, barrier):  # fmt: skip
         """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes every 32nd vector of them."""
-        boxes_log, pitch, spacing, shift_step, _, _ = in_stage
+        alike_log, pitch, shear, _, _, _ = in_stage
         e = recomputed(lane)  # what follows from it is not worth registers
         while e < all_vectors:
             c = int32(e // row_vectors)
@@ -135,7 +136,7 @@ def make_fill(config: Config):
                 sample, element = sample + 1, element - columns
             exists = c < channels_left and sample >= 0 and sample < batch and element >= 0 and element < length
             source = sample * stride_n + (channel + c) * stride_c + element if exists else int64(0)
-            row = int32(address + place(c, boxes_log, pitch, spacing, shift_step))
+            row = int32(address + place(c, alike_log, pitch, shear))
             copy_vector(row + p * itemsize, x, source, 16 if exists else 0)
             e = int32(e + 32)
         mbarrier_await_copies(barrier)
@@ -143,11 +144,8 @@ def make_fill(config: Config):
     @device_function
     def element_at(c, p, window):
         """Bytes to element ``p`` of a window's channel ``c``."""
-        (boxes_log, pitch, spacing, shift_step, _, _), region, begin, stride_c = window
-        at = int32(region + place(c, boxes_log, pitch, spacing, shift_step) + p * itemsize)
-        if boxes_log > 0:  # where it would stand in a box
-            at = int32(at + (int32(begin + c * stride_c) & (vector - 1)) * itemsize)
-        return at
+        (alike_log, pitch, shear, _, _, _), at = window
+        return int32(at + place(c, alike_log, pitch, shear) + p * itemsize)
 
     @device_function
     def load(z, state):
@@ -164,10 +162,11 @@ def make_fill(config: Config):
     load_all, store_all = repeated(load, TOGETHER), repeated(store, TOGETHER)
 
     @device_function
-    def fill(x, stride_n, stride_c, x_early, n, i, channel, channels_left, base, region, shared, in_stage, batch,
-             length, columns, lane, barrier):  # fmt: skip
+    def fill(x, stride_n, stride_c, aligned, x_early, n, i, channel, channels_left, base, region, shared, in_stage,
+             batch, length, columns, lane, barrier):  # fmt: skip
         """Wherever the rows of x are. A lane takes every 32nd element of the rows."""
-        window = in_stage, region, int32(x_early + i), stride_c
+        early = int32(0 if aligned else int32(x_early + i) & (vector - 1))  # as in a box
+        window = in_stage, int32(region + early * itemsize)
         lane = recomputed(lane)  # what follows from it is not worth registers
         values = cuda.local.array(TOGETHER, dtype=storage)
         p = int32(lane)
@@ -179,6 +178,7 @@ def make_fill(config: Config):
             there = int32(min(channels_left, depth) if inside else 0)
             c = int32(0)
             while c < depth:
+                nounroll()  # copies of this take registers that there are not
                 source = sample * stride_n + (channel + c) * stride_c + element if c < there else int64(0)
                 if asynchronous:
                     copy(base + element_at(c, p, window), x, source, itemsize if c < there else 0)
@@ -203,21 +203,20 @@ def make_produce(config: Config):
     """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, tile.depth, tile.stage_weights, config.ring
+    vector = ALIGNMENT // itemsize
     last = regions - 1
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
     fill_in_vectors, fill = make_fill(config)
-    box_start = make_box_start(config)
 
     @device_function
-    def produce(lane, warp, x, stride_n, stride_c, maps, boxes, in_stage, x_early, in_vectors, w, base, full, empty,
-                shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles, column_tiles, band,
-                apart, batch, length, columns, first):  # fmt: skip
-        boxes_log, pitch, spacing, shift_step, slot, stages = in_stage
-        sample, boxed = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
+    def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
+                base, full, empty, shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles,
+                column_tiles, band, batch, length, columns, first):  # fmt: skip
+        alike_log, pitch, _, region_bytes, slot, stages = in_stage
+        sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
-        region_bytes = int32(spacing << boxes_log)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
         existing = int32((in_per_group + depth - 1) // depth)  # stages of a tap chunk that have channels
@@ -246,30 +245,27 @@ def make_produce(config: Config):
             while chunk < tap_chunks:
                 announced = own_weights
                 for z in range(regions):
-                    n, i, in_boxes = window_start(tile_n[z], tile_j[z], chunk, boxes, apart, length, columns, first)
-                    sample[z], start[z], boxed[z] = n, int64(i), int32(in_boxes)
-                    announced += window_bytes if in_boxes else 0
+                    n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
+                    sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
+                    announced += window_bytes if in_box else 0
                 while stage < channel_chunks:
                     exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
                         mbarrier_expect_tx(barrier, announced if exists else own_weights)
-                        row = int32(int32(channel0 + stage * depth) >> boxes_log)
+                        row = int32(int32(channel0 + stage * depth) >> alike_log)
                         for z in range(regions):
-                            # A loop, so that nothing is spent on boxes that there are not.
-                            b = int32(0 if boxed[z] and exists else boxes)
-                            while b < boxes:
-                                begin = box_start(int32(start[z]), b, x_early, stride_c, shift_step)
-                                cp_async_bulk_tensor(base + at + z * region_bytes + b * spacing, maps + b * MAP_BYTES,
-                                                     begin, row, sample[z], barrier)  # fmt: skip
-                                b = recomputed(int32(b + 1))
+                            if by_box[z] and exists:
+                                begin = int32(int32(x_early + start[z]) & -vector)
+                                cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
+                                                     sample[z], barrier)  # fmt: skip
                         if streamed:
                             cp_async_bulk(base + at + weights_at, w, weights + stage * (stage_weights // itemsize),
                                           stage_weights, barrier)  # fmt: skip
                     z = int32(0)
                     while z < regions:
                         # Channels that do not exist are not fetched: they may be the next group's.
-                        if not ((boxed[0] if z == 0 else boxed[last]) and exists):
+                        if not ((by_box[0] if z == 0 else by_box[last]) and exists):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
                             if in_vectors:
@@ -277,7 +273,7 @@ def make_produce(config: Config):
                                                 int32(in_per_group) - done, base + region, in_stage, batch, length,
                                                 columns, lane, barrier)  # fmt: skip
                             else:
-                                fill(x, stride_n, stride_c, x_early, n, i, channel0 + done,
+                                fill(x, stride_n, stride_c, aligned, x_early, n, i, channel0 + done,
                                      int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
                                      columns, lane, barrier)  # fmt: skip
                             fence_async()  # the next to write where this lane has written may be the copy engine

@@ -97,14 +97,14 @@ def make_stages(config: Config):
     multiply_stage = multiply_exactly if exact else multiply
 
     @device_function
-    def one_stage(acc, total, v, at, x_at, h_step, odd_step, element, together, rounded, in_stage, descriptor0,
+    def one_stage(acc, total, v, at, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
         """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
-        _, _, _, weights_at, slot, stages = in_stage
+        slot, stages = ring
         mbarrier_wait(full + 8 * s, parity)
         if not resident:
-            descriptor = int32(descriptor0 + (int32(weights_at + int32(s * slot)) >> 4))
-        load_window(v, at, int32(x_at + int32(s * slot)), h_step, odd_step, element, together, rounded)
+            descriptor = int32(descriptor0 + (int32(s * slot) >> 4))
+        load_window(v, at, int32(x_at + int32(s * slot)), h_step, odd_step, beyond, together, rounded)
         multiply_stage(acc, total, v, at, descriptor, add, taps)
         if resident:
             mbarrier_arrive(empty + 8 * s)
@@ -121,20 +121,20 @@ def make_stages(config: Config):
         return s, parity
 
     @device_function
-    def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, element, together, rounded, in_stage, descriptor0,
+    def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
                descriptor, add, taps, s, parity, full, empty, count):  # fmt: skip
         """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
         ``taps``: how many of the chunk's exist. Returns the next slot, its parity, and where the next weights are."""
         stage = int32(0)
         while stage < count:
-            s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, element, together, rounded, in_stage,
+            s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, ring,
                                   descriptor0, descriptor, add, taps, s, parity, full, empty)  # fmt: skip
             add = int32(1)
             when_due(held, goes, y)
             descriptor = int32(descriptor + (stage_weights >> 4))
             if unroll > 1:
-                s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, element, together,
-                                      rounded, in_stage, descriptor0, descriptor, add, taps, s, parity, full,
+                s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, beyond, together,
+                                      rounded, ring, descriptor0, descriptor, add, taps, s, parity, full,
                                       empty)  # fmt: skip
                 descriptor = int32(descriptor + (stage_weights >> 4))
             stage = int32(stage + unroll)

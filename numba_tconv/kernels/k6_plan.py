@@ -13,8 +13,8 @@ from ..layout import Layout
 from ..problem import Problem
 from . import device, k6_tail
 from .channel_parts import split
-from .k6_boxes import geometry, template_map
-from .k6_config import Config, channel_chunks, column_tiles, sample_columns
+from .k6_box import geometry, template_map
+from .k6_config import WIDEST, Config, channel_chunks, column_tiles, sample_columns
 from .k6_cost import grid
 from .k6_input import input_of
 from .k6_split import choose
@@ -64,16 +64,21 @@ def plan_of(
     first, columns = sample_columns(p, config)
     x_shape = p.batch, p.in_channels, p.length
     taken = input_of(x_shape, strides, offset, config, problem.groups, (first, columns))
-    shape, strides, offset, boxes = taken.shape, taken.strides, taken.offset, taken.boxes
-    template = template_map(shape, strides, offset, config, boxes) if boxes else NO_MAP
+    shape, strides, offset, rows = taken.shape, taken.strides, taken.offset, taken.rows
+    template = template_map(shape, strides, offset, config, rows) if rows else NO_MAP
     tiles_along = column_tiles(p, config)
     group_tiles = tile.row_tiles(p)
     multiprocessors = device.of(device_index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
-    g, early = geometry(config, boxes), offset // tile.itemsize
-    where = g.boxes.bit_length() - 1, g.pitch, g.spacing, g.shift_step, g.slot, g.stages
+    g, early = geometry(config, rows), offset // tile.itemsize
+    where = g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
-    sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
+    loaded = p.batch, p.length, columns, first
+    if config.joined:  # one sample, with more zeros behind it than a window is wide
+        loaded = 1, p.batch * columns, p.batch * columns + WIDEST, 0
+    apart = loaded[2] % tile.advance == 0
+    how = tuple(map(int, (rows is not None, rows is None or rows.aligned, apart, in_vectors)))
+    sizes = p.batch, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     taps = tile.tap_chunks(p), tile.last_taps(p)
     tiles = columns, first, *taps, chunks, group_tiles, group_tiles * p.groups, tiles_along, band
     x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
@@ -81,9 +86,9 @@ def plan_of(
     packed = alike((packing.size,), dtype)
     launch = make_kernel(config.compiled).prepare(
         blocks,
-        *(template, GIVEN, x, GIVEN, *strides[:2], boxes, where, early, int(in_vectors), packed),
+        *(template, GIVEN, x, GIVEN, *strides[:2], early, where, how, loaded, packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )
     tail = k6_tail.prepare(p, config, shape, strides, dtype, chunks, has_bias) if config.tail else None
-    return Plan(taken.copy, blocks * boxes * MAP_BYTES, packing, launch, tail, second)
+    return Plan(taken.copy, blocks * MAP_BYTES if rows else 0, packing, launch, tail, second)

@@ -4,14 +4,14 @@ Idea: wgmma multiplies for four warps at once, asynchronously, its second operan
 block divides the labour. One warpgroup only copies: input windows go into a ring of stages, guarded by mbarriers. Two
 warpgroups only multiply and store. Blocks are persistent: while one tile is stored, the next ones are under way.
 
-* Load (k6_load.py, k6_boxes.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
+* Load (k6_load.py, k6_box.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
   zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
   in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of
   four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
   or so (profile; no rows).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
-* Copied before, where that saves more than it takes (k6_input.py): rows that begin anywhere, and short samples.
+* Copied before (k6_input.py): what no tensor map describes, and short samples where that saves more than it takes.
 * Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
   copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
   stores (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
@@ -61,17 +61,20 @@ from ..ptx import (
     mbarrier_init,
     mbarrier_wait,
     opaque,
+    recomputed,
     setmaxnreg,
     shared_address,
+    tensormap_acquire,
     wgmma_descriptor,
     wgmma_wait,
 )
 from .fragments import column_of
-from .k6_boxes import make_place
+from .k6_box import place
 from .k6_config import (
     BLOCKS,
     CONSUMERS,
     PRODUCERS,
+    REGISTERS,
     THREADS,
     Config,
     configs,
@@ -81,14 +84,14 @@ from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .k6_plan import plan_of
 from .k6_split import choose, cost
+from .k6_window import ALIGNED, make_beyond
 from .rung import taking_bias
-from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, make_publish
+from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, publish
 from .tensor_rung import TensorRung
 from .tensor_tile import COLUMNS, SECTOR
 from .weight_cache import packed_weights
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
-WIDEST = 2 * COLUMNS  # columns of a window, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
 # or 32 stages, demucs_out's 32 by 6 in TF32, but not by 3 in bfloat16, nor pqmf's 8 by 1 (recorded rows of k5 and k6;
 # there are none in tf32x3); and kb74's gradient for the input in bfloat16, 32 rows by 4, takes 0.46 ms, by k5 0.90.
@@ -98,10 +101,10 @@ FEWEST_ROWS, FEWEST_TURNS = 64, 4
 @cache
 def make_kernel(config: Config) -> Kernel:
     tile, most_stages, resident, paired = config.tile, config.stages, config.resident, config.paired
-    unroll, joined = config.unroll, config.joined
+    unroll = config.unroll
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
-    itemsize, lead, row_parts, width, advance = tile.itemsize, tile.lead, tile.row_parts, config.width, tile.advance
+    itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
     regions, map_at = config.regions, config.map
     vector, lane_channels = 16 // itemsize, 4 // itemsize
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
@@ -113,13 +116,12 @@ def make_kernel(config: Config) -> Kernel:
     all_totals = all_sums if exact else 1
     storage, out_storage = ELEMENTS[tile.dtype].storage, ELEMENTS[tile.out_dtype].storage
     wait_for_all = wgmma_wait(0)
-    grow, shrink = setmaxnreg(config.registers[0], True), setmaxnreg(config.registers[1], False)
-    produce, stages_of = make_produce(config), make_stages(config)
+    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
+    produce, stages_of, beyond_of = make_produce(config), make_stages(config), make_beyond(config)
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
-    window_start, place = make_window_start(config), make_place(config)
-    publish, acquire = make_publish(tile.itemsize)
+    window_start = make_window_start(config)
     # Only windows that the copy engine has not rounded are rounded when they are read.
     some_rounded = tile.precision == "tf32"
     store_tile, finish = make_epilogue(config)
@@ -129,8 +131,8 @@ def make_kernel(config: Config) -> Kernel:
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
     def k6_wgmma(
-        template, maps, x, x_address, stride_n, stride_c, boxes, geometry, x_early, in_vectors, w, bias, has_bias,
-        y, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns, first,
+        template, maps, x, x_address, stride_n, stride_c, x_early, geometry, how, loaded, w, bias, has_bias, y,
+        batch, out_length, in_per_group, out_per_group, groups, padding, columns, first,
         tap_chunks, last_taps, channel_chunks, group_tiles, row_tiles, column_tiles, band, alignment,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
@@ -145,23 +147,19 @@ def make_kernel(config: Config) -> Kernel:
             int32(column_tiles),
             int32(band),
         )
-        # Of what is loaded: joined samples are one, with more zeros behind it than a window is wide.
-        samples, inputs, in_columns, in_first = batch, length, columns, first
-        if joined:
-            samples, inputs, in_columns, in_first = int64(1), batch * columns, batch * columns + WIDEST, int64(0)
-        apart = in_columns % advance == 0  # no tile is shared by two samples
-        boxes = int32(boxes)
-        boxes_log, pitch, spacing = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
-        shift_step, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
-        in_stage = boxes_log, pitch, spacing, shift_step, slot, stages
+        boxed, aligned, apart, in_vectors = how[0] != 0, how[1] != 0, how[2] != 0, how[3] != 0
+        samples, inputs, in_columns, in_first = loaded
+        alike_log, pitch, shear = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
+        region, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
+        in_stage = alike_log, pitch, shear, region, slot, stages
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
-        loaded, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
+        weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
         if thread == 0:
             for s in range(most_stages):
                 mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
-            mbarrier_init(loaded, 1)
+            mbarrier_init(weights_full, 1)
             for s in range(2 * CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
             fence_mbarrier_init()
@@ -176,20 +174,19 @@ def make_kernel(config: Config) -> Kernel:
         if warp >= CONSUMERS * 4:
             shrink()
             if resident and thread == CONSUMERS * 128:
-                mbarrier_arrive_expect_tx(loaded, all_weights)
+                mbarrier_arrive_expect_tx(weights_full, all_weights)
                 at = int64(int32(cuda.blockIdx.x) % row_tiles) * (all_weights // itemsize)
                 for b in range(0, all_weights, BULK):
-                    cp_async_bulk(base + b, w, at + b // itemsize, min(BULK, all_weights - b), loaded)
-            maps += int64(cuda.blockIdx.x) * boxes * MAP_BYTES
-            if warp == CONSUMERS * 4 and boxes > 0:
-                publish(template, maps, base + map_at, boxes, x_address, x_early, stride_c, inputs,
-                        in_per_group * groups, lane)  # fmt: skip
+                    cp_async_bulk(base + b, w, at + b // itemsize, min(BULK, all_weights - b), weights_full)
+            maps += int64(cuda.blockIdx.x) * MAP_BYTES
+            if warp == CONSUMERS * 4 and boxed:
+                publish(template, x_address - x_early * itemsize, maps, base + map_at, lane)
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
-            acquire(maps, boxes, lane)
-            produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, boxes, in_stage, x_early,
-                    in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
-                    group_tiles, row_tiles, column_tiles, band, apart, samples, inputs, in_columns,
-                    in_first)  # fmt: skip
+            if boxed and lane == 0:
+                tensormap_acquire(maps)
+            produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, in_stage, x_early, boxed, aligned,
+                    apart, in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
+                    group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns, in_first)  # fmt: skip
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -212,19 +209,19 @@ def make_kernel(config: Config) -> Kernel:
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
-            x_at = int32(x_at + place(lane_channel, boxes_log, pitch, spacing, shift_step))
-            h_step = int32((depth // 2 >> boxes_log) * pitch)
-            next_row, aligned = spacing if boxes_log > 0 else pitch, boxes_log == 0
-            weights_at = int32(ring_at + regions * (spacing << boxes_log))
+            x_at = int32(x_at + place(lane_channel, alike_log, pitch, shear))
+            h_step, odd_step = int32(depth // 2 * pitch), int32(pitch + shear)
             if paired:
-                x_at = int32(x_at + crew * (spacing << boxes_log))
-            descriptor0 = int32(descriptor_of(base, rows * 16, 0))
+                x_at = int32(x_at + crew * region)
+            weights_at = int32(0 if resident else ring_at + regions * region)
+            # Opaque, so that it is not worked out for each stage.
+            descriptor0 = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
-                mbarrier_wait(loaded, 0)
+                mbarrier_wait(weights_full, 0)
             for z in range(all_sums):
                 acc[z] = opaque(float32(0))
-            ring = boxes_log, pitch, spacing, weights_at, slot, stages
+            ring = slot, stages
             tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
@@ -257,26 +254,23 @@ def make_kernel(config: Config) -> Kernel:
                 if not paired:
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
                 descriptor, add = descriptor0, int32(0)
-                rounded, x_row, odd_step, element, together = False, x_at, next_row, int32(0), int32(4)
+                rounded, x_row, beyond, together = False, x_at, int32(0), int32(4)
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
-                        _, i, in_boxes = window_start(n, j, tap_chunk, boxes, apart, inputs, in_columns,
+                        _, i, in_box = window_start(n, j, tap_chunk, boxed, apart, inputs, in_columns,
                                                        in_first)  # fmt: skip
-                        rounded = in_boxes
+                        rounded = in_box
                         if not aligned:
-                            # The lane's first element, exact where the window begins before its row.
-                            element = int32(int32(min(max(i, int64(-width)), int64(0))) + column + lead - halo)
-                            at = int32(x_early + lane_channel * stride_c + i)
-                            early = int32(at & (vector - 1))
-                            x_row = int32(x_at + early * itemsize)
-                            odd_step = int32(next_row + ((int32(at + stride_c) & (vector - 1)) - early) * itemsize)
-                            begins = int32(x_early | stride_c | i)  # of every row, modulo 4
+                            x_row = int32(x_at + (int32(x_early + i) & (vector - 1)) * itemsize)
+                            element = int32(int32(i) + column + lead - halo)
+                            beyond = beyond_of(element, int32(inputs)) if in_box else int32(0)
+                            begins = int32((x_early + i) | stride_c)  # of every row, modulo 4
                             together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
                     if aligned and (rounded or not some_rounded):
-                        together = int32(0)
+                        together = int32(ALIGNED)
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
-                    s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, element,
+                    s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
                                                       together, rounded, ring, descriptor0, descriptor, add, taps, s,
                                                       parity, full, empty, channel_chunks)  # fmt: skip
                     add = int32(1)
@@ -301,9 +295,9 @@ def make_kernel(config: Config) -> Kernel:
 
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
-    where = types.UniTuple(types.int64, 6)
-    signature = (template, *integers, stored, *integers * 4, where, *integers * 2, stored, stored, *integers)
-    signature += (flat(out_storage), *integers * 16, types.UniTuple(types.int64, 4))
+    six, four = types.UniTuple(types.int64, 6), types.UniTuple(types.int64, 4)
+    signature = (template, *integers, stored, *integers * 4, six, four, four, stored, stored, *integers)
+    signature += (flat(out_storage), *integers * 15, four)
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 

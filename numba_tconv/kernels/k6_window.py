@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from numba import cuda, float32, int32
 
-from ..ptx import bits_of, device_function, float_of, ld_shared, prmt
+from ..ptx import bits_of, device_function, float_of, ld_shared, prmt, recomputed
 from .k6_config import Config
 from .tensor_operand import make_put
+
+ALIGNED = 0  # a way of loading a window, beside the number of elements that are loaded at a time
+
+
+def halves(low, high):
+    """prmt's selector of the halves, 0 and 1 of the first word and 2 and 3 of the second, that make up the result."""
+    return sum((2 * half + byte) << (8 * z + 4 * byte) for z, half in enumerate((low, high)) for byte in range(2))
+
+
+def make_beyond(config: Config):
+    """A device function: how many columns of a lane's window are before its row, and 256 times those behind it, if the
+    first is ``element`` of the row's ``length``. What a box holds there is of other rows (k6_box.py)."""
+    window = 4 + config.tile.halo
+
+    @device_function
+    def beyond_of(element, length):
+        before = min(max(int32(-element), int32(0)), int32(window))
+        behind = min(max(int32(element + window - length), int32(0)), int32(window))
+        return int32(before | behind << 8)
+
+    return beyond_of
 
 
 def make_window(config: Config):
@@ -14,23 +35,26 @@ def make_window(config: Config):
 
     Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
-    ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``element``:
-    that of the row in register 0. ``together``: elements that may be loaded at a time, 4, 2 or 1, since all rows begin
-    at multiples of as many; 0: 4, and the rows begin at multiples of 16 bytes, rounded where they must be.
-    ``rounded``: the copy engine has rounded the window to TF32.
+    ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``together``:
+    elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many; ALIGNED: 4, and the
+    rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: what of a window that is not ALIGNED is
+    none of its row's (``make_beyond``). ``rounded``: the copy engine has rounded the window to TF32.
     """
     tile = config.tile
     window, itemsize, split = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, put = tile.halo - tile.reach, make_put(tile.parts, 2 * (4 + tile.halo))
     load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
+    lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
 
     @device_function
-    def clear(v, at, element):
-        """Where the window begins before the row does: what a box holds there is the end of the row before."""
-        if element < 0:
+    def clear(v, at, beyond):
+        # A warp's branch is cheaper than its lanes' own.
+        if cuda.any_sync(0xFFFFFFFF, beyond != 0):
+            beyond = recomputed(beyond)  # what follows from it is not worth registers
+            before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(2):
                 for q in range(unused, window):
-                    v[at + h * window + q] = v[at + h * window + q] if element + q >= 0 else int32(0)
+                    v[at + h * window + q] = v[at + h * window + q] if before <= q < end else int32(0)
 
     def make_rows(count):
         load = ld_shared(count, float32)
@@ -50,8 +74,8 @@ def make_window(config: Config):
     # The warp's barrier keeps the compiler from mixing the ways into one, with predicates: loads that are not made
     # would wait in the same queue.
     @device_function
-    def load_tf32(v, at, x_at, h_step, odd_step, element, together, rounded):
-        if together == 0:
+    def load_tf32(v, at, x_at, h_step, odd_step, beyond, together, rounded):
+        if together == ALIGNED:
             fours(v, at, x_at, h_step)
         else:
             cuda.syncwarp()
@@ -65,7 +89,7 @@ def make_window(config: Config):
                 for h in range(2):
                     for q in range(unused, window):
                         v[at + h * window + q] = load_word(x_at + h * h_step + q * itemsize)
-            clear(v, at, element)
+            clear(v, at, beyond)
             if not split and not rounded:
                 for z in range(2 * window):
                     put(v, at + z, float_of(v[at + z]))
@@ -76,8 +100,8 @@ def make_window(config: Config):
     @device_function
     def interleave(v, at, even, odd):
         """Two neighbours of each of two channels, a word a channel, as a word a column."""
-        v[at] = prmt(even, odd, 0x5410)
-        v[at + 1] = prmt(even, odd, 0x7632)
+        v[at] = prmt(even, odd, lower)
+        v[at + 1] = prmt(even, odd, upper)
 
     @device_function
     def pairs_of_words(v, at, x_at, h_step, odd_step):
@@ -96,21 +120,36 @@ def make_window(config: Config):
                 interleave(v, at + h * window + q, load_word(even_at), load_word(even_at + odd_step))
 
     @device_function
-    def words_in_words(v, at, even_at, odd_at, h_step):
-        """Where two neighbours may lie in two words: selectors say which half of a word is the first."""
-        of_even, of_odd = int32(0x5432 if even_at & 2 else 0x3210), int32(0x5432 if odd_at & 2 else 0x3210)
-        even_at, odd_at = int32(even_at & -4), int32(odd_at & -4)
+    def words_within_one(v, at, x_at, h_step, odd_step):
+        """Where one of two neighbouring channels begins within a word: an element's own half comes from each."""
+        even_within = x_at & 2
+        whole_at = int32(x_at + odd_step if even_within else x_at)
+        parted_at = int32((x_at if even_within else x_at + odd_step) & -4)
+        first, second = int32(turned[0] if even_within else own[0]), int32(turned[1] if even_within else own[1])
+        for h in range(2):
+            parted = load_word(parted_at + h * h_step)
+            for q in range(0, window, 2):
+                whole = load_word(whole_at + h * h_step + q * itemsize)
+                next_parted = load_word(parted_at + h * h_step + (q + 2) * itemsize)
+                v[at + h * window + q] = prmt(whole, parted, first)
+                v[at + h * window + q + 1] = prmt(whole, next_parted, second)
+                parted = next_parted
+
+    @device_function
+    def words_within_both(v, at, x_at, h_step, odd_step):
+        even_at, odd_at = int32(x_at - 2), int32(x_at + odd_step - 2)
         for h in range(2):
             even, odd = load_word(even_at + h * h_step), load_word(odd_at + h * h_step)
             for q in range(0, window, 2):
                 after = h * h_step + (q + 2) * itemsize
                 next_even, next_odd = load_word(even_at + after), load_word(odd_at + after)
-                interleave(v, at + h * window + q, prmt(even, next_even, of_even), prmt(odd, next_odd, of_odd))
+                v[at + h * window + q] = prmt(even, odd, upper)
+                v[at + h * window + q + 1] = prmt(next_even, next_odd, lower)
                 even, odd = next_even, next_odd
 
     @device_function
-    def load_halves(v, at, x_at, h_step, odd_step, element, together, rounded):
-        if together == 0:
+    def load_halves(v, at, x_at, h_step, odd_step, beyond, together, rounded):
+        if together == ALIGNED:
             pairs_of_words(v, at, x_at, h_step, odd_step)
         else:
             cuda.syncwarp()
@@ -119,9 +158,12 @@ def make_window(config: Config):
             elif together == 2:
                 cuda.syncwarp()
                 words(v, at, x_at, h_step, odd_step)
+            elif odd_step & 2:
+                cuda.syncwarp()
+                words_within_one(v, at, x_at, h_step, odd_step)
             else:
                 cuda.syncwarp()
-                words_in_words(v, at, x_at, int32(x_at + odd_step), h_step)
-            clear(v, at, element)
+                words_within_both(v, at, x_at, h_step, odd_step)
+            clear(v, at, beyond)
 
     return load_tf32 if tile.kind == "tf32" else load_halves

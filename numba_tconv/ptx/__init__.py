@@ -39,7 +39,7 @@ from .copies import (
     store_vectors,
     take,
 )
-from .core import SIMULATOR, device_function, elected, recomputed, repeated
+from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
 from .halves import add_upper_halves, store_upper_halves
 from .matrix import (
@@ -57,6 +57,7 @@ from .products import multiply_add, multiply_runs
 from .runs import load_guarded, load_pair, load_run, store_run, vectors_of
 from .tensor_maps import (
     cp_async_bulk_tensor,
+    cp_async_bulk_tensor_4d,
     st_shared_b64,
     tensormap_acquire,
     tensormap_publish,
@@ -76,6 +77,7 @@ __all__ = [
     "cp_async_bulk_commit",
     "cp_async_bulk_store",
     "cp_async_bulk_tensor",
+    "cp_async_bulk_tensor_4d",
     "cp_async_bulk_wait_read",
     "cp_async_commit",
     "cp_async_to",
@@ -103,6 +105,7 @@ __all__ = [
     "mma",
     "multiply_add",
     "multiply_runs",
+    "nounroll",
     "opaque",
     "pack_bf16",
     "pack_f16",

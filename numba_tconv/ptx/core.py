@@ -70,6 +70,7 @@ def word(text, *kinds, meaning=no_meaning):
         3: lambda typingctx, a, b, c: typed(a, b, c),
         5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
         6: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+        7: lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
     }
     return instruction(meaning)(forms[len(kinds)])
 
@@ -112,6 +113,10 @@ def elected(typingctx):
         return builder.trunc(asm(builder, i32, args, text, "=r"), ir.IntType(1))
 
     return types.boolean(), codegen
+
+
+nounroll = word(r".pragma \22nounroll\22;", meaning=lambda: None)
+nounroll.__doc__ = """(): what the loop whose body begins so stays, a loop."""
 
 
 @instruction(lambda value: value)

@@ -1,7 +1,7 @@
 """Copies by tensor map: the copy engine takes a box of a tensor, with zeros where the box reaches beyond it.
 
 A tensor map is 128 opaque bytes that describe a tensor in global memory and the size of a box. It is made on the host
-(kernels/k6_boxes.py), may be changed in shared memory, and is used from global memory.
+(kernels/tensor_map.py), may be changed in shared memory, and is used from global memory.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from .core import word
 
 i32, i64 = types.int32, types.int64
 
-cp_async_bulk_tensor = word(
-    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4}], [$5];",
-    *(i32, i64, i32, i32, i32, i32),
-)
+
+def _box(dimensions):
+    where = ", ".join(f"${2 + z}" for z in range(dimensions))
+    return word(
+        f"cp.async.bulk.tensor.{dimensions}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        f"[$0], [$1, {{{where}}}], [${2 + dimensions}];",
+        *(i32, i64, *(i32,) * dimensions, i32),
+    )
+
+
+cp_async_bulk_tensor = _box(3)
 cp_async_bulk_tensor.__doc__ = """(address, map, i, j, k, barrier): the copy engine fetches the box that begins at
 element i of row j of plane k; it counts as landed at the mbarrier. ``address`` is a multiple of 128."""
+cp_async_bulk_tensor_4d = _box(4)
+cp_async_bulk_tensor_4d.__doc__ = """(address, map, i, j, k, l, barrier): the same of a map of four dimensions."""
 
 tensormap_replace_address = word("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [$0], $1;", i32, i64)
 tensormap_replace_address.__doc__ = """(map in shared memory, address of the tensor): a multiple of 16."""

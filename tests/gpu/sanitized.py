@@ -68,8 +68,8 @@ _HALVES = dict(stride=2, padding=3, bias=True)
 ROWS = {
     # Stride 1, resident weights, two stages unrolled: cheap, so here are the ways in which rows lie in memory.
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
-    "rows at 8 bytes, two boxes": _row((2, 16, 24), 3, 302, "tf32", **_STRIDE_1),
-    "rows at 4 bytes, four boxes": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
+    "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", **_STRIDE_1),
+    "rows at 4 bytes, every fourth alike": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
     "several tiles a block and warpgroup": _row((1, 16, 24), 3, 2000, "tf32", **_STRIDE_1),
     "samples that share windows, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "ieee", **_STRIDE_1),
     "samples that share windows, filled by elements": _row((9, 16, 24), 3, 21, "tf32", **_STRIDE_1),
@@ -87,10 +87,10 @@ ROWS = {
     "y of 8 bytes past a sector": _row((2, 16, 24), 3, 302, "tf32", offset=2, **_STRIDE_1),
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
-    "streamed, four boxes": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
+    "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, filled in vectors": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
-    # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16-bit elements in eight boxes.
+    # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16 bits, every eighth row alike.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, by twos": _row((2, 16, 24), 3, 302, "tf32", "fp16", padding=1, output_padding=1, **_GAPS),
     "empty slots, by ones": _row((2, 16, 24), 3, 301, "tf32", "fp16", padding=1, **_GAPS),
@@ -106,18 +106,20 @@ ROWS = {
     # Phases of neighbouring outputs far apart: a single row of taps in a tile. Few channels, so that k6 has a stage
     # without any.
     "single row of taps": _row((2, 7, 9), 4, 400, "tf32", "ieee", **_APART),
-    "single row of taps, unaligned": _row((2, 7, 9), 4, 401, "tf32", **_APART),
+    "single row of taps, unaligned": _row((2, 8, 9), 4, 401, "tf32", **_APART),
     # Split operands; a decoder's layer, whose phases interleave, in two row tiles.
     "split operands": _row((2, 16, 24), 8, 128, "tf32x3", "ieee", padding=2, **_DECODER),
-    "split operands, two boxes": _row((2, 16, 24), 8, 130, "tf32x3", padding=1, **_DECODER),
-    "split operands, four boxes": _row((2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER),
+    "split operands, every second row alike": _row((2, 16, 24), 8, 130, "tf32x3", padding=1, **_DECODER),
+    "split operands, every fourth row alike": _row(
+        (2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER
+    ),
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
     "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
-    # 16-bit elements with streamed weights: two windows of eight boxes in a stage.
+    # 16-bit elements with streamed weights: two windows in a stage, every eighth row alike.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
-    "halves, streamed, eight boxes": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
+    "halves, streamed, every eighth row alike": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
     "halves, streamed, a column left over": _row((3, 256, 64), 8, 127, "bf16", **_HALVES),
     "halves, streamed, filled in vectors": _row((9, 256, 64), 8, 24, "bf16", **_HALVES),
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
