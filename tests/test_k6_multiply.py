@@ -17,6 +17,7 @@ def in_python(monkeypatch, config, multiply_all=None):
     done = []
     for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait"):
         monkeypatch.setattr(k6_multiply, name, lambda *_: None)
+    monkeypatch.setattr(k6_multiply, "recomputed", lambda value: value)
     monkeypatch.setattr(k6_multiply, "mbarrier_arrive", lambda barrier: done.append(int(barrier)))
     monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
     monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all or (lambda *_: done.append("products")))

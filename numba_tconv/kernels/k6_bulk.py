@@ -58,8 +58,11 @@ def make_hand_over(config: Config):
     @device_function
     def when_due(held, goes, y):
         if spreads:
-            if cuda.any_sync(0xFFFFFFFF, held[2] == 1) and held[2] == 1:  # mostly no lane's is
-                cp_async_bulk_store(y, goes[0], held[1], held[0])
+            due = held[2] == 1
+            if cuda.any_sync(0xFFFFFFFF, due):  # mostly no lane's is
+                cuda.syncwarp()  # keeps the compiler from predicates, under which all of this would be gone through
+                if due:
+                    cp_async_bulk_store(y, goes[0], held[1], held[0])
             held[2] = int32(max(int32(held[2] - 1), int32(0)))
 
     return when_due, at_once

@@ -8,6 +8,7 @@ from ..ptx import (
     device_function,
     mbarrier_arrive,
     mbarrier_wait,
+    recomputed,
     wgmma,
     wgmma_commit,
     wgmma_descriptor,
@@ -101,10 +102,11 @@ def make_stages(config: Config):
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
         """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
         slot, stages = ring
+        offset = recomputed(int32(s * slot))  # before the wait, so that the loads do not wait for it as well
         mbarrier_wait(full + 8 * s, parity)
         if not resident:
-            descriptor = int32(descriptor0 + (int32(s * slot) >> 4))
-        load_window(v, at, int32(x_at + int32(s * slot)), h_step, odd_step, beyond, together, rounded)
+            descriptor = int32(descriptor0 + (offset >> 4))
+        load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded)
         multiply_stage(acc, total, v, at, descriptor, add, taps)
         if resident:
             mbarrier_arrive(empty + 8 * s)

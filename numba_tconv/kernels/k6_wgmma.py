@@ -23,9 +23,11 @@ With resident weights the warpgroups take tiles in turn, so that the stores of o
 other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
 which halves the traffic of weights. A model decides on the height of the tile and on the stores (k6_cost.py).
 
-What a stage costs beside its products decides the speed: nothing in the loops over stages divides, and a copying warp
-counts down what it needs. So does what comes between two tiles: few warps wait for each instruction, so the sums are
-staged by straight-line code without an index at run time.
+What a stage costs beside its products decides the speed: nothing in the loops over stages divides, a copying warp
+counts down what it needs, and what a lane must know to load its window it knows before it waits for the stage. Weights'
+descriptors are in uniform registers: moved there for each product, they cost up to 7% (pqmf in bfloat16; a script).
+What comes between two tiles counts as well: few warps wait for each instruction, so the sums are staged by
+straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
 What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
