@@ -190,6 +190,21 @@ def test_rounds_of_half_the_channels(in_python):
     check(in_python, p, config, 0)
 
 
+def test_a_run_leaves_when_it_is_due(in_python, monkeypatch):
+    """Once, though another lane of its warp is due in another turn."""
+    left = []
+    monkeypatch.setattr(k6_bulk, "cp_async_bulk_store", lambda y, at, source, size: left.append((at, source, size)))
+    warp = SimpleNamespace(any_sync=lambda mask, value: True, syncwarp=lambda: None)
+    monkeypatch.setattr(k6_bulk, "cuda", warp)
+    when_due, at_once = k6_bulk.make_hand_over(SimpleNamespace(spreads=True))
+    held, goes = [64, 4096, 3], [7]
+    for turn in range(6):
+        when_due(held, goes, None)
+        assert left == ([(7, 4096, 64)] if turn >= 2 else [])
+    at_once(held, goes, None)
+    assert len(left) == 1
+
+
 @pytest.mark.parametrize(("precision", "shift"), [("tf32", 0), ("tf32", 3), ("bf16", 1)])
 def test_runs_without_a_whole_vector(in_python, precision, shift):
     """Of a signal that is cropped to five outputs, tiles have a few of them or none."""

@@ -93,3 +93,23 @@ def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
     waits = [at for at, e in enumerate(done) if e == "wait 1"]
     for slot in slots:
         assert done.index(EMPTY + 8 * slot) > (windows[slot] if resident else waits[slot + 1])
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_stage_is_read_from_its_slot(monkeypatch, resident):
+    """Its window and, if they are streamed, its weights; around the end of the ring."""
+    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
+    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
+    windows, weights = [], []
+    in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
+    monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda v, at, x_at, *_: windows.append(int(x_at)))
+    stages_of = k6_multiply.make_stages(config)
+    slot, stages, first, x_at, descriptor0 = 5 << 7, 3, 2, 7 << 20, 9 << 4
+    acc = [0] * (BLOCKS * config.tile.rows // 2)
+    stages_of(acc, None, None, None, None, [0] * 1000, x_at, 0, 0, 0, 0, False, (slot, stages), descriptor0,
+              descriptor0, 0, config.tile.tap_chunk, first, 0, 0, EMPTY, 4)  # fmt: skip
+    slots = [2, 0, 1, 2]
+    assert windows == [x_at + slot * s for s in slots]
+    of_stage = len(weights) // 4
+    at = range(0, 4 * config.tile.stage_weights, config.tile.stage_weights) if resident else [slot * s for s in slots]
+    assert weights[::of_stage] == [descriptor0 + (bytes >> 4) for bytes in at]
