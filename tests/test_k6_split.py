@@ -80,6 +80,11 @@ def test_a_part_may_begin_wherever_boxes_do():
     config = replace(k6_split.choose(ISTFT, "tf32"), splits=6)
     assert 1026 // 6 % config.tile.depth
     assert rows_of(shape, strides, 0, config, 1) == Rows()
+    odd_rows = (1, 1028, 511), (1028 * 511, 511, 1)
+    assert rows_of(*odd_rows, 0, replace(config, splits=1), 1) == Rows(4, 3, False)
+    assert rows_of(*odd_rows, 0, replace(config, splits=4), 1) is None, "257 channels do not begin the first of four"
+    odd_rows = (1, 1026, 511), (1026 * 511, 511, 1)
+    assert rows_of(*odd_rows, 0, config, 1) is None, "171 channels do not begin the first of four rows"
     assert rows_of(shape, strides, 0, config, 2) is None
 
 

@@ -232,7 +232,7 @@ def check_k6(problem, precision):
         tile = config.tile
         assert config.shared_bytes <= SHARED_OF_AN_H200
         assert config.stages >= 4
-        assert config.ring % 128 == config.ring_bytes % 128 == config.staging % 16 == config.own_staging % 16 == 0
+        assert config.ring % 128 == config.slot % 128 == config.staging % 16 == config.own_staging % 16 == 0
         assert config.extras_at % 16 == config.extras % 16 == config.barriers % 8 == config.map % 128 == 0
         assert tile.rows % tile.rounds == 0
         assert config.bulk_channels == 0 or tile.channels % config.bulk_channels == 0

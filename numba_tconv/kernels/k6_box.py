@@ -45,7 +45,7 @@ class Geometry:
 
     alike: int
     pitch: int  # from a row of a box to the next
-    shear: int  # that a channel's first element is further from its row's than the last channel's, which begins unlike
+    shear: int  # by which a channel stands further into its row than the one before, if it begins unlike that
     region: int  # of a window
     slot: int  # from a stage to the next
     stages: int
@@ -104,7 +104,8 @@ def _pitch(config: Config, rows: Rows) -> int:
 def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
     """Turns in which a warp's load of its windows' first elements is served; ``pitch`` in elements."""
     itemsize = config.tile.itemsize
-    words, log = max(1, gcd(4, rows.shear) * itemsize // 4), rows.alike.bit_length() - 1  # of a lane's load
+    words = max(1, gcd(4, rows.shear) * itemsize // 4)  # of a lane's load
+    log = rows.alike.bit_length() - 1
     taken = defaultdict(set)  # words in a bank, by turn: 128 bytes are asked for together
     for lane in range(32):
         channel = lane % 4 * (4 // itemsize)

@@ -30,16 +30,17 @@ What comes between two tiles counts as well: few warps wait for each instruction
 straight-line code without an index at run time.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
-What limits it, by the profiler (H200): on dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that
-multiply never wait for them; a stage is one chain of some 90 instructions (wait, load, permute, multiply), whose fixed
-latencies are half of the stalls. With one warp for all copies it had been they that took longest: 1.05 ms against 0.86.
-On kb64 in bfloat16 the store takes as long as the products; half of it was the staging, sum by sum, with bank conflicts
-of two-byte writes. By twos it takes 4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to
-0.354). The two warpgroups multiply by turns: to let them do so at the same time gained nothing there, and failed on
-hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than tensor cores need at their clock under this
-load, and a fifth of the time is spent between tiles. (Profiles and scripts; no recorded rows.)
+What limits it, by the profiler (H200, of earlier code; dac_u2 in bfloat16 has since gone from 0.79 to 0.73 ms): on
+dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that multiply never wait for them; a stage is
+one chain of some 90 instructions (wait, load, permute, multiply), whose fixed latencies are half of the stalls. With
+one warp for all copies it had been they that took longest: 1.05 ms against 0.86. On kb64 in bfloat16 the store takes as
+long as the products; half of it was the staging, sum by sum, with bank conflicts of two-byte writes. By twos it takes
+4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to 0.354). The two warpgroups multiply by
+turns: to let them do so at the same time gained nothing there, and failed on hifigan_u2. In TF32, on dac_u2, the loop
+over stages takes 6% longer than tensor cores need at their clock under this load, and a fifth of the time is spent
+between tiles. (Profiles and scripts; no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.39 ms, 1.9 times k5.
+Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def make_kernel(config: Config) -> Kernel:
                 while tap_chunk < tap_chunks:
                     if some_rounded or not aligned:
                         _, i, in_box = window_start(n, j, tap_chunk, boxed, apart, inputs, in_columns,
-                                                       in_first)  # fmt: skip
+                                                    in_first)  # fmt: skip
                         rounded = in_box
                         if not aligned:
                             x_row = int32(x_at + (int32(x_early + i) & (vector - 1)) * itemsize)

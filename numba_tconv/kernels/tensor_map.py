@@ -45,7 +45,8 @@ def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
 
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
     """Every how many channels the rows of a tensor (N, C, L), ``strides`` in elements, begin alike modulo 16 bytes; a
-    power of two. Each such set of rows has a map of its own. 0 if maps cannot describe it."""
+    power of two; 0 if maps cannot describe it. One sheared map holds all of them (k6_box.py), or each set of rows has a
+    map of its own (``make_publish``)."""
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
