@@ -28,14 +28,16 @@ class Passed(Exception):
     """The stretch that is watched is over."""
 
 
+def same(value):
+    return value
+
+
+def repeated(function, count):
+    return lambda k, state: [function(k + z, state) for z in range(count)]
+
+
 @pytest.fixture
 def in_python(monkeypatch):
-    def same(value):
-        return value
-
-    def repeated(function, count):
-        return lambda k, state: [function(k + z, state) for z in range(count)]
-
     def barrier_sync(barrier, threads):
         state.stretch += 1
         if state.stretch > state.watched:

@@ -10,6 +10,8 @@ from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 LARGE, SMALL = 0, 1  # parts of an operand
+EMPTY = 1000  # where the mbarriers are that say that a stage is free
+TURN = 2000  # and that which says that it is the warpgroup's turn
 
 
 def in_python(monkeypatch, config, multiply_all=None):
@@ -55,7 +57,7 @@ def test_split_operands(monkeypatch, problem, taps):
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
     ring = 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1)
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1, TURN, 0)
 
     tap_bytes, expected = tile.rows * tile.depth * tile.itemsize >> 4, []
     for block in range(BLOCKS):
@@ -72,9 +74,6 @@ def test_split_operands(monkeypatch, problem, taps):
         assert small == sorted(small, reverse=True), "the small ones come first"
 
 
-EMPTY = 1000  # where the mbarriers are that say that a stage is free
-
-
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
     """Of streamed weights, with two stages unrolled, when the next one's products are on their way."""
@@ -86,7 +85,7 @@ def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
     acc = [0] * (BLOCKS * config.tile.rows // 2)
     v = [0] * 1000
     stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
-              EMPTY, 4)  # fmt: skip
+              EMPTY, 4, TURN, 0)  # fmt: skip
     slots = [0, 1, 2, 3] if resident else [0, 1, 2]
     assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
     windows = [at for at, e in enumerate(done) if e == "window"]
@@ -107,9 +106,24 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident):
     slot, stages, first, x_at, descriptor0 = 5 << 7, 3, 2, 7 << 20, 9 << 4
     acc = [0] * (BLOCKS * config.tile.rows // 2)
     stages_of(acc, None, None, None, None, [0] * 1000, x_at, 0, 0, 0, 0, False, (slot, stages), descriptor0,
-              descriptor0, 0, config.tile.tap_chunk, first, 0, 0, EMPTY, 4)  # fmt: skip
+              descriptor0, 0, config.tile.tap_chunk, first, 0, 0, EMPTY, 4, TURN, 0)  # fmt: skip
     slots = [2, 0, 1, 2]
     assert windows == [x_at + slot * s for s in slots]
     of_stage = len(weights) // 4
     at = range(0, 4 * config.tile.stage_weights, config.tile.stage_weights) if resident else [slot * s for s in slots]
     assert weights[::of_stage] == [descriptor0 + (bytes >> 4) for bytes in at]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_tile_waits_for_its_turn_before_its_first_stage(monkeypatch, resident):
+    """Where the warpgroups take tiles in turn; not again for the next chunk of taps."""
+    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
+    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
+    stages_of, done = in_python(monkeypatch, config)
+    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: done.append((int(barrier), parity)))
+    ring, acc, v = (1 << 12, config.stages), [0] * (BLOCKS * config.tile.rows // 2), [0] * 1000
+    for add in (0, 1):
+        stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, add, config.tile.tap_chunk, 0, 0,
+                  0, EMPTY, 2, TURN, 1)  # fmt: skip
+    turns = [at for at, e in enumerate(done) if e == (TURN, 1)]
+    assert turns == ([0] if resident else [])

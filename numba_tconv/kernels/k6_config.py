@@ -30,6 +30,7 @@ ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 # 0.027 in whole tiles (H200, a script; no recorded rows).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
+ROUND_ROWS = 8  # of a tile, that leave together (k6_rows.py)
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
 LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
@@ -46,6 +47,7 @@ class Config:
     # sums leave straight from their registers (k6_part.py).
     buffers: int
     bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (k6_bulk.py); 0: none
+    round_buffers: int = 1  # of each of these, where rows leave in rounds (k6_rows.py)
     joined: bool = False  # the samples are laid end to end beforehand (k6_input.py)
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
     early_sums: ClassVar[bool] = True  # that kernel is launched early (Kernel.prepare)
@@ -107,6 +109,13 @@ class Config:
         return self.bulk_channels > 0 and self.tile.span == 1
 
     @property
+    def by_rows(self) -> bool:
+        """The rows of a tile leave eight at a time, by the warps' stores (k6_rows.py)."""
+        tile = self.tile
+        rounds = tile.whole and tile.span == 1 and tile.round_channels == ROUND_ROWS
+        return rounds and self.buffers > 0 and not self.bulk_channels and tile.out_dtype.itemsize == 4
+
+    @property
     def spreads(self) -> bool:
         """The runs of a tile leave one after another, while the next tile's products run."""
         return self.paired and 0 < self.bulk_channels == self.tile.channels and not self.by_lanes
@@ -127,7 +136,18 @@ class Config:
         tiles that several samples share (tensor_store.py) lies in the same place."""
         if self.bulk_channels:
             return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
-        return self.tile.staging * 4 if self.buffers > 1 else 0
+        return self.staging_buffer if self.buffers > 1 else 0
+
+    @property
+    def staging_buffer(self) -> int:
+        """Bytes that a warpgroup stages in, where its outputs do not leave in bulk."""
+        return self.round_buffers * self.round_bytes if self.by_rows else self.tile.staging * 4
+
+    @property
+    def round_bytes(self) -> int:
+        """Of the buffer of a round, where rows leave in rounds. Beyond its last row lanes read, by less than a vector,
+        what they do not write."""
+        return self.tile.staging * 4 + 16
 
     @property
     def extras(self) -> int:
@@ -138,7 +158,7 @@ class Config:
     @property
     def staging_bytes(self) -> int:
         """Of the block."""
-        return CONSUMERS * self.own_staging or (self.tile.staging * 4 if self.buffers else 0)
+        return CONSUMERS * self.own_staging or (self.staging_buffer if self.buffers else 0)
 
     @property
     def extras_at(self) -> int:
@@ -282,12 +302,18 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """The configuration that stages in the largest rounds that keep their runs in registers, or in the smallest."""
+    """The configuration that stages in the largest rounds that keep their runs in registers, or in the smallest; with
+    two buffers for rounds of rows, unless the ring were shallower for it."""
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)
         if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):
             break
-    return replace(config, tile=staged, buffers=buffers)
+    runs = replace(config, tile=staged, buffers=buffers)
+    if not runs.by_rows:
+        return runs
+    twice = replace(runs, round_buffers=2)
+    once_fits, twice_fits = deepest(runs), deepest(twice)
+    return twice if once_fits and twice_fits and once_fits.stages == twice_fits.stages else runs
 
 
 def _largest_rounds(tile: Tile, staging: int) -> Tile:

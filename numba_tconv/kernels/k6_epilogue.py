@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from numba import float32, int32, int64, uint64
+from numba import cuda, float32, int32, int64, uint64
 
 from ..elements import ELEMENTS
 from ..ptx import barrier_sync, device_function, mbarrier_arrive, mbarrier_wait, recomputed, take
 from .k6_bulk import make_bulk_store
 from .k6_config import STORE_WARPS, Config
 from .k6_part import make_part_store
+from .k6_rows import make_store_rows
 from .tensor_runs import keeps_runs, make_load_extra, make_prepare, make_store_runs, runs_sizes
 from .tensor_store import make_aim, make_stage_rows, make_store_any
 
@@ -18,16 +19,20 @@ def make_epilogue(config: Config):
 
     Tiles of a part of the phases are written straight from their registers (k6_part.py). Of others the sums are taken
     out of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in one sample leave
-    in bulk (k6_bulk.py) or by tensor_runs.py, by fours, by twos or by ones; others by tensor_store.py.
+    in bulk (k6_bulk.py), row by row (k6_rows.py) or by tensor_runs.py, by fours, by twos or by ones; others by
+    tensor_store.py.
     """
     if config.tile.part:
         return _make_part(config)
-    bulk, by_turns = config.bulk_channels > 0, config.bulk_channels == 0 and config.buffers == 1
+    bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
     make_rows = _make_rows(config)
     anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
     store_bulk, finish_bulk = make_bulk_store(config) if bulk else (None, None)
-    straight_on = _make_bulk(config.tile, store_bulk) if bulk else _make_runs(config, make_rows)
+    if bulk:
+        straight_on = _make_bulk(config.tile, store_bulk)
+    else:
+        straight_on = _make_rows_alone(config) if by_rows else _make_runs(config, make_rows)
 
     @device_function
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
@@ -46,9 +51,13 @@ def make_epilogue(config: Config):
         else:
             if bulk:
                 finish_bulk(held, goes, y, crew)
+            if by_rows:
+                barrier_sync(crew + 1, 128)  # the buffers of the tile before have been read
             anywhere(acc, total, values, runs, head, y, shared, base, int32(at // 4), bias, has_bias, crew, warp, lane,
                      n, j, there, row, co, left, batch, columns, first, out_channels, out_length, padding,
                      alignment)  # fmt: skip
+        if by_rows:
+            cuda.syncwarp()  # of the last round its lanes have read what they read
         if by_turns and lane == 0:
             mbarrier_arrive(staging_turn + 8 * (1 - crew))
 
@@ -81,7 +90,8 @@ def _make_part(config: Config):
 def make_extra_of(config: Config):
     """A device function: the bias of channel ``thread`` of a tile that leaves in bulk, or of the channel of a part of
     the phases, loaded while products run."""
-    load_type, bulk, part = ELEMENTS[config.tile.dtype].load, config.bulk_channels > 0, config.tile.part
+    load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
+    staged = config.bulk_channels > 0 or config.by_rows
 
     @device_function
     def extra_of_part(bias, has_bias, co, left, thread):
@@ -92,7 +102,7 @@ def make_extra_of(config: Config):
 
     @device_function
     def extra_of(bias, has_bias, co, left, thread):
-        return load_type(bias[uint64(co + thread)]) if bulk and has_bias and thread < left else float32(0)
+        return load_type(bias[uint64(co + thread)]) if staged and has_bias and thread < left else float32(0)
 
     return extra_of
 
@@ -119,6 +129,19 @@ def _make_bulk(tile, store):
               lane, run, there, left, out_length, alignment)  # fmt: skip
 
     return store_in_bulk
+
+
+def _make_rows_alone(config: Config):
+    """The way of k6_rows.py, with the arguments of the others."""
+    store = make_store_rows(config)
+
+    @device_function
+    def store_rows(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
+                   extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
+                   out_channels, out_length, padding, alignment):  # fmt: skip
+        store(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length, alignment)
+
+    return store_rows
 
 
 def _make_runs(config: Config, make_rows):
@@ -209,4 +232,4 @@ def slab_of(config: Config) -> int:
 
 def runs_of(config: Config) -> tuple[int, int]:
     """Elements of the arrays of ``runs`` (tensor_runs.py)."""
-    return (1, 1) if config.bulk_channels else runs_sizes(config.tile, STORE_WARPS)
+    return (1, 1) if config.bulk_channels or config.by_rows else runs_sizes(config.tile, STORE_WARPS)

@@ -33,7 +33,7 @@ def make_stages(config: Config):
     ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
     its length.
     """
-    tile, resident, unroll = config.tile, config.resident, config.unroll
+    tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
     sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
@@ -124,9 +124,13 @@ def make_stages(config: Config):
 
     @device_function
     def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
-               descriptor, add, taps, s, parity, full, empty, count):  # fmt: skip
+               descriptor, add, taps, s, parity, full, empty, count, turn, my_turn):  # fmt: skip
         """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
-        ``taps``: how many of the chunk's exist. Returns the next slot, its parity, and where the next weights are."""
+        ``taps``: how many of the chunk's exist. ``turn``, ``my_turn``: the mbarrier, and its parity, that a warpgroup
+        waits for before a tile's first stage if the warpgroups multiply by turns. Returns the next slot, its parity,
+        and where the next weights are."""
+        if in_turn and add == 0:
+            mbarrier_wait(turn, my_turn)
         stage = int32(0)
         while stage < count:
             s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, ring,

@@ -14,7 +14,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
 * Copied before (k6_input.py): what no tensor map describes, and short samples where that saves more than it takes.
 * Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
   copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
-  stores (tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to memory (k6_part.py).
+  stores (k6_rows.py without a stride, tensor_runs.py, tensor_store.py). Parts of a long stride's phases go straight to
+  memory (k6_part.py).
 * Left out: where products take longer than memory, tiles compute no column twice to begin on a sector, and a lone last
   column of every sample is computed apart (k6_tail.py).
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
@@ -254,8 +255,6 @@ def make_kernel(config: Config) -> Kernel:
                 if exact:
                     for z in range(all_sums):
                         total[z] = float32(0)
-                if not paired:
-                    mbarrier_wait(product_turn + 8 * crew, my_turn)
                 descriptor, add = descriptor0, int32(0)
                 rounded, x_row, beyond, together = False, x_at, int32(0), int32(4)
                 tap_chunk = int32(0)
@@ -275,7 +274,8 @@ def make_kernel(config: Config) -> Kernel:
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
                                                       together, rounded, ring, descriptor0, descriptor, add, taps, s,
-                                                      parity, full, empty, channel_chunks)  # fmt: skip
+                                                      parity, full, empty, channel_chunks, product_turn + 8 * crew,
+                                                      my_turn)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:

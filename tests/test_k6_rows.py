@@ -1,0 +1,190 @@
+"""The stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_rows` in plain Python.
+
+The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
+the instructions refuse. A warpgroup's threads run one after the other, once for each stretch between two barriers: of
+that stretch, and of no other, they leave traces, and of stretches before they know what they loaded. Within one, no
+thread may load what another one stores.
+"""
+
+import contextlib
+from collections import Counter, defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_runs, tensor_store
+from numba_tconv.problem import Problem
+from tests.test_k6_bulk import LANES, WARPS, Passed, repeated, same, sums_of
+from tests.test_tensor_store import expected
+
+BUFFERS = 1024  # bytes of shared memory where they lie
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    def barrier_sync(barrier, threads):
+        assert (barrier, threads) == (2, 128)
+        state.stretch += 1
+        if state.stretch > state.watched:
+            raise Passed
+
+    def store(address, *values):
+        assert address % (4 * len(values)) == 0
+        if state.stretch == state.watched:
+            for z, value in enumerate(values):
+                state.memory[address + 4 * z] = value
+                state.stored.add(address + 4 * z)
+
+    def ld_shared(count, kind):
+        def load(address):
+            assert address % (4 * count) == 0, "whether the value is used or not"
+            state.loads += 1
+            if state.stretch == state.watched:
+                words = [address + 4 * z for z in range(count)]
+                state.loaded.update(words)
+                state.known[state.thread].append(tuple(state.memory.get(word, 0.0) for word in words))
+            values = state.known[state.thread][state.loads - 1]
+            return values if count > 1 else values[0]
+
+        return load
+
+    def st_global_if(count):
+        def write(wanted, y, index, words):
+            if wanted and state.stretch == state.watched:
+                assert (state.shift + index) % count == 0
+                state.at_once.add(count)
+                for z in range(count):
+                    state.written[int(index + z)] += 1
+                    y[int(index + z)] = words[z]
+
+        return write
+
+    state = SimpleNamespace(shift=0, stretch=0, watched=0, at_once=set(), written=Counter())
+    local = SimpleNamespace(array=lambda size, dtype: [None] * size)
+    monkeypatch.setattr(k6_rows, "cuda", SimpleNamespace(local=local))
+    for module in (k6_rows, tensor_runs, tensor_store):
+        monkeypatch.setattr(module, "device_function", same)
+    for meaning in (repeated, barrier_sync, ld_shared, st_global_if):
+        monkeypatch.setattr(k6_rows, meaning.__name__, meaning)
+    for name in ("st_shared", "st_shared_f32"):
+        monkeypatch.setattr(k6_rows, name, store)
+    for name in ("recomputed", "bits_of"):
+        monkeypatch.setattr(k6_rows, name, same)
+    return state
+
+
+def configured(p, precision, **optional):
+    return next(c for c in k6_config.configs(p, precision, **optional) if c.by_rows)
+
+
+# Rows of the output at multiples of four, two and one; as many channels as fill two rounds, three, or not all of two;
+# samples that end inside of a tile, and with one; a second set of tiles of rows.
+CASES = [
+    (Problem(2, 8, 16, 3, 258), 0, 4),
+    (Problem(2, 8, 16, 3, 258), 4, 4),
+    (Problem(2, 8, 16, 3, 258), 2, 2),
+    (Problem(2, 8, 16, 3, 258), 3, 1),
+    (Problem(2, 8, 24, 3, 256), 6, 2),
+    (Problem(1, 8, 24, 3, 389), 0, 1),
+    (Problem(2, 8, 13, 3, 301, padding=1), 0, 1),
+    (Problem(2, 8, 13, 3, 302, padding=2), 5, 1),
+    (Problem(2, 8, 16, 5, 236, dilation=3), 0, 4),
+    (Problem(1, 8, 200, 3, 254), 0, 4),
+    (Problem(2, 8, 8, 3, 600, padding=1), 1, 4),
+]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("p", "shift", "at_once"), CASES, ids=str)
+def test_every_output_is_its_own_sum(in_python, p, shift, at_once, has_bias):
+    check(in_python, p, configured(p, "tf32"), shift, has_bias)
+    assert in_python.at_once == {at_once}
+
+
+@pytest.mark.parametrize(("precision", "wide"), [("tf32x3", False), ("bf16", True)])
+def test_sums_of_split_operands_and_partial_sums(in_python, precision, wide):
+    p = Problem(2, 16, 16, 3, 258)
+    check(in_python, p, configured(p, precision, wide_outputs=wide), 2, True)
+
+
+@pytest.mark.parametrize("round_buffers", [1, 2])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("channels", [8, 16, 24])
+def test_a_buffer_is_read_before_it_is_staged_in_again(in_python, channels, has_bias, round_buffers):
+    """By tiles of one round, of two, and of three, after which the next tile begins with the same buffer."""
+    p = Problem(1, 8, channels, 3, 256)
+    config = replace(configured(p, "tf32"), round_buffers=round_buffers)
+    check(in_python, p, config, 0, has_bias, times=2)
+
+
+def test_two_buffers_where_the_ring_is_as_deep():
+    found = {w: configured(workloads.get(w).problem, "tf32") for w in ("kb64", "kb74")}
+    assert {w: config.round_buffers for w, config in found.items()} == {"kb64": 1, "kb74": 2}
+    assert found["kb64"].stages > k6_config.deepest(replace(found["kb64"], round_buffers=2)).stages
+
+
+def bias_of(channel):
+    return 0.125 * (channel + 1)
+
+
+def check(state, p, config, shift, has_bias, times=1):
+    """``times``: that each tile is stored, one after the other."""
+    tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
+    state.shift, y, crew, straight_tiles = shift, {}, 1, 0
+    alignment = tensor_store.alignment_of(shift * 4, p, tile)
+    aim, head_of = tensor_store.make_aim(tile)
+    store = k6_rows.make_store_rows(config)
+    for row_tile in range(tile.row_tiles(p)):
+        co = row_tile * tile.channels
+        left = min(tile.channels, p.out_channels - co)
+        for column_tile in range(k6_config.column_tiles(p, config)):
+            n, j = divmod(column_tile * tile.advance, columns)
+            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
+            straight_tiles += straight
+            if not straight:
+                continue
+            state.memory, state.known = {}, defaultdict(list)
+            rounds = tile.rows // 8 * (3 - config.round_buffers) + (config.round_buffers == 2) + 2 * has_bias
+            for state.watched in range(times * rounds + 1):
+                state.stored, state.loaded = set(), set()
+                for warp in range(WARPS):
+                    head = head_of(n, there, warp, co, p.out_channels, p.out_length)
+                    for lane in range(LANES):
+                        state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
+                        sums = sums_of(p, config, column_tile, co, warp, lane)
+                        channel = 32 * warp + lane
+                        extra = bias_of(co + channel) if has_bias and channel < left else 0.0
+                        with contextlib.suppress(Passed):
+                            for _ in range(times):
+                                acc, total = (None, [*sums]) if tile.parts == 2 else ([*sums], None)
+                                store(acc, total, y, 0, BUFFERS, extra, has_bias, crew, warp, lane, head, there, left,
+                                      p.out_length, alignment)  # fmt: skip
+                assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
+            assert min(state.memory) >= BUFFERS
+            assert max(state.memory) < BUFFERS + config.staging_buffer - 16
+    assert straight_tiles, "some tile leaves by rows"
+    assert set(state.written.values()) == {times}, "no output twice"
+    rows = defaultdict(list)
+    for index, value in y.items():
+        rest, o = divmod(index, p.out_length)
+        sample, channel = divmod(rest, p.out_channels)
+        assert 0 <= sample < p.batch
+        rows[sample, channel].append(o)
+        assert value == expected(p, first, sample, channel, o) + (bias_of(channel) if has_bias else 0)
+    assert {channel for _, channel in rows} == set(range(p.out_channels))
+    for outputs in rows.values():
+        assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
+
+
+def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
+    """While products run; of channels that there are."""
+    element = SimpleNamespace(load=lambda value: value)
+    monkeypatch.setattr(k6_epilogue, "ELEMENTS", {torch.float32: element})
+    monkeypatch.setattr(k6_epilogue, "device_function", lambda function: function)
+    extra_of = k6_epilogue.make_extra_of(configured(Problem(2, 8, 16, 3, 258), "tf32"))
+    bias = [bias_of(channel) for channel in range(40)]
+    assert [extra_of(bias, True, 16, 13, thread) for thread in (0, 12, 13)] == [bias[16], bias[28], 0]
+    assert extra_of(bias, False, 16, 13, 0) == 0
