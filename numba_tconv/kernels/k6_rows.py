@@ -11,12 +11,11 @@ from numba import boolean, cuda, float32, int32, int64
 
 from ..ptx import (
     barrier_sync,
-    bits_of,
     device_function,
     ld_shared,
+    ld_shared_st_global_if,
     recomputed,
     repeated,
-    st_global_if,
     st_shared,
     st_shared_f32,
 )
@@ -91,11 +90,10 @@ def _make_store(config: Config, width: int):
     """For runs that begin at multiples of ``width`` outputs: a lane loads and writes as many at once."""
     tile = config.tile
     rows, sums, pitch, overlap, buffer_bytes = tile.rows, tile.rows // 2, tile.pitch, tile.overlap, config.round_bytes
-    load, write, buffers = ld_shared(width, float32), st_global_if(width), config.round_buffers
+    copy, buffers = ld_shared_st_global_if(width), config.round_buffers
     step = 32 * width  # outputs that a warp writes at once
     steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
     pieces = OWN_ROWS * steps
-    all_held = pieces * width
     column_of_lane, run_of = device_function(column_of), make_run_of(tile)
 
     @device_function
@@ -108,19 +106,10 @@ def _make_store(config: Config, width: int):
             a = 4 * k + z
             st_shared(int32(column + buffer + z * pitch * 4), acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2])
         barrier_sync(crew + 1, 128)
-        held, words = cuda.local.array(all_held, dtype=float32), cuda.local.array(4, dtype=int32)
         for p in range(pieces):
-            outputs = load(int32(source[p // steps] + buffer + p % steps * step * 4))
-            if width == 1:
-                held[p] = outputs
-            else:
-                for e in range(width):
-                    held[p * width + e] = outputs[e]
-        for p in range(pieces):
-            for e in range(width):
-                words[e] = bits_of(held[p * width + e])
+            at = int32(source[p // steps] + buffer + p % steps * step * 4)
             exists = int32(k * ROUND_ROWS + p // steps * STORE_WARPS) < left
-            write(wanted[p] and exists, y, target[p // steps] + p % steps * step, words)
+            copy(wanted[p] and exists, y, target[p // steps] + p % steps * step, at)
         for z in range(OWN_ROWS):
             target[z] += further
 

@@ -27,8 +27,6 @@ from .copies import (
     ld_shared_u16,
     load_vector,
     shared_address,
-    st_global_if,
-    st_global_vector,
     st_shared,
     st_shared_b32,
     st_shared_f32,
@@ -55,6 +53,7 @@ from .matrix import (
 )
 from .products import multiply_add, multiply_runs
 from .runs import load_guarded, load_pair, load_run, store_run, vectors_of
+from .stores import ld_shared_st_global_if, st_global_if, st_global_vector
 from .tensor_maps import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_4d,
@@ -91,6 +90,7 @@ __all__ = [
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
     "ld_shared",
+    "ld_shared_st_global_if",
     "ld_shared_u16",
     "load_guarded",
     "load_pair",

@@ -322,44 +322,6 @@ def cp_async_bulk_wait_read(pending):
     return word(f"cp.async.bulk.wait_group.read {pending};")
 
 
-def st_global_if(count):
-    """st.global of ``count`` (1, 2 or 4) 4-byte words under a predicate, without a branch: (wanted, target, index,
-    words) writes the first ``count`` of the local int32 array ``words`` over the elements of ``target`` from ``index``
-    on, which stands at a multiple of their size."""
-    words_text = "$1" if count == 1 else "{" + ", ".join(f"${1 + z}" for z in range(count)) + "}"
-    kind = "b32" if count == 1 else f"v{count}.b32"
-    text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
-
-    @instruction(no_meaning)
-    def st_global_wanted(typingctx, wanted, target, index, words):
-        def codegen(context, builder, sig, args):
-            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-            source = context.make_array(sig.args[3])(context, builder, args[3]).data
-            values = [builder.load(builder.gep(source, [ir.Constant(i64, z)])) for z in range(count)]
-            constraints = ",".join(["l"] + ["r"] * (count + 1) + ["~{memory}"])
-            asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, constraints)
-            return context.get_dummy_value()
-
-        return types.void(types.boolean, target, types.intp, words), codegen
-
-    return st_global_wanted
-
-
-@instruction(no_meaning)
-def st_global_vector(typingctx, wanted, target, index, words):
-    """st.global.v4.b32 under a predicate, without a branch: (wanted, target, index, four int32) over the elements of
-    ``target`` from ``index`` on, which stands at a multiple of 16 bytes."""
-    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
-
-    def codegen(context, builder, sig, args):
-        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
-        values = [builder.extract_value(args[3], z) for z in range(4)]
-        asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, "l,r,r,r,r,r,~{memory}")
-        return context.get_dummy_value()
-
-    return types.void(types.boolean, target, types.intp, types.UniTuple(types.int32, 4)), codegen
-
-
 def take(offsets, stride, cases):
     """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
 

@@ -1,0 +1,69 @@
+"""Stores to global memory under a predicate: a lane that writes nothing takes no branch."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from .core import asm, i32, i64, instruction, item, no_meaning
+
+
+def st_global_if(count):
+    """st.global of ``count`` (1, 2 or 4) 4-byte words under a predicate, without a branch: (wanted, target, index,
+    words) writes the first ``count`` of the local int32 array ``words`` over the elements of ``target`` from ``index``
+    on, which stands at a multiple of their size."""
+    words_text = "$1" if count == 1 else "{" + ", ".join(f"${1 + z}" for z in range(count)) + "}"
+    kind = "b32" if count == 1 else f"v{count}.b32"
+    text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
+
+    @instruction(no_meaning)
+    def st_global_wanted(typingctx, wanted, target, index, words):
+        def codegen(context, builder, sig, args):
+            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+            source = context.make_array(sig.args[3])(context, builder, args[3]).data
+            values = [builder.load(builder.gep(source, [ir.Constant(i64, z)])) for z in range(count)]
+            constraints = ",".join(["l"] + ["r"] * (count + 1) + ["~{memory}"])
+            asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, constraints)
+            return context.get_dummy_value()
+
+        return types.void(types.boolean, target, types.intp, words), codegen
+
+    return st_global_wanted
+
+
+def ld_shared_st_global_if(count):
+    """ld.shared and st.global of ``count`` (1, 2 or 4) 4-byte words, the second under a predicate, without a branch:
+    (wanted, target, index, address) writes the words at ``address`` in shared memory over the elements of ``target``
+    from ``index`` on. Both stand at multiples of the words' size; what is not wanted is loaded all the same."""
+    names = [f"r{z}" for z in range(count)]
+    kind, words = ("b32", names[0]) if count == 1 else (f"v{count}.b32", f"{{{', '.join(names)}}}")
+    text = (
+        f"{{ .reg .pred p; .reg .b32 {', '.join(names)}; setp.ne.b32 p, $2, 0; "
+        f"ld.shared.{kind} {words}, [$1]; @p st.global.{kind} [$0], {words}; }}"
+    )
+
+    @instruction(no_meaning)
+    def copy_wanted(typingctx, wanted, target, index, address):
+        def codegen(context, builder, sig, args):
+            slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+            asm(builder, ir.VoidType(), [slot, args[3], builder.zext(args[0], i32)], text, "l,r,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.boolean, target, types.intp, types.int32), codegen
+
+    return copy_wanted
+
+
+@instruction(no_meaning)
+def st_global_vector(typingctx, wanted, target, index, words):
+    """st.global.v4.b32 under a predicate, without a branch: (wanted, target, index, four int32) over the elements of
+    ``target`` from ``index`` on, which stands at a multiple of 16 bytes."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
+
+    def codegen(context, builder, sig, args):
+        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+        values = [builder.extract_value(args[3], z) for z in range(4)]
+        asm(builder, ir.VoidType(), [slot, *values, builder.zext(args[0], i32)], text, "l,r,r,r,r,r,~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(types.boolean, target, types.intp, types.UniTuple(types.int32, 4)), codegen
