@@ -12,6 +12,7 @@ from numba_tconv.kernels.k4_plan import vectors_align
 from numba_tconv.kernels.k6_box import rows_of
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_rung import by_vectors
+from numba_tconv.kernels.tensor_store import alignment_of
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
 from tests.gpu.common import TENSOR_CORES
@@ -117,6 +118,9 @@ def k6_properties(case):
         "weights, chunks of taps": (config.resident, tile.several_chunks),
         "windows in a stage": config.regions,
         "staging buffers": config.buffers,
+        "rows in rounds: staging buffers, parts": config.by_rows and (config.buffers, config.round_buffers, tile.parts),
+        "rows in rounds: outputs at a time, bias": config.by_rows
+        and (alignment_of(case.offset * tile.out_dtype.itemsize, p, tile)[1], p.bias),
         "joined": config.joined,
         "runs on sectors, last columns apart, size of an element": tile.whole
         and (tile.aligned, config.tail, tile.itemsize),
@@ -153,6 +157,9 @@ def test_k6():
         "weights, chunks of taps": {(r, several) for r in BOTH for several in BOTH},
         "windows in a stage": {1, 2},
         "staging buffers": {0, 1, 2},
+        "rows in rounds: staging buffers, parts": {False, (2, 2, 1), (2, 1, 1), (1, 1, 1), (2, 2, 2)},
+        "rows in rounds: outputs at a time, bias": {False}
+        | {(outputs, bias) for outputs in (1, 2, 4) for bias in BOTH},
         "joined": BOTH,
         "runs on sectors, last columns apart, size of an element": {False}
         | {(*way, size) for way in ((True, False), (False, False), (False, True)) for size in (2, 4)},
