@@ -8,6 +8,7 @@ of them hands over is known then.
 
 import contextlib
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -214,41 +215,49 @@ def test_runs_without_a_whole_vector(in_python, precision, shift):
     check(in_python, p, next(c for c in k6_config.configs(p, precision) if c.by_lanes), shift)
 
 
-def check(state, p, config, shift):
+def straight_tiles(p, config, alignment, to_the_output):
+    """The tiles that lie in one sample and leave straight: of each the first channel, how many channels there are from
+    it on, the column tile, where its outputs are, and a function of the warp: index in y of its first output."""
     tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
-    state.itemsize, state.shift = tile.out_dtype.itemsize, shift
-    y, stored = state.Output(), state.Stored()
-    alignment = tensor_store.alignment_of(shift * state.itemsize, p, tile)
-    aim, head_of = tensor_store.make_aim(tile, to_the_output=True)
-    store, _ = k6_bulk.make_bulk_store(config)
-    rounds, straight_tiles = tile.channels // config.bulk_channels, 0
+    aim, head_of = tensor_store.make_aim(tile, to_the_output)
     for row_tile in range(tile.row_tiles(p)):
         co = row_tile * tile.channels
         left = min(tile.channels, p.out_channels - co)
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
             there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
-            straight_tiles += straight
-            if not straight:
-                continue
-            state.memory = {}
-            run = head_of(n, there, 0, co, p.out_channels, p.out_length)
-            state.handed = defaultdict(list)
-            for state.watched in range(2 * rounds + 1):
-                writes = config.by_lanes and state.watched > 0 and state.watched % 2 == 0
-                for warp, state.leaves_traces in product(range(WARPS), (False, True) if writes else (True,)):
-                    state.known, state.handed = state.handed, defaultdict(list)
-                    for state.lane in range(LANES):
-                        state.stretch = 0
-                        held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, state.lane)
-                        with contextlib.suppress(Passed):
-                            store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, state.lane,
-                                  run, there, left, p.out_length, alignment)  # fmt: skip
-                        if config.spreads and state.watched == state.stretch and held[2] > 0:
-                            k6_bulk.make_hand_over(config)[1](held, goes, y)
-            assert max(state.memory) < BIASES + config.extras
-            assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
-    assert straight_tiles, "some tile leaves in bulk"
+            if straight:
+                head = partial(head_of, n, there, co=co, out_channels=p.out_channels, out_length=p.out_length)
+                yield co, left, column_tile, there, head
+
+
+def check(state, p, config, shift):
+    tile, first = config.tile, k6_config.sample_columns(p, config)[0]
+    state.itemsize, state.shift = tile.out_dtype.itemsize, shift
+    y, stored = state.Output(), state.Stored()
+    alignment = tensor_store.alignment_of(shift * state.itemsize, p, tile)
+    store, _ = k6_bulk.make_bulk_store(config)
+    rounds, found = tile.channels // config.bulk_channels, 0
+    for co, left, column_tile, there, head in straight_tiles(p, config, alignment, to_the_output=True):
+        found += 1
+        state.memory = {}
+        run = head(0)
+        state.handed = defaultdict(list)
+        for state.watched in range(2 * rounds + 1):
+            writes = config.by_lanes and state.watched > 0 and state.watched % 2 == 0
+            for warp, state.leaves_traces in product(range(WARPS), (False, True) if writes else (True,)):
+                state.known, state.handed = state.handed, defaultdict(list)
+                for state.lane in range(LANES):
+                    state.stretch = 0
+                    held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, state.lane)
+                    with contextlib.suppress(Passed):
+                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, state.lane,
+                              run, there, left, p.out_length, alignment)  # fmt: skip
+                    if config.spreads and state.watched == state.stretch and held[2] > 0:
+                        k6_bulk.make_hand_over(config)[1](held, goes, y)
+        assert max(state.memory) < BIASES + config.extras
+        assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
+    assert found, "some tile leaves in bulk"
     assert set(state.written.values()) == {1}, "no output twice"
     inner = {(n, c, o) for n, c, o in np.ndindex(p.batch, p.out_channels, p.out_length)}
     rows = defaultdict(list)

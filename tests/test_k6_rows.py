@@ -7,6 +7,7 @@ thread may load what another one stores.
 """
 
 import contextlib
+import inspect
 from collections import Counter, defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import torch
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_runs, tensor_store
 from numba_tconv.problem import Problem
-from tests.test_k6_bulk import LANES, WARPS, Passed, repeated, same, sums_of
+from tests.test_k6_bulk import LANES, WARPS, Passed, repeated, same, straight_tiles, sums_of
 from tests.test_tensor_store import expected
 
 BUFFERS = 1024  # bytes of shared memory where they lie
@@ -133,40 +134,32 @@ def bias_of(channel):
 
 def check(state, p, config, shift, has_bias, times=1):
     """``times``: that each tile is stored, one after the other."""
-    tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
-    state.shift, y, crew, straight_tiles = shift, {}, 1, 0
+    tile, first = config.tile, k6_config.sample_columns(p, config)[0]
+    state.shift, y, crew, found = shift, {}, 1, 0
     alignment = tensor_store.alignment_of(shift * 4, p, tile)
-    aim, head_of = tensor_store.make_aim(tile)
     store = k6_rows.make_store_rows(config)
-    for row_tile in range(tile.row_tiles(p)):
-        co = row_tile * tile.channels
-        left = min(tile.channels, p.out_channels - co)
-        for column_tile in range(k6_config.column_tiles(p, config)):
-            n, j = divmod(column_tile * tile.advance, columns)
-            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
-            straight_tiles += straight
-            if not straight:
-                continue
-            state.memory, state.known = {}, defaultdict(list)
-            rounds = tile.rows // 8 * (3 - config.round_buffers) + (config.round_buffers == 2) + 2 * has_bias
-            for state.watched in range(times * rounds + 1):
-                state.stored, state.loaded = set(), set()
-                for warp in range(WARPS):
-                    head = head_of(n, there, warp, co, p.out_channels, p.out_length)
-                    for lane in range(LANES):
-                        state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
-                        sums = sums_of(p, config, column_tile, co, warp, lane)
-                        channel = 32 * warp + lane
-                        extra = bias_of(co + channel) if has_bias and channel < left else 0.0
-                        with contextlib.suppress(Passed):
-                            for _ in range(times):
-                                acc, total = (None, [*sums]) if tile.parts == 2 else ([*sums], None)
-                                store(acc, total, y, 0, BUFFERS, extra, has_bias, crew, warp, lane, head, there, left,
-                                      p.out_length, alignment)  # fmt: skip
-                assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
-            assert min(state.memory) >= BUFFERS
-            assert max(state.memory) < BUFFERS + config.staging_buffer - 16
-    assert straight_tiles, "some tile leaves by rows"
+    for co, left, column_tile, there, head_of in straight_tiles(p, config, alignment, to_the_output=False):
+        found += 1
+        state.memory, state.known = {}, defaultdict(list)
+        rounds = tile.rows // 8 * (3 - config.round_buffers) + (config.round_buffers == 2) + 2 * has_bias
+        for state.watched in range(times * rounds + 1):
+            state.stored, state.loaded = set(), set()
+            for warp in range(WARPS):
+                head = head_of(warp)
+                for lane in range(LANES):
+                    state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
+                    sums = sums_of(p, config, column_tile, co, warp, lane)
+                    channel = 32 * warp + lane
+                    extra = bias_of(co + channel) if has_bias and channel < left else 0.0
+                    with contextlib.suppress(Passed):
+                        for _ in range(times):
+                            acc, total = (None, [*sums]) if tile.parts == 2 else ([*sums], None)
+                            store(acc, total, y, 0, BUFFERS, extra, has_bias, crew, warp, lane, head, there, left,
+                                  p.out_length, alignment)  # fmt: skip
+            assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
+        assert min(state.memory) >= BUFFERS
+        assert max(state.memory) < BUFFERS + config.staging_buffer - 16
+    assert found, "some tile leaves by rows"
     assert set(state.written.values()) == {times}, "no output twice"
     rows = defaultdict(list)
     for index, value in y.items():
@@ -189,3 +182,39 @@ def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
     bias = [bias_of(channel) for channel in range(40)]
     assert [extra_of(bias, True, 16, 13, thread) for thread in (0, 12, 13)] == [bias[16], bias[28], 0]
     assert extra_of(bias, False, 16, 13, 0) == 0
+
+
+@pytest.mark.parametrize("straight", [False, True])
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, straight):
+    """To the next tile, which may leave in another way, by a barrier; to the other warpgroup by lane 0, when all lanes
+    of the warp have read, in its turn."""
+    done = []
+
+    def stub(*event):
+        return lambda *_: done.append(event)
+
+    config = replace(configured(Problem(2, 8, 16, 3, 258), "tf32"), buffers=buffers)
+    monkeypatch.setattr(k6_epilogue, "device_function", same)
+    monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (lambda *_: (None, straight), lambda *_: 0))
+    monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: stub("anywhere"))
+    monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
+    monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: stub("rows"))
+    monkeypatch.setattr(k6_epilogue, "cuda", SimpleNamespace(syncwarp=stub("syncwarp")))
+    monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *barrier: done.append(("barrier", *barrier)))
+    monkeypatch.setattr(k6_epilogue, "mbarrier_wait", lambda *turn: done.append(("wait", *turn)))
+    monkeypatch.setattr(k6_epilogue, "mbarrier_arrive", lambda turn: done.append(("arrive", turn)))
+    store_tile, _ = k6_epilogue.make_epilogue(config)
+    zeros = dict.fromkeys(inspect.signature(store_tile).parameters, 0)
+    crew, turns, parity = 1, 4096, 1
+    for lane in (0, 1):
+        done.clear()
+        store_tile(**zeros | {"crew": crew, "lane": lane, "staging_turn": turns, "parity": parity})
+        stored = [("rows",)] if straight else [("barrier", crew + 1, 128), ("anywhere",)]
+        passed_on = buffers == 1
+        assert done == [
+            *[("wait", turns + 8, parity)] * passed_on,
+            *stored,
+            ("syncwarp",),
+            *[("arrive", turns)] * (passed_on and lane == 0),
+        ]

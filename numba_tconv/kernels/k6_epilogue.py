@@ -32,7 +32,7 @@ def make_epilogue(config: Config):
     if bulk:
         straight_on = _make_bulk(config.tile, store_bulk)
     else:
-        straight_on = _make_rows_alone(config) if by_rows else _make_runs(config, make_rows)
+        straight_on = _make_by_rows(config) if by_rows else _make_runs(config, make_rows)
 
     @device_function
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
@@ -131,7 +131,7 @@ def _make_bulk(tile, store):
     return store_in_bulk
 
 
-def _make_rows_alone(config: Config):
+def _make_by_rows(config: Config):
     """The way of k6_rows.py, with the arguments of the others."""
     store = make_store_rows(config)
 

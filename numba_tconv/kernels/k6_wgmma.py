@@ -42,6 +42,7 @@ over stages takes 6% longer than tensor cores need at their clock under this loa
 between tiles. (Profiles and scripts; no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
+That is of 33e41ec: k6_rows.py, and turns that are waited for after a tile is worked out, came later and are in no row.
 """
 
 from __future__ import annotations
