@@ -130,6 +130,8 @@ def in_python(monkeypatch):
         SimpleNamespace(shfl_sync=shfl_sync, syncwarp=lambda: None, any_sync=lambda mask, value: True),
     )
     monkeypatch.setattr(k6_bulk, "recomputed", same)
+    local = SimpleNamespace(array=lambda size, dtype: [None] * size)
+    monkeypatch.setattr(k6_stage, "cuda", SimpleNamespace(local=local))
     monkeypatch.setattr(k6_stage, "uint32", lambda value: int(value) % 2**32)
     for name in ("pack_f16", "pack_bf16"):
         monkeypatch.setattr(k6_stage, name, lambda low, high: (low, high))
@@ -149,6 +151,10 @@ CASES = {
     "phases apart": Problem(2, 8, 8, 4, 250, stride=2, dilation=3, padding=2),
     "one tap": Problem(2, 8, 16, 1, 250, stride=2, output_padding=1),
     "phases without taps": Problem(2, 8, 16, 3, 250, stride=2, dilation=2, padding=1),
+    # More core matrices than biases are loaded for together: one channel a row, and several rows.
+    "96 rows": Problem(1, 8, 96, 3, 130),
+    "100 rows": Problem(1, 8, 20, 10, 130, stride=5),
+    "128 rows": Problem(1, 8, 16, 16, 130, stride=8),
 }
 
 
@@ -166,6 +172,7 @@ WAYS = [
     *[("phases apart", "tf32", 0, 1), ("phases apart", "bf16", 2, 1)],
     *[("one tap", "tf32", 0, 1), ("one tap", "bf16", 2, 1)],
     *[("phases without taps", "tf32", 0, 1), ("phases without taps", "bf16", 1, 1)],
+    *[("96 rows", "bf16", 0, 4), ("100 rows", "tf32", 0, 1), ("128 rows", "bf16", 0, 2)],
 ]
 
 
@@ -215,6 +222,10 @@ def test_runs_without_a_whole_vector(in_python, precision, shift):
     check(in_python, p, next(c for c in k6_config.configs(p, precision) if c.by_lanes), shift)
 
 
+def bias_of(channel):
+    return 0.125 * (channel + 1)
+
+
 def straight_tiles(p, config, alignment, to_the_output):
     """The tiles that lie in one sample and leave straight: of each the first channel, how many channels there are from
     it on, the column tile, where its outputs are, and a function of the warp: index in y of its first output."""
@@ -250,8 +261,10 @@ def check(state, p, config, shift):
                 for state.lane in range(LANES):
                     state.stretch = 0
                     held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, state.lane)
+                    channel = 32 * warp + state.lane
+                    extra = bias_of(co + channel) if channel < left else 0.0
                     with contextlib.suppress(Passed):
-                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, 0.0, 0, warp, state.lane,
+                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, extra, 0, warp, state.lane,
                               run, there, left, p.out_length, alignment)  # fmt: skip
                     if config.spreads and state.watched == state.stretch and held[2] > 0:
                         k6_bulk.make_hand_over(config)[1](held, goes, y)
@@ -266,7 +279,7 @@ def check(state, p, config, shift):
         sample, channel = divmod(rest, p.out_channels)
         assert (sample, channel, o) in inner
         rows[sample, channel].append(o)
-        assert value == expected(p, first, sample, channel, o)
+        assert value == expected(p, first, sample, channel, o) + bias_of(channel)
     for outputs in rows.values():
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
 

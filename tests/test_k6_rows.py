@@ -18,7 +18,7 @@ import torch
 from numba_tconv import workloads
 from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_runs, tensor_store
 from numba_tconv.problem import Problem
-from tests.test_k6_bulk import LANES, WARPS, Passed, repeated, same, straight_tiles, sums_of
+from tests.test_k6_bulk import LANES, WARPS, Passed, bias_of, repeated, same, straight_tiles, sums_of
 from tests.test_tensor_store import expected
 
 BUFFERS = 1024  # bytes of shared memory where they lie
@@ -124,12 +124,20 @@ def test_a_buffer_is_read_before_it_is_staged_in_again(in_python, channels, has_
 
 def test_two_buffers_where_the_ring_is_as_deep():
     found = {w: configured(workloads.get(w).problem, "tf32") for w in ("kb64", "kb74")}
-    assert {w: config.round_buffers for w, config in found.items()} == {"kb64": 1, "kb74": 2}
-    assert found["kb64"].stages > k6_config.deepest(replace(found["kb64"], round_buffers=2)).stages
+    buffers = {w: (config.buffers, config.round_buffers) for w, config in found.items()}
+    assert buffers == {"kb64": (1, 1), "kb74": (2, 2)}
+    for more in (dict(buffers=2), dict(round_buffers=2)):
+        shallower = k6_config.deepest(replace(found["kb64"], **more))
+        assert shallower.stages < min(found["kb64"].stages, k6_config.SHALLOW_RING), more
 
 
-def bias_of(channel):
-    return 0.125 * (channel + 1)
+def test_one_buffer_only_where_the_ring_is_shallow():
+    """A ring of many stages is as good as one of more."""
+    p = Problem(2, 104, 128, 3, 256)
+    config = configured(p, "tf32")
+    passed_on = k6_config.deepest(replace(config, buffers=1))
+    assert k6_config.SHALLOW_RING <= config.stages < passed_on.stages
+    assert config.buffers == 2
 
 
 def check(state, p, config, shift, has_bias, times=1):

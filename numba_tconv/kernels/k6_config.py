@@ -31,6 +31,9 @@ ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
 ROUND_ROWS = 8  # of a tile, that leave together (k6_rows.py)
+# Stages, with fewer of which a ring is worth a warpgroup's own buffer for rounds: on kb64 seven stages and a buffer
+# that is passed on take 2 or 3% less than six and one for each (H200, a script; no recorded rows).
+SHALLOW_RING = 7
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
 LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
@@ -297,8 +300,11 @@ def stagings(config: Config) -> Iterator[Config]:
                 bulk = replace(config, tile=_largest_rounds(tile, 0), buffers=1, bulk_channels=channels)
                 staged = _largest_rounds(tile, bulk.buffer_bytes)
                 yield from (replace(bulk, tile=replace(staged, aligned=aligned)) for aligned in (True, False))
-    shared = (_runs(config, buffers) for buffers in (2, 1))
-    yield next((runs for runs in shared if deepest(runs)), _runs(config, 1))
+    own, passed_on = _runs(config, 2), _runs(config, 1)
+    own_fit, passed_on_fit = deepest(own), deepest(passed_on)
+    shallow = own_fit and own.by_rows and not own.paired and own_fit.stages < SHALLOW_RING
+    deeper = shallow and passed_on_fit.stages > own_fit.stages
+    yield own if own_fit and not deeper else passed_on
 
 
 def _runs(config: Config, buffers: int) -> Config:

@@ -9,12 +9,15 @@ A lane's sums are those of two neighbouring rows in four neighbouring columns (f
 They are written together if every run of the round begins at a multiple of as many outputs: where a run begins depends
 on y, since it stands as far from a multiple of 16 bytes as it will there (k6_bulk.py). If not even by twos, every sum
 is written by itself. That takes two or four times as many instructions, and in 16 bits each has half of a bank's word.
+
+Biases are loaded for several core matrices together. Loaded where each is added, behind the stores of the row before,
+they were waited for in every row: some 40% of the samples of the staging (profile of kb64 in bfloat16, no rows).
 """
 
 from __future__ import annotations
 
 import torch
-from numba import float32, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from ..ptx import (
     device_function,
@@ -31,6 +34,8 @@ from ..ptx import (
 )
 from .k6_config import Config
 from .tensor_tile import Tile
+
+BATCH = 8  # core matrices whose biases are loaded together
 
 
 def rotation(lane, span):
@@ -58,7 +63,8 @@ def make_stage(config: Config, matrices: int):
     """
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
-    one, pair, four = (repeated(piece, matrices) for piece in make_pieces(config))
+    (load_extras, *pieces), batch_rows = make_pieces(config), 2 * BATCH
+    one, pair, four = (_in_batches(piece, load_extras, matrices) for piece in pieces)
     first_of, first_of_pairs = device_function(rotation), device_function(rotation_of_pairs)
     by_columns, by_phases = span == 1, pairs_phases(tile)
     step = span * itemsize
@@ -72,7 +78,8 @@ def make_stage(config: Config, matrices: int):
     @device_function
     def stage(first, acc, column, extra_at, lane, pitch, begin):
         misplaced = int32(begin | pitch // itemsize)
-        where = extra_at, int32((lane & 3) * 2), first, pitch
+        extras = cuda.local.array(batch_rows, dtype=float32)
+        where = extra_at, int32((lane & 3) * 2), first, pitch, extras
         if by_columns and misplaced & 3 == 0:
             four(first, (acc, (column, column, column, column), False, False, where))
         elif (by_columns or by_phases) and misplaced & 1 == 0:
@@ -85,34 +92,79 @@ def make_stage(config: Config, matrices: int):
     return stage
 
 
+def _in_batches(piece, load_extras, matrices: int):
+    """A device function (number of the first core matrix, state) that calls ``piece`` for each of ``matrices``, and
+    ``load_extras`` for as many as a batch has before."""
+    number = min(BATCH, matrices)
+    load_all, put_all = repeated(load_extras, number), repeated(piece, number)
+
+    @device_function
+    def batch(k, state):
+        load_all(k, state)
+        put_all(k, state)
+
+    if number == matrices:
+        return batch
+    others = _in_batches(piece, load_extras, matrices - number)
+
+    @device_function
+    def batches(k, state):
+        batch(k, state)
+        others(int32(k + number), state)
+
+    return batches
+
+
 def make_pieces(config: Config):
-    """Three device functions (core matrix, state) that write the lane's sums of its eight rows: one by one, by twos, by
-    fours.
+    """Four device functions (core matrix, state): one that loads the biases of the lane's two rows, and three that
+    write its sums of them: one by one, by twos, by fours.
 
     ``state``: the sums; where the lane's columns stand, in the order in which they are written; whether that begins
     with an odd one, and with one of the second two; and what all matrices share: where the biases are, the lane's first
-    row of eight, the round's first core matrix, and the pitch of the runs.
+    row of eight, the round's first core matrix, the pitch of the runs, and the biases that have been loaded.
     """
     tile = config.tile
     spread, phases, itemsize, sums = tile.spread, tile.phases, tile.out_dtype.itemsize, tile.rows // 2
     span = tile.span if tile.empty_slots else 1  # then outputs that no row reaches stand behind each column's one
     aligned_rows, halves, by_phases = 8 % phases == 0 or phases % 8 == 0, itemsize == 2, pairs_phases(tile)
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    load = ld_shared(1, float32)
+    load, same_channel = ld_shared(1, float32), phases % 2 == 0
 
     @device_function
     def row_of(k, r, where):
-        """Bytes from the buffer's start to row ``r`` of core matrix ``k``, and its bias."""
-        extra_at, _, first, pitch = where
+        """Bytes from the buffer's start to row ``r`` of core matrix ``k``, and to its bias from the first one."""
+        _, _, first, pitch, _ = where
         k = int32(k - first)
         if aligned_rows:  # what depends on the lane, and what is known when the code is compiled
             channel, phase = int32(uint32(r) // uint32(phases)), int32(uint32(r) % uint32(phases))
             before = int32(8 * k // phases)
             return (int32(channel * pitch + (phase + 8 * k % phases) * (spread * itemsize) + before * pitch),
-                    load(int32(extra_at + channel * 4 + before * 4)))  # fmt: skip
+                    int32(channel * 4 + before * 4))  # fmt: skip
         channel = int32(uint32(8 * k + r) // uint32(phases))
-        at = int32(channel * pitch + (8 * k + r - channel * phases) * (spread * itemsize))
-        return at, load(int32(extra_at + channel * 4))
+        return int32(channel * pitch + (8 * k + r - channel * phases) * (spread * itemsize)), int32(channel * 4)
+
+    @device_function
+    def place_of(k, where):
+        """Where the biases of core matrix ``k`` are, of those that have been loaded."""
+        return int32(uint32(k - where[2]) % uint32(BATCH)) * 2
+
+    @device_function
+    def load_extras(k, state):
+        _, _, _, _, where = state
+        extra_at, row, _, _, extras = where
+        z = place_of(k, where)
+        _, even_at = row_of(k, row, where)
+        extras[z] = load(int32(extra_at + even_at))
+        if not same_channel:
+            _, odd_at = row_of(k, int32(row + 1), where)
+            extras[z + 1] = load(int32(extra_at + odd_at))
+
+    @device_function
+    def staged(k, z, where):
+        """Where the lane's row ``z`` of core matrix ``k`` stands, and its bias."""
+        _, row, _, _, extras = where
+        at, _ = row_of(k, int32(row + z), where)
+        return at, extras[place_of(k, where) + (0 if same_channel else z)]
 
     @device_function
     def rotated(acc, a, odd, far, i):
@@ -136,8 +188,8 @@ def make_pieces(config: Config):
     @device_function
     def one(k, state):
         acc, columns, odd, far, where = state
-        even_at, even_extra = row_of(k, where[1], where)
-        odd_at, odd_extra = row_of(k, int32(where[1] + 1), where)
+        even_at, even_extra = staged(k, 0, where)
+        odd_at, odd_extra = staged(k, 1, where)
         for i in range(4):
             even_sum = rotated(acc, 4 * k, odd, far, i) + even_extra
             odd_sum = rotated(acc, 4 * k + 1, odd, far, i) + odd_extra
@@ -148,7 +200,7 @@ def make_pieces(config: Config):
     @device_function
     def pair_of_phases(k, state):
         acc, columns, odd, far, where = state
-        at, extra = row_of(k, where[1], where)
+        at, extra = staged(k, 0, where)
         for i in range(4):
             low, high = rotated(acc, 4 * k, odd, far, i) + extra, rotated(acc, 4 * k + 1, odd, far, i) + extra
             if halves:
@@ -160,7 +212,7 @@ def make_pieces(config: Config):
     def pair_of_columns(k, state):
         acc, columns, _, far, where = state
         for z in range(2):
-            at, extra = row_of(k, int32(where[1] + z), where)
+            at, extra = staged(k, z, where)
             a, near_at, far_at = 4 * k + z, int32(columns[0] + at), int32(columns[2] + at)
             z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
             if halves:
@@ -175,7 +227,7 @@ def make_pieces(config: Config):
     def four(k, state):
         acc, columns, _, _, where = state
         for z in range(2):
-            at, extra = row_of(k, int32(where[1] + z), where)
+            at, extra = staged(k, z, where)
             a, at = 4 * k + z, int32(columns[0] + at)
             z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
             if halves:
@@ -183,4 +235,4 @@ def make_pieces(config: Config):
             else:
                 st_shared(at, z0, z1, z2, z3)
 
-    return one, pair_of_phases if by_phases else pair_of_columns, four
+    return load_extras, one, pair_of_phases if by_phases else pair_of_columns, four

@@ -11,7 +11,17 @@ from .barriers import (
     mbarrier_wait,
     setmaxnreg,
 )
-from .convert import bf16_to_f32, bits_of, f32_to_bf16, float_of, pack_bf16, pack_f16, round_tf32, tf32_operand
+from .convert import (
+    bf16_to_f32,
+    bits_of,
+    f32_to_bf16,
+    float_of,
+    pack_bf16,
+    pack_f16,
+    round_tf32,
+    tf32_operand,
+    tf32_part,
+)
 from .copies import (
     add_vectors,
     cp_async,
@@ -135,6 +145,7 @@ __all__ = [
     "tensormap_replace_address",
     "tensormap_replace_size",
     "tf32_operand",
+    "tf32_part",
     "vectors_of",
     "wgmma",
     "wgmma_commit",

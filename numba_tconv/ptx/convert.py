@@ -95,6 +95,23 @@ def float_of(typingctx, bits):
     return types.float32(types.int32), codegen
 
 
+def _tf32_part(value):
+    bits = int(np.float32(value).view(np.uint32))
+    return np.uint32((bits + 0x1000) & 0xFFFFE000).view(np.int32)
+
+
+@instruction(_tf32_part)
+def tf32_part(typingctx, value):
+    """The bits of ``round_tf32`` in two instructions, for the larger part of a split operand: infinities stay, but NaN
+    may become any number. It comes back as what is left, ``value`` less that number, and so it does of an infinity."""
+
+    def codegen(context, builder, sig, args):
+        raised = builder.add(builder.bitcast(args[0], i32), ir.Constant(i32, 0x1000))
+        return builder.and_(raised, ir.Constant(i32, -0x2000))
+
+    return types.int32(types.float32), codegen
+
+
 def _tf32_operand(value):
     """With the last 13 bits as the sum leaves them, so that the simulator sees who takes them for a part of it."""
     value = np.float32(value)

@@ -85,9 +85,10 @@ ROWS = {
     "y one element past 16 bytes, for k4": _row((2, 16, 24), 5, 304, "ieee", offset=1, bias=True),
     "y one element past a sector": _row((2, 16, 24), 3, 304, "tf32", offset=1, **_STRIDE_1),
     "y of 8 bytes past a sector": _row((2, 16, 24), 3, 302, "tf32", offset=2, **_STRIDE_1),
-    # Resident weights beside which a round of rows has one buffer of each warpgroup, or one of both.
-    "rows in rounds of one buffer": _row((2, 128, 128), 3, 302, "tf32", padding=2),
-    "rows in rounds of one buffer, several turns": _row((1, 128, 128), 3, 1498, "tf32"),
+    # Resident weights beside which a round of rows has one buffer of both warpgroups: so that the ring is deeper, or
+    # because no more fits.
+    "rows in rounds, a deeper ring": _row((2, 128, 128), 3, 302, "tf32", padding=2),
+    "rows in rounds, a deeper ring, several turns": _row((1, 128, 128), 3, 1498, "tf32"),
     "rows in rounds, a buffer passed on": _row((2, 144, 120), 3, 301, "tf32", **_STRIDE_1),
     "rows in rounds, a buffer passed on, several turns": _row((1, 144, 120), 3, 1500, "tf32", bias=True),
     # Weights that stream, with the most taps: several chunks of them.
