@@ -36,10 +36,11 @@ dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that mu
 one chain of some 90 instructions (wait, load, permute, multiply), whose fixed latencies are half of the stalls. With
 one warp for all copies it had been they that took longest: 1.05 ms against 0.86. On kb64 in bfloat16 the store takes as
 long as the products; half of it was the staging, sum by sum, with bank conflicts of two-byte writes. By twos it takes
-4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to 0.354). The two warpgroups multiply by
-turns: to let them do so at the same time gained nothing there, and failed on hifigan_u2. In TF32, on dac_u2, the loop
-over stages takes 6% longer than tensor cores need at their clock under this load, and a fifth of the time is spent
-between tiles. (Profiles and scripts; no recorded rows.)
+4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to 0.354); with biases that are loaded
+before they are waited for, 3 and 8% less again. The two warpgroups multiply by turns: to let them do so at the same
+time gained nothing there, and failed on hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than
+tensor cores need at their clock under this load, and a fifth of the time is spent between tiles. (Profiles and scripts;
+no recorded rows.)
 
 Measured (H200, kb64, tf32): 1.40 ms, 1.9 times k5.
 That is of 33e41ec: k6_rows.py, and turns that are waited for after a tile is worked out, came later and are in no row.
