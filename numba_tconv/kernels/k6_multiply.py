@@ -32,9 +32,10 @@ def make_stages(config: Config):
     With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
     ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
     its length. What limits it: products alone, with nothing loaded, split or added up, take 3.59 ms on kb64 and 0.82 on
-    kb74, where all of it takes 4.04 and 1.06; the clock falls under them. To hide the rest behind a warpgroup's own
-    products (a block of columns each by turns, windows split ahead), to let the warpgroups issue theirs by turns, or to
-    add up two stages together took as long or longer on kb64 (H200, scripts; no recorded rows).
+    kb74, where all of it, with operands cut off instead of rounded, takes 4.04 and 1.06; the clock falls under them. To
+    hide the rest behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
+    warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64 (H200, scripts; no
+    recorded rows).
     """
     tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
