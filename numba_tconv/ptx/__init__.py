@@ -12,6 +12,7 @@ from .barriers import (
     setmaxnreg,
 )
 from .convert import (
+    TF32_BITS,
     bf16_to_f32,
     bits_of,
     f32_to_bf16,
@@ -76,6 +77,7 @@ from .tensor_maps import (
 
 __all__ = [
     "SIMULATOR",
+    "TF32_BITS",
     "add_upper_halves",
     "add_vectors",
     "barrier_sync",

@@ -58,6 +58,9 @@ def _pack(name):
 pack_f16, pack_bf16 = _pack("f16"), _pack("bf16")
 
 
+TF32_BITS = -(1 << 13)  # those of a float32 that a TF32 number keeps
+
+
 def _round_tf32(value):
     bits = int(np.float32(value).view(np.uint32))
     if value != value:
@@ -97,7 +100,7 @@ def float_of(typingctx, bits):
 
 def _tf32_part(value):
     bits = int(np.float32(value).view(np.uint32))
-    return np.uint32((bits + 0x1000) & 0xFFFFE000).view(np.int32)
+    return np.uint32(bits + 0x1000 & TF32_BITS & 0xFFFFFFFF).view(np.int32)
 
 
 @instruction(_tf32_part)
@@ -107,7 +110,7 @@ def tf32_part(typingctx, value):
 
     def codegen(context, builder, sig, args):
         raised = builder.add(builder.bitcast(args[0], i32), ir.Constant(i32, 0x1000))
-        return builder.and_(raised, ir.Constant(i32, -0x2000))
+        return builder.and_(raised, ir.Constant(i32, TF32_BITS))
 
     return types.int32(types.float32), codegen
 
