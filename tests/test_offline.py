@@ -14,6 +14,7 @@ from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k6_tail, partial_sum
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_cost import choose
+from numba_tconv.kernels.k6_stage import BATCH
 from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
 
@@ -267,6 +268,21 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
     check_order(report)  # grad_input_planes runs them too
     if report.sass:
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
+
+
+@pytest.mark.parametrize("name", MULTIPLIERS)
+@pytest.mark.parametrize("workload", ["kb64", "kb74"])
+def test_split_operands_are_rounded(name, workload):
+    """Before they are cut off: errors would grow by half without, and be within what is allowed."""
+    _, report, _ = matrix_report(name, workload, "tf32x3")
+    rounded = re.findall(r"add\.s32\s+(%r\d+), %r\d+, 4096;\s+and\.b32\s+%r\d+, \1, -8192;", report.ptx)
+    assert 0 < len(rounded) == report.ptx.count(", -8192;")
+
+
+def test_k6_loads_biases_together():
+    """Not one by one, each behind stores that it would have to wait for."""
+    _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")
+    assert max(part.count("ld.shared.f32") for part in report.ptx.split("st.shared")) >= BATCH
 
 
 @matrix_products

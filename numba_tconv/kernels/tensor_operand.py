@@ -12,9 +12,9 @@ def make_put(parts: int, apart: int):
     ``v[at + apart]``.
 
     That has up to twelve significant bits. The tensor core cuts off the last, and to round it there would be as wrong.
-    To split a window takes as long as its products, so these three instructions for each of its elements are what
-    counts: with eight, which rounded twice and left nothing over of an infinity, kb79 took 1% longer, kb64 6%, kb74 17%
-    and hifigan_u1 21%, and errors were the same (k6 on H200, a script; no recorded rows).
+    Each element of a window takes these three instructions. With eight, which rounded twice and left nothing over of an
+    infinity, kb79 took 1% longer, kb64 6%, kb74 17% and hifigan_u1 21%, and errors were the same to 1% (k6 on H200, a
+    script by turns; no recorded rows).
     """
 
     @device_function
