@@ -195,8 +195,8 @@ def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
 @pytest.mark.parametrize("straight", [False, True])
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, straight):
-    """To the next tile, which may leave in another way, by a barrier; to the other warpgroup by lane 0, when all lanes
-    of the warp have read, in its turn."""
+    """To the next tile, which may leave in another way, by a barrier; to the other warpgroup, in its turn, by every
+    lane."""
     done = []
 
     def stub(*event):
@@ -208,7 +208,6 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
     monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: stub("anywhere"))
     monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
     monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: stub("rows"))
-    monkeypatch.setattr(k6_epilogue, "cuda", SimpleNamespace(syncwarp=stub("syncwarp")))
     monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *barrier: done.append(("barrier", *barrier)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_wait", lambda *turn: done.append(("wait", *turn)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_arrive", lambda turn: done.append(("arrive", turn)))
@@ -223,6 +222,5 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
         assert done == [
             *[("wait", turns + 8, parity)] * passed_on,
             *stored,
-            ("syncwarp",),
-            *[("arrive", turns)] * (passed_on and lane == 0),
+            *[("arrive", turns)] * passed_on,
         ]

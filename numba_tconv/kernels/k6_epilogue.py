@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32, int64, uint64
+from numba import float32, int32, int64, uint64
 
 from ..elements import ELEMENTS
 from ..ptx import barrier_sync, device_function, mbarrier_arrive, mbarrier_wait, recomputed, take
@@ -56,9 +56,7 @@ def make_epilogue(config: Config):
             anywhere(acc, total, values, runs, head, y, shared, base, int32(at // 4), bias, has_bias, crew, warp, lane,
                      n, j, there, row, co, left, batch, columns, first, out_channels, out_length, padding,
                      alignment)  # fmt: skip
-        if by_rows:
-            cuda.syncwarp()  # of the last round its lanes have read what they read
-        if by_turns and lane == 0:
+        if by_turns:  # each lane for itself: it has read what it read, of which racecheck knows no other sign
             mbarrier_arrive(staging_turn + 8 * (1 - crew))
 
     @device_function

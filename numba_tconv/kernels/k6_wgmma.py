@@ -165,8 +165,9 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
             mbarrier_init(weights_full, 1)
-            for s in range(2 * CONSUMERS):
+            for s in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
+                mbarrier_init(staging_turn + 8 * s, 128)
             fence_mbarrier_init()
         if empty_slots:
             e = int32(thread)
