@@ -1,7 +1,10 @@
-"""A mend for the CUDA simulator, whose threads are threads of Python: the shared arrays of a block.
+"""Mends for the CUDA simulator, whose threads are threads of Python: the shared arrays of a block, and its barriers.
 
 Its own ``cuda.shared.array`` looks an array up and then allocates it, so two threads that come at the same time may get
 one each, and what the block computes is wrong. Here the first to come allocates.
+
+Its own blocks ask all their threads, over and over, whether they wait, and so keep the interpreter from those that
+compute: most of the time. Here the last thread to come to a barrier, or to its end, says so.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 
 import numpy as np
 from numba import types
+from numba.cuda.simulator import kernel
 from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
@@ -31,5 +35,65 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
         return shared._allocations[place]
 
 
+class Thread(kernel.BlockThread):
+    """A thread that tells its block when it waits or has ended."""
+
+    def __init__(self, function, block: Block, *where):
+        super().__init__(function, block, *where)
+        self.block, self.ended, self.passes = block, False, _locked()
+
+    def run(self):
+        try:
+            super().run()  # which keeps exceptions
+        finally:
+            self.ended = True
+            self.block.arrive()
+
+    def syncthreads(self):
+        self.block.arrive()
+        self.passes.acquire()
+        if self.abort:
+            raise RuntimeError("another thread of the block failed")
+
+
+class Block(kernel.BlockManager):
+    """A block that is woken when all its threads wait or have ended, and lets those go on that wait."""
+
+    def run(self, grid_point, *arguments):
+        self.turn, self.everyone_is_here = threading.Lock(), _locked()
+        threads = [
+            Thread(lambda: self._f(*arguments), self, grid_point, point, self._debug)
+            for point in np.ndindex(*self._block_dim)
+        ]
+        self.under_way = len(threads)
+        for thread in threads:
+            thread.start()
+        while threads:
+            self.everyone_is_here.acquire()
+            failed = next((thread for thread in threads if thread.exception), None)
+            threads = [thread for thread in threads if not thread.ended]
+            self.under_way = len(threads)
+            for thread in threads:
+                thread.abort = failed is not None
+                thread.passes.release()
+            if failed:
+                error, where = failed.exception
+                raise error.with_traceback(where)
+
+    def arrive(self):
+        with self.turn:
+            self.under_way -= 1
+            is_last = self.under_way == 0
+        if is_last:
+            self.everyone_is_here.release()
+
+
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 def mend() -> None:
     FakeCUDAShared.array = array
+    kernel.BlockManager = Block

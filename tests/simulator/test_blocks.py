@@ -1,0 +1,68 @@
+"""A block of the simulator: what its threads do between barriers, and when one of them ends early or fails.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+THREADS = 8
+
+
+def test_nobody_passes_a_barrier_before_all_have_come():
+    @cuda.jit
+    def kernel(written, seen):
+        thread = cuda.threadIdx.x
+        for turn in range(3):
+            time.sleep(0.002 * ((thread + turn) % THREADS))
+            written[thread] = turn
+            cuda.syncthreads()
+            seen[turn, thread] = written.min()
+            cuda.syncthreads()
+
+    written, seen = np.full(THREADS, -1), np.full((3, THREADS), -1)
+    kernel[1, THREADS](written, seen)
+    assert seen.T.tolist() == [[0, 1, 2]] * THREADS
+
+
+def test_threads_that_have_ended_are_not_waited_for():
+    @cuda.jit
+    def kernel(result):
+        thread = cuda.threadIdx.x
+        for turn in range(thread):
+            cuda.syncthreads()
+            result[thread] = turn + 1
+
+    result = np.zeros(THREADS, int)
+    kernel[2, THREADS](result)
+    assert result.tolist() == list(range(THREADS))
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_failure_is_raised_and_ends_the_block(waiting):
+    passed = []
+
+    @cuda.jit
+    def kernel():
+        thread = cuda.threadIdx.x
+        if thread == 3:
+            raise ValueError("no")
+        if waiting:
+            cuda.syncthreads()
+            passed.append(thread)
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match=r"tid=\[3, 0, 0\] ctaid=\[0, 0, 0\]: no"):
+        kernel[1, THREADS]()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline, "threads are left over"
+        time.sleep(0.01)
+    assert passed == []
