@@ -4,6 +4,7 @@ lane loads for a product, and where boxes begin."""
 import math
 import weakref
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -57,12 +58,16 @@ def test_grad_input_is_a_transposed_convolution(reason):
     torch.testing.assert_close(result, torchs_gradient("grad_input", g, x, w, p))
 
 
+# Choosing takes longer than what is asserted of what is chosen, by several tests.
+choose_for_weight, choose_for_input = map(cache, (grad_weight_wgmma_config.choose, grad_input_wgmma_config.choose))
+
+
 def configs_of_weight(precision):
     found = (
         config
         for p in PROBLEMS.values()
         for alike in (0, 1, 2, 4, 8)
-        if (config := grad_weight_wgmma_config.choose(p, precision, alike))
+        if (config := choose_for_weight(p, precision, alike))
     )
     return dict.fromkeys(found)
 
@@ -94,7 +99,7 @@ def test_a_lane_of_grad_weight_loads_what_wgmma_wants(precision):
 @every_precision
 def test_a_lane_of_grad_input_loads_what_wgmma_wants(precision):
     for p in PROBLEMS.values():
-        config = grad_input_wgmma_config.choose(p, precision)
+        config = choose_for_input(p, precision)
         if config is None:
             continue
         halves = 4 // config.itemsize
@@ -117,7 +122,7 @@ def test_a_lane_of_grad_input_loads_what_wgmma_wants(precision):
 @every_precision
 def test_boxes_begin_at_multiples_of_16_bytes(precision):
     for p in PROBLEMS.values():
-        config = grad_input_wgmma_config.choose(p, precision)
+        config = choose_for_input(p, precision)
         if config:
             assert config.piece * config.stride * config.itemsize % 16 == 0
             assert (config.boxes - 1) * config.piece < config.rows <= config.boxes * config.piece
@@ -137,7 +142,7 @@ def test_boxes_begin_at_multiples_of_16_bytes(precision):
 @every_precision
 def test_tiles_fit(precision):
     weight = configs_of_weight(precision)
-    given = (grad_input_wgmma_config.choose(p, precision) for p in PROBLEMS.values())
+    given = (choose_for_input(p, precision) for p in PROBLEMS.values())
     for config in (*weight, *filter(None, given)):
         assert config.shared_bytes <= H200.shared_per_block
         assert config.slot % 1024 == 0
@@ -150,7 +155,7 @@ def test_tiles_fit(precision):
 @pytest.mark.parametrize("reason", PROBLEMS)
 def test_splits_are_no_longer_than_sums_may_be(reason, precision):
     p = PROBLEMS[reason]
-    config = grad_weight_wgmma_config.choose(p, precision, 0)
+    config = choose_for_weight(p, precision, 0)
     splits = grad_weight_wgmma_config.splits_of(p, config)
     of_sample, stages = config.stages_of(p)
     assert of_sample * config.positions >= p.length > (of_sample - 1) * config.positions
@@ -174,7 +179,7 @@ def test_sets_of_rows_that_begin_alike(precision):
     """Each set has the same number of a tile's rows; groups begin with the first set; words never straddle two."""
     for p in PROBLEMS.values():
         for alike in (2, 4, 8):
-            config = grad_weight_wgmma_config.choose(p, precision, alike)
+            config = choose_for_weight(p, precision, alike)
             if config is None:
                 continue
             assert config.g_channels % alike == 0

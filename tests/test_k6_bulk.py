@@ -8,7 +8,7 @@ of them hands over is known then.
 
 import contextlib
 from collections import Counter, defaultdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from numba_tconv import workloads
 from numba_tconv.kernels import k6_bulk, k6_config, k6_stage, k6_vectors, tensor_runs, tensor_store
 from numba_tconv.kernels.tensor_tile import COLUMNS
 from numba_tconv.problem import Problem
-from tests.test_tensor_store import code, expected
+from tests.test_tensor_store import cast_quickly, code, expected
 
 WARPS, LANES = 4, 32
 BUFFERS, BIASES = 1024, 1 << 20  # bytes of shared memory where they lie
@@ -110,6 +110,7 @@ def in_python(monkeypatch):
     state.Output, state.Stored = Output, Stored
     for module in (k6_bulk, k6_stage, k6_vectors, tensor_runs, tensor_store):
         monkeypatch.setattr(module, "device_function", same)
+    cast_quickly(monkeypatch, k6_bulk, k6_stage, k6_vectors, tensor_runs, tensor_store)
     for meaning in (repeated, barrier_sync, cp_async_bulk_store):
         monkeypatch.setattr(k6_bulk, meaning.__name__, meaning)
     monkeypatch.setattr(k6_bulk, "st_shared_f32", store)
@@ -260,7 +261,7 @@ def check(state, p, config, shift):
                 state.known, state.handed = state.handed, defaultdict(list)
                 for state.lane in range(LANES):
                     state.stretch = 0
-                    held, goes, acc = [0] * 3, [0], sums_of(p, config, column_tile, co, warp, state.lane)
+                    held, goes, acc = [0] * 3, [0], [*sums_of(p, config, column_tile, co, warp, state.lane)]
                     channel = 32 * warp + state.lane
                     extra = bias_of(co + channel) if channel < left else 0.0
                     with contextlib.suppress(Passed):
@@ -284,20 +285,21 @@ def check(state, p, config, shift):
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
 
 
+@lru_cache(WARPS * LANES)  # those of a tile, which every stretch begins with
 def sums_of(p, config, column_tile, co, warp, lane, row=0):
     """A lane's sums, of the tile whose first row of taps is ``row``, as wgmma leaves them: of two blocks of 64 columns,
     of every eight rows two, in halves of a warp."""
     tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
-    sums = tile.rows // 2
+    sums, start, phases = tile.rows // 2, column_tile * tile.advance - tile.overlap, tile.phases
     acc = [0.0] * (2 * sums)
     for e in range(2 * sums):
         block, i = divmod(e, sums)
         m = i // 4 * 8 + (lane & 3) * 2 + i % 2
         column = 32 * warp + lane // 4 * 4 + 2 * block + i % 4 // 2
-        channel, phase = divmod(m, tile.phases)
-        sample, j = divmod(column_tile * tile.advance - tile.overlap + column, columns)
+        channel, phase = divmod(m, phases)
+        sample, j = divmod(start + column, columns)
         acc[e] = code(sample, j, co + channel, row + phase)
-    return acc
+    return tuple(acc)
 
 
 def cycles(config, together):

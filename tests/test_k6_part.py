@@ -16,7 +16,7 @@ from numba_tconv.kernels.tensor_store import alignment_of
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
 from tests.test_k6_bulk import sums_of
-from tests.test_tensor_store import expected
+from tests.test_tensor_store import cast_quickly, expected
 
 WARPS, LANES = 4, 32
 # A length of some tiles; samples that share a tile, which ends with the last one; outputs from an odd place on; an odd
@@ -66,6 +66,7 @@ def in_python(monkeypatch):
         **dict.fromkeys(("pack_f16", "pack_bf16"), lambda low, high: (low, high)),
     }.items():
         monkeypatch.setattr(k6_part, name, meaning)
+    cast_quickly(monkeypatch, k6_part)
     return state
 
 

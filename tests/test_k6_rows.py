@@ -19,7 +19,7 @@ from numba_tconv import workloads
 from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_runs, tensor_store
 from numba_tconv.problem import Problem
 from tests.test_k6_bulk import LANES, WARPS, Passed, bias_of, repeated, same, straight_tiles, sums_of
-from tests.test_tensor_store import expected
+from tests.test_tensor_store import cast_quickly, expected
 
 BUFFERS = 1024  # bytes of shared memory where they lie
 
@@ -71,6 +71,7 @@ def in_python(monkeypatch):
     monkeypatch.setattr(k6_rows, "cuda", SimpleNamespace(local=local))
     for module in (k6_rows, tensor_runs, tensor_store):
         monkeypatch.setattr(module, "device_function", same)
+    cast_quickly(monkeypatch, k6_rows, tensor_runs, tensor_store)
     for meaning in (repeated, barrier_sync, ld_shared, ld_shared_st_global_if):
         monkeypatch.setattr(k6_rows, meaning.__name__, meaning)
     for name in ("st_shared", "st_shared_f32"):

@@ -5,6 +5,7 @@ which also refuse addresses that the instructions refuse.
 """
 
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 
 import hypothesis
@@ -29,6 +30,25 @@ SHAPES = [
     (130, 140, 1, 2),
     (2, 3, 2, 8),
 ]
+
+
+def cast_to(bits):
+    """Numba's signed integers of so many bits, as casts. Those of its own would take half of these tests' time."""
+    beyond = 2 ** (bits - 1)
+
+    def cast(value):
+        value = int(value)
+        assert -beyond <= value < beyond
+        return value
+
+    return cast
+
+
+def cast_quickly(monkeypatch, *modules):
+    """Within the modules, int32 and int64 are such casts."""
+    for module, bits in product(modules, (32, 64)):
+        if hasattr(module, f"int{bits}"):
+            monkeypatch.setattr(module, f"int{bits}", cast_to(bits))
 
 
 @pytest.fixture
@@ -70,6 +90,7 @@ def in_python(monkeypatch):
     for module in (tensor_store, tensor_runs):
         monkeypatch.setattr(module, "ELEMENTS", dict.fromkeys(DTYPES.values(), element))
         monkeypatch.setattr(module, "device_function", same)
+    cast_quickly(monkeypatch, tensor_store, tensor_runs)
     monkeypatch.setattr(tensor_runs, "cuda", SimpleNamespace(local=local))
     monkeypatch.setattr(tensor_store, "st_shared", st_shared)
     for name in ("pack_f16", "pack_bf16"):
@@ -180,14 +201,14 @@ def check(state, problem, precision, shift):
 
 def sums_of(tile, problem, config, column_tile, row, co, m0, count, warp, lane):
     """A lane's sums of ``count`` rows from ``m0`` on, in the order in which wgmma leaves them: see make_stage_rows."""
-    columns = k6_config.sample_columns(problem, config)[1]
+    columns, start = k6_config.sample_columns(problem, config)[1], column_tile * tile.advance - tile.overlap
     values = np.zeros(count)
     for r in range(count // 4):
         m = m0 + r // 2 * 8 + (lane & 3) * 2 + r % 2
         channel, phase = divmod(m, tile.phases)
         for q in range(4):
             column = 32 * warp + lane // 4 * 4 + q
-            sample, j = divmod(column_tile * tile.advance - tile.overlap + column, columns)
+            sample, j = divmod(start + column, columns)
             values[4 * r + q] = code(sample, j, co + channel, row + phase)
     return values
 

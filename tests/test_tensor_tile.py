@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -72,19 +73,19 @@ def early(tile, problem, n, channel, output, shift):
 
 
 def owned(config, problem, column_tile, row, channel, shift):
-    """Sample and output, and place in the staged run, of all outputs of a channel that a tile owns."""
+    """Samples and outputs, and places in the staged run, of all outputs of a channel that a tile owns: three arrays."""
     tile, p, ((first, columns), _) = config.tile, problem, columns_of(config, problem)
     n, j, begin = start(config, p, column_tile)
     n_next, _, begin_next = start(config, p, column_tile + 1)
     stop = tile.advance * tile.span - early(tile, p, n_next, channel, begin_next, shift)
     whole, before = tile.whole, tile.overlap * tile.span
-    for e in range(-early(tile, p, n, channel, begin, shift), stop):
-        column, rest = divmod(e, tile.span)
-        sample, i = n + (j + column) // columns, (j + column) % columns
-        o = (first + i) * p.stride - p.padding + rest + (0 if whole else row * p.dilation)
-        beyond = not whole and p.dilation == 1 and row + rest >= p.taps.rows
-        if 0 <= sample < p.batch and 0 <= o < p.out_length and not beyond:
-            yield sample, o, e + before
+    e = np.arange(-early(tile, p, n, channel, begin, shift), stop)
+    column, rest = np.divmod(e, tile.span)
+    sample, i = n + (j + column) // columns, (j + column) % columns
+    o = (first + i) * p.stride - p.padding + rest + (0 if whole else row * p.dilation)
+    beyond = not whole and p.dilation == 1 and row + rest >= p.taps.rows
+    there = (sample >= 0) & (sample < p.batch) & (o >= 0) & (o < p.out_length) & np.logical_not(beyond)
+    return sample[there], o[there], e[there] + before
 
 
 def row_and_column(problem, o):
@@ -108,25 +109,24 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
     # Where column c and phase a of a tile are staged.
     staged = {c * tile.span + a * tile.spread: (c, a) for c in range(COLUMNS) for a in range(tile.phases)}
     assert len(staged) == COLUMNS * tile.phases
-    places = [row_and_column(problem, o) for o in range(problem.out_length)]
+    places = np.array([row_and_column(problem, o) or (-1, 0) for o in range(problem.out_length)])
     for channel in {0, problem.out_channels // 2, problem.out_channels - 1}:
-        owners = Counter()
+        owners = np.zeros((problem.batch, problem.out_length), int)
         for column_tile, part in itertools.product(range(column_tiles), range(tile.row_parts)):
             row = part * tile.phases
-            for sample, o, u in owned(config, problem, column_tile, row, channel, shift):
-                owners[sample, o] += 1
-                if places[o] is None:
-                    assert u not in staged
-                    continue
-                a, column = places[o]
-                assert 0 <= column - first < columns
-                if 0 <= a - row < tile.phases:
-                    c = sample * columns + column - first - (column_tile * tile.advance - tile.overlap)
-                    assert staged[u] == (c, a - row)
-                else:  # no tap: its sum is zero, and there is none
-                    assert a >= problem.kernel_size
-                    assert u not in staged
-        assert owners == Counter(itertools.product(range(problem.batch), range(problem.out_length)))
+            sample, o, u = owned(config, problem, column_tile, row, channel, shift)
+            np.add.at(owners, (sample, o), 1)
+            (a, column), is_staged = places[o].T, np.isin(u, [*staged])
+            reached = a >= 0
+            assert np.all((column >= first) & (column - first < columns) | ~reached)
+            computed = reached & (row <= a) & (a < row + tile.phases)
+            assert np.all(is_staged == computed)
+            # Where there is no tap, its sum is zero, and there is none.
+            assert np.all(a[reached & ~computed] >= problem.kernel_size)
+            c = sample * columns + column - first - (column_tile * tile.advance - tile.overlap)
+            there = np.array([staged[place] for place in u[computed].tolist()]).reshape(-1, 2)
+            assert np.array_equal(there, np.stack((c, a - row), axis=1)[computed])
+        assert np.all(owners == 1)
 
 
 @rungs
@@ -147,8 +147,8 @@ def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, pr
             if aim(*there)[1] and j > 0:
                 straight_tiles += 1
                 for channel in range(problem.out_channels):
-                    samples = {sample for sample, _, _ in owned(config, problem, column_tile, 0, channel, shift)}
-                    assert samples <= {n}, (problem, column_tile, channel)
+                    samples, _, _ = owned(config, problem, column_tile, 0, channel, shift)
+                    assert np.all(samples == n), (problem, column_tile, channel)
     assert straight_tiles
 
 
