@@ -1,6 +1,7 @@
 """What all tests share: GPU tests skipped without a GPU and watched while they run, seeds, hypothesis' settings."""
 
 import faulthandler
+import gc
 import os
 
 import hypothesis
@@ -21,6 +22,7 @@ def pytest_configure(config):
     # other, at full speed. The variable is for the processes that tests start.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    gc.disable()  # until all tests are collected
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[real_stderr] = os.dup(2)
 
@@ -43,6 +45,13 @@ def pytest_collection_modifyitems(config, items):
     left_out = {item for _, *others in of_file.values() for item in others}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """Modules and tests stay until the end: no round of garbage collection walks them again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

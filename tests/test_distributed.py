@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,10 @@ def sharded(model, device):
     return fully_shard(model, mesh=mesh)
 
 
-def work(rank, wrap, device, folder):
+WRAPS = {"replicated": replicated, "sharded": sharded}
+
+
+def work(rank, device, folder):
     faulthandler.enable()  # a process that torch's threads abort says where
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -57,9 +61,10 @@ def work(rank, wrap, device, folder):
     dist.init_process_group(BACKENDS[device], init_method=meeting, rank=rank, world_size=PROCESSES)
     try:
         x, wanted = (tensor.chunk(PROCESSES)[rank].to(device) for tensor in batch())
-        gradients = gradients_of(wrap(decoder().to(device), device), x, wanted)
-        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
-        torch.save([gradient.cpu() for gradient in whole], Path(folder) / f"gradients{rank}")
+        for name, wrap in WRAPS.items():
+            gradients = gradients_of(wrap(decoder().to(device), device), x, wanted)
+            whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+            torch.save([gradient.cpu() for gradient in whole], Path(folder) / f"{name}{rank}")
     finally:
         dist.destroy_process_group()
     # Without Python's own end, in which, all of this done, threads of torch's abort the process every now and then.
@@ -67,11 +72,10 @@ def work(rank, wrap, device, folder):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
-@pytest.mark.parametrize("wrap", [replicated, sharded])
-def test_two_processes_have_the_gradients_of_one(wrap, device):
+def test_two_processes_have_the_gradients_of_one(device):
     alone = gradients_of(decoder(), *batch())
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, args=(wrap, device, folder), nprocs=PROCESSES)
-        for rank in range(PROCESSES):
-            for ours, expected in zip(torch.load(Path(folder) / f"gradients{rank}"), alone, strict=True):
+        torch.multiprocessing.spawn(work, args=(device, folder), nprocs=PROCESSES)
+        for name, rank in product(WRAPS, range(PROCESSES)):
+            for ours, expected in zip(torch.load(Path(folder) / f"{name}{rank}"), alone, strict=True):
                 torch.testing.assert_close(ours, expected)

@@ -120,6 +120,7 @@ def test_kernels_say_and_wait():
         assert words(kernel)[0] == "griddepcontrol.launch_dependents"
         _, config = of_weight.config(p, torch.bfloat16, precision="bf16")
         (kernel, _), *_ = of_weight.kernels((None, config))
+        said = words(kernel)
         assert config.direct == early
-        assert (words(kernel)[-1] == "griddepcontrol.wait") == early
-        assert "cp.async.bulk.tensor" in words(kernel)
+        assert (said[-1] == "griddepcontrol.wait") == early
+        assert "cp.async.bulk.tensor" in said
