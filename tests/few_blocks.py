@@ -1,18 +1,25 @@
-"""Small problems go the ways of large ones: of depthwise kernels in several passes, and by blocks of few threads."""
+"""Small problems go the ways of large ones: of depthwise kernels in several passes, of k5 with weights that stay in
+shared memory, and by blocks of few threads."""
 
 import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from numba_tconv.kernels import depthwise, depthwise_config, depthwise_rows, grad_input_depthwise
+from numba_tconv.kernels import depthwise, depthwise_config, depthwise_rows, grad_input_depthwise, k5_config, k5_mma
 
-REMEMBERED = (depthwise_config.plan, depthwise._prepared, grad_input_depthwise._prepared)
+REMEMBERED = (
+    depthwise_config.plan,
+    depthwise._prepared,
+    grad_input_depthwise._prepared,
+    k5_config.choose,
+    k5_mma._plan,
+)
 
 
 @contextlib.contextmanager
 def few_blocks_are_enough() -> Iterator[None]:
-    """Within, a team takes several passes however few blocks that leaves."""
-    with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1):
+    """Within, a team takes several passes however few blocks that leaves, and weights stay for a tile or two."""
+    with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1), mock.patch.object(k5_config, "FEWEST_TILES", 1):
         for function in REMEMBERED:
             function.cache_clear()
         try:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_runs, tensor_store
+from numba_tconv.kernels import k6_config, k6_epilogue, k6_rows, tensor_rows, tensor_runs, tensor_store
 from numba_tconv.problem import Problem
 from tests.test_k6_bulk import LANES, WARPS, Passed, bias_of, repeated, same, straight_tiles, sums_of
 from tests.test_tensor_store import cast_quickly, expected
@@ -27,7 +27,7 @@ BUFFERS = 1024  # bytes of shared memory where they lie
 @pytest.fixture
 def in_python(monkeypatch):
     def barrier_sync(barrier, threads):
-        assert (barrier, threads) == (2, 128)
+        assert (barrier, threads) == (2, state.threads)
         state.stretch += 1
         if state.stretch > state.watched:
             raise Passed
@@ -66,17 +66,19 @@ def in_python(monkeypatch):
 
         return copy
 
-    state = SimpleNamespace(shift=0, stretch=0, watched=0, at_once=set(), written=Counter())
+    state = SimpleNamespace(threads=128, shift=0, stretch=0, watched=0, at_once=set(), written=Counter())
     local = SimpleNamespace(array=lambda size, dtype: [None] * size)
-    monkeypatch.setattr(k6_rows, "cuda", SimpleNamespace(local=local))
-    for module in (k6_rows, tensor_runs, tensor_store):
+    monkeypatch.setattr(tensor_rows, "cuda", SimpleNamespace(local=local))
+    for module in (k6_rows, tensor_rows, tensor_runs, tensor_store):
         monkeypatch.setattr(module, "device_function", same)
-    cast_quickly(monkeypatch, k6_rows, tensor_runs, tensor_store)
     for meaning in (repeated, barrier_sync, ld_shared, ld_shared_st_global_if):
-        monkeypatch.setattr(k6_rows, meaning.__name__, meaning)
+        for module in (k6_rows, tensor_rows):
+            monkeypatch.setattr(module, meaning.__name__, meaning, raising=False)
     for name in ("st_shared", "st_shared_f32"):
         monkeypatch.setattr(k6_rows, name, store)
     monkeypatch.setattr(k6_rows, "recomputed", same)
+    cast_quickly(monkeypatch, k6_rows, tensor_rows, tensor_runs, tensor_store)
+    state.store = store
     return state
 
 
@@ -169,6 +171,11 @@ def check(state, p, config, shift, has_bias, times=1):
         assert min(state.memory) >= BUFFERS
         assert max(state.memory) < BUFFERS + config.staging_buffer - 16
     assert found, "some tile leaves by rows"
+    check_written(state, p, y, first, times, lambda channel: bias_of(channel) if has_bias else 0)
+
+
+def check_written(state, p, y, first, times, added):
+    """Every output is its own sum and what is ``added``, and none of those between others is left out."""
     assert set(state.written.values()) == {times}, "no output twice"
     rows = defaultdict(list)
     for index, value in y.items():
@@ -176,7 +183,7 @@ def check(state, p, config, shift, has_bias, times=1):
         sample, channel = divmod(rest, p.out_channels)
         assert 0 <= sample < p.batch
         rows[sample, channel].append(o)
-        assert value == expected(p, first, sample, channel, o) + (bias_of(channel) if has_bias else 0)
+        assert value == expected(p, first, sample, channel, o) + added(channel)
     assert {channel for _, channel in rows} == set(range(p.out_channels))
     for outputs in rows.values():
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"

@@ -8,11 +8,11 @@ import torch
 from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_cost, k5_config
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_plan import vectors_align
-from numba_tconv.kernels.tensor_rung import by_vectors
+from numba_tconv.kernels.k5_store import gaps_between
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
 from tests.gpu.common import TENSOR_CORES
-from tests.gpu.sanitized import Forward, as_if_large, cases, moved
+from tests.gpu.sanitized import MULTIPROCESSORS, Forward, as_if_large, cases, moved
 from tests.parity import LAYOUTS, operands, parameters
 
 pytestmark = pytest.mark.skipif(not TENSOR_CORES, reason="the simulator has no tensor cores")
@@ -76,20 +76,28 @@ def test_every_dtype_precision_and_bias(rung):
 
 def k5(case):
     x, offset = input_of(case)
-    config = k5_config.choose(case.problem, case.precision)
-    aligned = by_vectors(x.shape, x.stride(), offset, config.tile)
-    return config if aligned else k5_config.choose(case.problem, case.precision, aligned=False)
+    return k5_config.config_of(case.problem, case.precision, device.current_device(), x.shape, x.stride(), offset)
 
 
 def k5_properties(case):
     config, p = k5(case), case.problem
-    tile = config.tile
+    tile, resident = config.tile, config.resident_weights > 0
     return {
         "shape": shape_of(tile),
         "whole, empty slots": tile.whole and tile.empty_slots,
         "single, empty slots": not tile.whole and tile.dilation > 1 and tile.empty_slots,
         "parts, copies": (tile.parts, config.x_vector > 1),
         "size of an element, copies": (tile.itemsize, config.x_vector > 1),
+        "weights, parts": (resident, tile.parts),
+        "weights, size of an element": (resident, tile.itemsize),
+        "weights, chunks of taps": (resident, tile.several_chunks),
+        "weights, row tiles": (resident, tile.row_tiles(p) > 1),
+        "weights, groups": (resident, p.groups > 1),
+        "weights, zeros first": (resident, tile.empty_slots and not gaps_between(tile)),
+        "several tiles of a team": config.resident_weights > 0
+        and tile.column_tiles(p) > MULTIPROCESSORS * config.teams,
+        "rows in rounds: weights, parts": config.by_rows and (resident, tile.parts),
+        "rows in rounds: buffers": config.by_rows and config.staging_buffers,
         "chunks of taps": tile.several_chunks,
         "precision": case.precision,
         "tiles of a block": config.tiles > 1,
@@ -110,6 +118,15 @@ def test_k5():
         "single, empty slots": BOTH,
         "parts, copies": {(parts, vectors) for parts in (1, 2) for vectors in BOTH},
         "size of an element, copies": {(size, vectors) for size in (2, 4) for vectors in BOTH},
+        "weights, parts": {(resident, parts) for resident in BOTH for parts in (1, 2)},
+        "weights, size of an element": {(resident, size) for resident in BOTH for size in (2, 4)},
+        "weights, chunks of taps": {(resident, several) for resident in BOTH for several in BOTH},
+        "weights, row tiles": {(resident, several) for resident in BOTH for several in BOTH},
+        "weights, groups": {(resident, several) for resident in BOTH for several in BOTH},
+        "weights, zeros first": {(resident, zeros) for resident in BOTH for zeros in BOTH},
+        "several tiles of a team": BOTH,
+        "rows in rounds: weights, parts": {False} | {(resident, parts) for resident in BOTH for parts in (1, 2)},
+        "rows in rounds: buffers": {False, 1, 2},
         "chunks of taps": BOTH,
         "precision": set(DTYPES),
         "tiles of a block": BOTH,

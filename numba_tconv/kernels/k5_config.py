@@ -13,6 +13,7 @@ from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
 from .tensor_operand import MOST_SPLIT_TAPS
+from .tensor_rows import ROUND_ROWS
 from .tensor_rung import by_vectors
 from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 
@@ -31,6 +32,12 @@ WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers,
 OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window
 MOST_STORES = 16  # of a warp, in one piece of code
 MOST_STAGES, MOST_BLOCKS = 4, 4
+# With resident weights. Tiles of two warps: the fewer meet at a team's barrier, the less each waits for another that
+# finds its tensor core taken: with four, kb64 took 2% longer and kb74 13% (H200, a script; no recorded rows).
+RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
+# Channels of a round of the store; tiles of a block, and the share of multiprocessors that have one, that are worth
+# loading weights for.
+FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class Config:
     stages: int
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
     x_vector: int  # elements of x that one copy takes: 16 bytes, or 1
+    # Of a block whose weights stay in shared memory: bytes of all of them, and teams of warps; else 0 and 1.
+    resident_weights: int = 0
+    teams: int = 1
 
     @property
     def row_warps(self) -> int:
@@ -65,7 +75,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        return 32 * self.tile_warps * self.tiles
+        return 32 * self.tile_warps * self.tiles * self.teams
 
     @property
     def halo(self) -> int:
@@ -109,6 +119,53 @@ class Config:
         return self.width // self.x_vector
 
     @property
+    def by_rows(self) -> bool:
+        """The rows of a tile leave eight at a time (tensor_rows.py)."""
+        tile = self.tile
+        return tile.whole and tile.span == 1 and tile.itemsize == 4 and tile.staging >= ROUND_ROWS * tile.pitch
+
+    @property
+    def round_bytes(self) -> int:
+        """Of the buffer of eight rows, where they leave in rounds. Beyond its last row lanes read, by less than a
+        vector, what they do not write."""
+        return ROUND_ROWS * self.tile.pitch * 4 + 16
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of a tile's staging buffer, or of two for rounds."""
+        return self.tile.staging * 4 + (32 if self.by_rows else 0)
+
+    @property
+    def staging_buffers(self) -> int:
+        """For rounds of rows."""
+        return min(2, self.staging_bytes // self.round_bytes)
+
+    @property
+    def row_lanes(self) -> int:
+        """Lanes of a team that copy one row of a stage: those that make the fewest copies of a thread."""
+        of_team = self.threads // self.teams
+
+        def copies(lanes):
+            return -(-self.depth // (of_team // lanes)) * -(-self.copies_a_row // lanes)
+
+        return min((32, 16, 8, 4), key=copies)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a stage that a team copies at a time."""
+        return self.threads // self.teams // self.row_lanes
+
+    @property
+    def row_copies(self) -> int:
+        """Copies that a lane makes of a row."""
+        return -(-self.copies_a_row // self.row_lanes)
+
+    @property
+    def team_bytes(self) -> int:
+        """Of shared memory, for a team of its own: a ring of inputs and a staging buffer."""
+        return self.stages * self.x_stage + self.staging_bytes
+
+    @property
     def channels_at_once(self) -> int:
         """Channels that the warps of a tile store at a time: few steps of straight-line code, no warp without work."""
         steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
@@ -124,8 +181,10 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        """The staging buffers lie where the stages were."""
-        return max(self.table + self.copies_a_row * 16, self.tiles * self.tile.staging * 4)
+        """The staging buffers lie where the stages were, unless weights are resident."""
+        if self.resident_weights:
+            return self.resident_weights + self.teams * self.team_bytes
+        return max(self.table + self.copies_a_row * 16, self.tiles * self.staging_bytes)
 
     @property
     def registers(self) -> int:
@@ -148,17 +207,19 @@ def run_of(g, itemsize):
     return g >> 1 ^ (g & 1) * (6 if itemsize == 4 else 5)
 
 
-def _deal(problem: Problem, base: Tile) -> tuple[int, int]:
-    """Channels and fragments of a tile that leave the fewest rows empty; larger tiles read less."""
+def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
+    """Channels and fragments of a tile that leave the fewest rows empty; larger tiles read less. ``known``: numbers of
+    fragments; ``most`` of them, unless a channel's phases need more; None if those are too many."""
 
     def fragments(channels):
-        return next(f for f in FRAGMENTS[base.parts] if 16 * f >= channels * base.phases)
+        return next(f for f in known if 16 * f >= channels * base.phases)
 
     def cost(channels):
         return -(-problem.out_channels_per_group // channels) * (fragments(channels) + 0.5), -channels
 
-    most = max(1, 16 * MOST_FRAGMENTS[base.parts] // base.phases)
-    channels = min(range(1, most + 1), key=cost)
+    if base.phases > 16 * max(known):
+        return None
+    channels = min(range(1, max(1, 16 * most // base.phases) + 1), key=cost)
     return channels, fragments(channels)
 
 
@@ -192,22 +253,36 @@ def choose(problem: Problem, precision: str, device: Device = H200, aligned: boo
     base = make_tile(problem, precision)
     if base is None:
         return None
-    channels, count = _deal(problem, base)
-    fragments = FRAGMENTS[base.parts][count]
+    resident = _resident(problem, base, device) if aligned else None
+    return resident or _streamed(problem, base, device, 16 // base.itemsize if aligned else 1)
+
+
+def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
+    """``base`` dealt out to warps (``known``: of numbers of fragments those of a warp), with the smallest rounds and
+    ring."""
+    dealt = _deal(problem, base, known, most)
+    if dealt is None:
+        return None
+    channels, count = dealt
+    fragments = known[count]
     chunk = _tap_chunk(problem, base, fragments)
-    known = {f.name: getattr(base, f.name) for f in fields(base)}
-    known |= dict(tap_chunk=chunk, several_chunks=chunk < problem.taps.taps_per_row)
-    known |= dict(channels=channels, round_channels=1)
-    tile = MmaTile(**known, row_unit=16 * count)
+    of_tile = {f.name: getattr(base, f.name) for f in fields(base)}
+    of_tile |= dict(tap_chunk=chunk, several_chunks=chunk < problem.taps.taps_per_row)
+    of_tile |= dict(channels=channels, round_channels=1)
+    tile = MmaTile(**of_tile, row_unit=16 * count)
 
     products = chunk * fragments * RUN * (2 * tile.parts - 1)
     chunks = 1
     deepest = 4 if tile.parts == 1 else 1
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
-    tiles = max(1, FEWEST_WARPS * fragments // (count * COLUMN_WARPS))
-    x_vector = 16 // tile.itemsize if aligned else 1
-    config = Config(tile, fragments, tiles, chunks, 2, 1, x_vector)
+    return Config(tile, fragments, 1, chunks, 2, 1, x_vector)
+
+
+def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
+    """The configuration whose weights stream beside x."""
+    config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
+    config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
     # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.
     most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
     for blocks in range(most, 0, -1):
@@ -216,6 +291,52 @@ def choose(problem: Problem, precision: str, device: Device = H200, aligned: boo
             if blocks * (config.shared_bytes + RESERVED_SHARED) <= device.shared_per_multiprocessor:
                 return _staged(config, device.shared_per_multiprocessor // blocks)
     return None
+
+
+def _resident(problem: Problem, base: Tile, device: Device) -> Config | None:
+    """The configuration whose weights stay in shared memory; None if they do not fit there beside teams enough, or if
+    the tiles do not keep as many blocks busy as there are multiprocessors."""
+    known = RESIDENT_FRAGMENTS[base.parts]
+    config = _config(problem, base, known, max(known), 16 // base.itemsize)
+    if config is None:
+        return None
+    tile, of_team = config.tile, config.tile_warps
+    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # for its counters
+    if far or not _fills(problem, tile, device):
+        return None
+    weights = tile.tap_chunks(problem) * config.channel_chunks(problem) // config.chunks * config.w_stage
+    registers = -(-(config.registers + _carried(tile)) // 8) * 8
+    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many on each of the four schedulers
+        teams = warps // of_team
+        for stages in range(MOST_STAGES, 2, -1):
+            for channels in round_sizes(tile):
+                staged = replace(tile, round_channels=channels)
+                resident = replace(config, tile=staged, stages=stages, resident_weights=weights, teams=teams)
+                if channels >= min(FEWEST_ROUND, tile.channels) and resident.shared_bytes <= device.shared_per_block:
+                    return resident
+    return None
+
+
+def _carried(tile: Tile) -> int:
+    """About the registers by which a kernel with resident weights needs more: for what it carries from tile to tile,
+    beside a store that is worked out meanwhile."""
+    if tile.span == 1 and tile.itemsize == 4:
+        return 24
+    return 56 if tile.itemsize == 2 and tile.phases > 1 else 40
+
+
+def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
+    """Blocks that share the tiles along the columns."""
+    return max(1, device.multiprocessors // (tile.row_tiles(problem) * problem.groups))
+
+
+def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
+    """Whether blocks with resident weights have tiles enough to be worth loading them, and keep the GPU busy."""
+    along = resident_blocks(problem, tile, device)
+    blocks = tile.row_tiles(problem) * problem.groups * along
+    waves = -(-blocks // device.multiprocessors)
+    busy = blocks / (waves * device.multiprocessors)
+    return busy >= LEAST_BUSY and tile.column_tiles(problem) >= FEWEST_TILES * along
 
 
 def _staged(config: Config, shared: int) -> Config:

@@ -1,12 +1,20 @@
-"""The loading half of k5: the copies of a stage, and a lane's window of it in registers."""
+"""The loading half of k5: the copies of a stage, of inputs and weights (k5_mma.py) or of a team's inputs alone
+(k5_resident.py)."""
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, int32, int64, uint32, uint64
 
-from ..ptx import cp_async_to, ld_shared, prmt, recomputed
+from ..ptx import (
+    cp_async_commit,
+    cp_async_to,
+    cp_async_vector,
+    device_function,
+    global_address,
+    ld_shared,
+    recomputed,
+)
 from .k5_config import Config
-from .tensor_operand import make_put
 
 BATCH = 8  # elements that a thread has under way where cp.async cannot copy them
 
@@ -83,32 +91,100 @@ def make_load(config: Config):
     return aim, load
 
 
-def make_window(config: Config):
-    """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
+def make_load_ahead(config: Config):
+    """Three device functions for the windows of a team of its own, in vectors of 16 bytes.
 
-    Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
-    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0.
+    ``aim``: the address of the thread's first vector of a window, at the first channel, and up to which channel whole
+    stages begin whose vectors follow in steps within one sample's signal; -1 if there is none. ``load``: start the
+    copies of the stage ``ahead``, if its tile exists, and a group of copies. ``next_stage``: the one after.
+
+    ``ahead`` is a stage: tile, sample and column where the tile's own outputs begin, chunk of taps, channel, and what
+    ``aim`` has said. ``steps``: tiles from a team's tile to its next one, the same as samples and columns, chunks of
+    taps, tiles. ``signal``: samples, their length and columns, and the first of those. ``rows``: channels, index in x
+    of the first one's row in the first sample, and the strides of samples and channels. ``thread``: the first row of a
+    stage that the thread copies, and the first vector of each; ``to``: address of that one.
     """
-    tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
-    row, put = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window)
-    load4, load_pairs = ld_shared(4, float32), ld_shared(4, int32)
+    tile, depth, pitch, itemsize = config.tile, config.depth, config.pitch, config.tile.itemsize
+    vector, per_row, copies = config.x_vector, config.copies_a_row, config.row_copies
+    lanes, rows_at_once = config.row_lanes, config.rows_at_once
+    before, shift = tile.overlap + tile.lead, tile.chunk_shift
+    copy = cp_async_to(16)
 
-    @cuda.jit(device=True, inline="always")
-    def load_tf32(v, x_at):
-        for h in range(2):
-            for q in range(0, window, 4):
-                values = load4(x_at + h * 4 * row + q * 4)
-                for z in range(4):
-                    if q + z >= unused:
-                        put(v, h * window + q + z, values[z])
+    @device_function
+    def begin(n, j, chunk, columns):
+        """Sample and column where a window begins."""
+        c = int32(j - before - chunk * shift)
+        while c < 0:
+            n, c = int32(n - 1), int32(c + columns)
+        return n, c
 
-    @cuda.jit(device=True, inline="always")
-    def load_halves(v, x_at):
-        for h in range(2):
-            for q in range(0, window, 8):
-                even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
-                for z in range(4):
-                    v[h * window + q + 2 * z] = prmt(even[z], odd[z], 0x5410)
-                    v[h * window + q + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+    @device_function
+    def aim(x, n, j, chunk, exists, thread, signal, rows):
+        batch, length, columns, first = signal
+        channels, group_row, stride_n, stride_c = rows
+        row, p0 = thread
+        n, c = begin(n, j, chunk, columns)
+        i = int32(first + c)
+        inside = n >= 0 and n < batch and i >= 0 and i <= length - per_row * vector
+        along = exists and inside and c <= columns - per_row * vector
+        source = group_row + int64(n) * stride_n + int64(row) * stride_c + int64(i + p0 * vector)
+        return global_address(x, source), int32(channels - depth) if along else int32(-1)
 
-    return load_tf32 if tile.kind == "tf32" else load_halves
+    @device_function
+    def load_along(to, source, stride_c, thread):
+        row, p0 = thread
+        for r in range(0, depth, rows_at_once):
+            for z in range(copies):
+                exists = r + rows_at_once <= depth or row < depth - r
+                if exists and ((z + 1) * lanes <= per_row or p0 < per_row - z * lanes):
+                    at = int32(to + (r * pitch + z * lanes * vector) * itemsize)
+                    cp_async_vector(at, source + (r * stride_c + z * lanes * vector) * itemsize)
+
+    @device_function
+    def load_anywhere(to, x, n, j, chunk, channel, thread, signal, rows):
+        batch, length, columns, first = signal
+        channels, group_row, stride_n, stride_c = rows
+        row, p0 = thread
+        n, c = begin(n, j, chunk, columns)
+        p = int32(p0)
+        while p < per_row:
+            m, k = n, int32(c + p * vector)
+            while k >= columns:
+                m, k = int32(m + 1), int32(k - columns)
+            i = int32(first + k)
+            inside = m >= 0 and m < batch and i >= 0 and i < length
+            size = int32(min(int32(vector), int32(length - i)) * itemsize) if inside else int32(0)
+            r = int32(row)
+            while r < depth:
+                exists = inside and channel + r < channels
+                source = group_row + int64(m) * stride_n + int64(channel + r) * stride_c + i
+                at = int32(to + ((r - row) * pitch + (p - p0) * vector) * itemsize)
+                copy(at, x, source if exists else int64(0), size if exists else int32(0))
+                r = int32(r + rows_at_once)
+            p = int32(p + lanes)
+
+    @device_function
+    def load(ahead, to, x, tiles, thread, signal, rows):
+        next_tile, n, j, chunk, channel, source, last = ahead
+        if channel <= last:
+            load_along(to, source, rows[3], thread)
+        elif next_tile < tiles:
+            load_anywhere(to, x, n, j, chunk, channel, thread, signal, rows)
+        cp_async_commit()
+
+    @device_function
+    def next_stage(ahead, x, steps, thread, signal, rows):
+        next_tile, n, j, chunk, channel, source, last = ahead
+        stride, n_step, j_step, tap_chunks, tiles = steps
+        channel, source = int32(channel + depth), source + depth * itemsize * rows[3]
+        if channel >= rows[0]:
+            channel, chunk = int32(0), int32(chunk + 1)
+            if chunk == tap_chunks:
+                chunk, next_tile = int32(0), int32(next_tile + stride)
+                n, j = int32(n + n_step), int32(j + j_step)
+                if j >= signal[2]:
+                    n, j = int32(n + 1), int32(j - signal[2])
+            source, last = aim(x, n, j, chunk, next_tile < tiles, thread, signal, rows)
+        return next_tile, n, j, chunk, channel, source, last
+
+    return aim, load, next_stage

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ..problem import Problem
 from .device import H200
+from .tensor_rows import ROUND_ROWS
 from .tensor_runs import keeps_runs
 from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
 
@@ -30,7 +31,6 @@ ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 # 0.027 in whole tiles (H200, a script; no recorded rows).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
-ROUND_ROWS = 8  # of a tile, that leave together (k6_rows.py)
 # Stages, with fewer of which a ring is worth a warpgroup's own buffer for rounds: on kb64 seven stages and a buffer
 # that is passed on take 2 or 3% less than six and one for each (H200, a script; no recorded rows).
 SHALLOW_RING = 7

@@ -1,29 +1,22 @@
-"""Store of k6 for tiles without a stride whose rows leave by the warps' own stores, one run each.
-
-Eight rows, a core matrix, are staged at a time, and each of the four warps writes two of them. A tile has as many of
-these rounds as core matrices, and hardly anything hides what they cost. So they are straight-line code, and what stays
-the same from round to round is worked out once. With two buffers, taken in turn, a round costs one barrier, else two.
-"""
+"""Store of k6 for tiles without a stride whose rows leave by the warps' own stores: tensor_rows.py, with a core matrix
+for a round. Biases are added beforehand, if there are any."""
 
 from __future__ import annotations
 
-from numba import boolean, cuda, float32, int32, int64
+from numba import float32, int32
 
 from ..ptx import (
     barrier_sync,
     device_function,
     ld_shared,
-    ld_shared_st_global_if,
     recomputed,
     repeated,
     st_shared,
     st_shared_f32,
 )
 from .fragments import column_of
-from .k6_config import ROUND_ROWS, STORE_WARPS, Config
-from .tensor_runs import make_run_of
-
-OWN_ROWS = ROUND_ROWS // STORE_WARPS  # of a warp, in a round
+from .k6_config import STORE_WARPS, Config
+from .tensor_rows import ROUND_ROWS, make_store_rounds
 
 
 def make_store_rows(config: Config):
@@ -33,26 +26,20 @@ def make_store_rows(config: Config):
     ``32 * warp + lane``. ``head``: index in y of the tile's own first output, for channel ``warp``; ``left``: channels
     that there are from the tile's first one on.
     """
-    by_fours, by_twos, by_ones = (_make_store(config, width) for width in (4, 2, 1))
-    add_biases, exact = _make_add_biases(config), config.tile.parts == 2
-
-    @device_function
-    def store(sums, y, base, at, crew, warp, lane, head, there, left, out_length, alignment):
-        if alignment[1] == 4:
-            by_fours(sums, y, base, at, crew, warp, lane, head, there, left, out_length, alignment)
-        elif alignment[1] == 2:
-            by_twos(sums, y, base, at, crew, warp, lane, head, there, left, out_length, alignment)
-        else:
-            by_ones(sums, y, base, at, crew, warp, lane, head, there, left, out_length, alignment)
+    tile, exact = config.tile, config.tile.parts == 2
+    pitch, column_of_lane = tile.pitch, device_function(column_of)
+    add_biases = _make_add_biases(config)
+    store = make_store_rounds(tile, STORE_WARPS, _make_stage(config), config.round_buffers, config.round_bytes)
 
     @device_function
     def store_rows(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length,
                    alignment):  # fmt: skip
-        lane = recomputed(lane)
+        lane, at = recomputed(lane), int32(base + at)
         barrier_sync(crew + 1, 128)  # the buffers of the tile before have been read
         if has_bias:
-            add_biases(total if exact else acc, int32(base + at), extra, crew, warp, lane)
-        store(total if exact else acc, y, base, at, crew, warp, lane, head, there, left, out_length, alignment)
+            add_biases(total if exact else acc, at, extra, crew, warp, lane)
+        column = int32(at + ((lane & 3) * 2 * pitch + column_of_lane(warp, lane, 0, 0)) * 4)
+        store(total if exact else acc, y, column, at, crew, warp, lane, head, there, left, out_length, alignment)
 
     return store_rows
 
@@ -86,50 +73,16 @@ def _make_add_biases(config: Config):
     return add_biases
 
 
-def _make_store(config: Config, width: int):
-    """For runs that begin at multiples of ``width`` outputs: a lane loads and writes as many at once."""
-    tile = config.tile
-    rows, sums, pitch, overlap, buffer_bytes = tile.rows, tile.rows // 2, tile.pitch, tile.overlap, config.round_bytes
-    copy, buffers = ld_shared_st_global_if(width), config.round_buffers
-    step = 32 * width  # outputs that a warp writes at once
-    steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
-    pieces = OWN_ROWS * steps
-    column_of_lane, run_of = device_function(column_of), make_run_of(tile)
+def _make_stage(config: Config):
+    """A device function: eight rows of a warpgroup's sums into a buffer. ``column``: address of the lane's own first
+    column of its first row."""
+    sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
 
     @device_function
-    def store_round(k, state):
-        acc, y, (column, target, source, wanted), crew, left, further = state
-        buffer = int32(k % buffers * buffer_bytes)
-        if buffers == 1 and k > 0:
-            barrier_sync(crew + 1, 128)
+    def stage(k, sums, column, buffer):
         for z in range(2):
             a = 4 * k + z
-            st_shared(int32(column + buffer + z * pitch * 4), acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2])
-        barrier_sync(crew + 1, 128)
-        for p in range(pieces):
-            at = int32(source[p // steps] + buffer + p % steps * step * 4)
-            exists = int32(k * ROUND_ROWS + p // steps * STORE_WARPS) < left
-            copy(wanted[p] and exists, y, target[p // steps] + p % steps * step, at)
-        for z in range(OWN_ROWS):
-            target[z] += further
+            st_shared(int32(column + buffer + z * pitch * 4), sums[a], sums[a + 2], sums[a + sums_of_half],
+                      sums[a + sums_of_half + 2])  # fmt: skip
 
-    store_rounds = repeated(store_round, rows // ROUND_ROWS)
-
-    @device_function
-    def store(acc, y, base, at, crew, warp, lane, head, there, left, out_length, alignment):
-        # Of the warp's first rows; the later ones begin as far from a sector, eight rows being a multiple of sectors.
-        target, source = cuda.local.array(OWN_ROWS, dtype=int64), cuda.local.array(OWN_ROWS, dtype=int32)
-        wanted = cuda.local.array(pieces, dtype=boolean)
-        for z in range(OWN_ROWS):
-            run = head + z * STORE_WARPS * out_length
-            low, high, early = run_of(run, there, alignment)
-            first = int32(lane * width - early)
-            target[z] = run + first
-            source[z] = int32(base + at + ((warp + z * STORE_WARPS) * pitch + overlap + first) * 4)
-            for h in range(steps):
-                wanted[z * steps + h] = low <= first + h * step < high
-        column = int32(base + at + ((lane & 3) * 2 * pitch + column_of_lane(warp, lane, 0, 0)) * 4)
-        ways = column, target, source, wanted
-        store_rounds(int32(0), (acc, y, ways, crew, int32(left - warp), ROUND_ROWS * out_length))
-
-    return store
+    return stage

@@ -275,6 +275,21 @@ def cp_async_to(size):
 
 
 @instruction(no_meaning)
+def global_address(typingctx, source, g):
+    """The address of ``source[g]`` in global memory, in bytes."""
+
+    def codegen(context, builder, sig, args):
+        return builder.ptrtoint(item(context, builder, sig.args[0], *args), i64)
+
+    return types.int64(source, types.intp), codegen
+
+
+cp_async_vector = word("cp.async.cg.shared.global [$0], [$1], 16;", types.int32, types.int64)
+cp_async_vector.__doc__ = """(address, global_address): cp.async of 16 bytes, all of them; both addresses are multiples
+of 16. With a number of bytes told at run time, as ``cp_async_to`` has it, a copy is five instructions more."""
+
+
+@instruction(no_meaning)
 def cp_async_bulk(typingctx, address, source, g, size, barrier):
     """cp.async.bulk: the copy engine copies ``size`` bytes from ``source[g:]``; they count as landed at the mbarrier.
 

@@ -70,7 +70,7 @@ ROWS = {
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
     "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", **_STRIDE_1),
     "rows at 4 bytes, every fourth alike": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
-    "several tiles a block and warpgroup": _row((1, 16, 24), 3, 2000, "tf32", **_STRIDE_1),
+    "several tiles a block and warpgroup": _row((1, 16, 24), 3, 2000, "tf32", "tf32x3", **_STRIDE_1),
     "samples that share windows, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "ieee", **_STRIDE_1),
     "samples that share windows, filled by elements": _row((9, 16, 24), 3, 21, "tf32", **_STRIDE_1),
     "samples at 4 bytes, no tensor map": _row((2, 15, 24), 3, 301, "tf32", padding=1),
@@ -91,6 +91,14 @@ ROWS = {
     "rows in rounds, a deeper ring, several turns": _row((1, 128, 128), 3, 1498, "tf32"),
     "rows in rounds, a buffer passed on": _row((2, 144, 120), 3, 301, "tf32", **_STRIDE_1),
     "rows in rounds, a buffer passed on, several turns": _row((1, 144, 120), 3, 1500, "tf32", bias=True),
+    # Resident weights of k5: beside one buffer for rounds, with tiles of rows, groups, chunks of taps, and phases that
+    # no tap reaches.
+    "resident, one buffer": _row((1, 128, 128), 3, 1496, "tf32", bias=True),
+    "resident, tiles of rows": _row((1, 16, 144), 3, 1000, "tf32", **_STRIDE_1),
+    "resident, groups": _row((2, 48, 72), 3, 304, "tf32", groups=3, **_STRIDE_1),
+    "resident, chunks of taps": _row((1, 8, 16), 41, 1000, "tf32", padding=20),
+    "resident, two of three phases empty": _row((2, 16, 24), 3, 304, "tf32", stride=3, dilation=3, bias=True),
+    "two of three phases empty, unaligned": _row((2, 16, 24), 3, 301, "tf32", stride=3, dilation=3, bias=True),
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),

@@ -1,0 +1,90 @@
+"""The multiplying half of k5: a lane's window of x in registers, and all products of it."""
+
+from __future__ import annotations
+
+from numba import cuda, float32, int32, uint64
+
+from ..elements import ELEMENTS
+from ..ptx import ld_shared, mma, prmt
+from .k5_config import RUN, Config
+from .tensor_operand import make_put
+
+
+def make_window(config: Config):
+    """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
+
+    Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
+    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0.
+    """
+    tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
+    row, put = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window)
+    load4, load_pairs = ld_shared(4, float32), ld_shared(4, int32)
+
+    @cuda.jit(device=True, inline="always")
+    def load_tf32(v, x_at):
+        for h in range(2):
+            for q in range(0, window, 4):
+                values = load4(x_at + h * 4 * row + q * 4)
+                for z in range(4):
+                    if q + z >= unused:
+                        put(v, h * window + q + z, values[z])
+
+    @cuda.jit(device=True, inline="always")
+    def load_halves(v, x_at):
+        for h in range(2):
+            for q in range(0, window, 8):
+                even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
+                for z in range(4):
+                    v[h * window + q + 2 * z] = prmt(even[z], odd[z], 0x5410)
+                    v[h * window + q + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+
+    return load_tf32 if tile.kind == "tf32" else load_halves
+
+
+def make_products(config: Config):
+    """A device function: all products of one window; ``w_at``: the lane's first fragment of weights."""
+    tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
+    parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
+    tap_weights = tile.rows * tile.depth * tile.itemsize
+    load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
+
+    @cuda.jit(device=True, inline="always")
+    def products(acc, v, w_at):
+        a = cuda.local.array(4, dtype=int32)
+        for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
+            x_part = 1 if parts == 2 and part == 0 else 0
+            w_part = 1 if parts == 2 and part == 1 else 0
+            for b in range(chunk):
+                q = 2 * x_part * window + halo - b * step
+                for m in range(fragments):
+                    a[0], a[1], a[2], a[3] = load_fragment(w_at + (w_part * chunk + b) * tap_weights + m * 512)
+                    for j in range(RUN):
+                        multiply(acc, m * (RUN * 4) + 4 * j, a, 0, v[q + j], v[q + window + j])
+
+    return products
+
+
+def make_start(config: Config):
+    """Two device functions: ``load_biases``, those of a lane's rows, or zeros where the store adds them; and ``start``,
+    the lane's sums before the first product."""
+    fragments, add_bias = config.fragments, not config.tile.empty_slots
+    reciprocal = config.tile.reciprocal
+    load_type = ELEMENTS[config.tile.dtype].load
+
+    @cuda.jit(device=True, inline="always")
+    def load_biases(biases, bias, has_bias, row0, co, channels_left):
+        for r in range(2 * fragments):
+            biases[r] = float32(0)
+            if add_bias and has_bias:
+                channel = int32(((row0 + 8 * r) * reciprocal) >> 16)
+                if channel < channels_left:
+                    biases[r] = float32(load_type(bias[uint64(co + channel)]))
+
+    @cuda.jit(device=True, inline="always")
+    def start(sums, biases):
+        for m in range(fragments):
+            for j in range(RUN):
+                for e in range(4):
+                    sums[(m * RUN + j) * 4 + e] = biases[2 * m + e // 2]
+
+    return load_biases, start

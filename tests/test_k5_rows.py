@@ -1,0 +1,111 @@
+"""k5's stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_tile` in plain Python.
+
+As those of k6 in test_k6_rows.py."""
+
+import contextlib
+from collections import defaultdict
+
+import pytest
+
+from numba_tconv.kernels import k5_config, k5_store, tensor_store
+from numba_tconv.kernels.k5_config import RUN, run_of
+from numba_tconv.problem import Problem
+from tests.test_k6_bulk import LANES, Passed, same
+from tests.test_k6_rows import BUFFERS, check_written, in_python  # noqa: F401
+from tests.test_tensor_store import cast_quickly, code
+
+LANES_A_ROW = 4  # of a fragment of sums
+
+
+@pytest.fixture
+def k5_in_python(monkeypatch, in_python):  # noqa: F811
+    cast_quickly(monkeypatch, k5_store)
+    monkeypatch.setattr(k5_store, "device_function", same)
+    monkeypatch.setattr(k5_store, "st_shared", in_python.store)
+    return in_python
+
+
+# Warps in one row and in two, with one, two, three and four fragments; rows of the output at multiples of four, two and
+# one; two buffers and one; channels that do not fill the tile's rows; two tiles of rows.
+CASES = [
+    (Problem(2, 8, 16, 3, 258), 0, 4),
+    (Problem(2, 8, 24, 3, 256), 6, 2),
+    (Problem(1, 8, 48, 3, 301, padding=1), 0, 1),
+    (Problem(1, 8, 64, 5, 244, dilation=3), 0, 4),
+    (Problem(1, 8, 90, 3, 302, padding=2), 5, 1),
+    (Problem(1, 8, 61, 3, 254), 3, 1),
+    (Problem(1, 8, 128, 3, 254), 4, 4),
+    (Problem(1, 8, 144, 3, 389), 0, 1),
+]
+
+
+@pytest.mark.parametrize("rounds_of", ["all", 8])
+@pytest.mark.parametrize(("p", "shift", "at_once"), CASES, ids=str)
+def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of):
+    config = k5_config.choose(p, "tf32")
+    if rounds_of != "all":
+        config = k5_config.replace(config, tile=k5_config.replace(config.tile, round_channels=_smallest(config.tile)))
+    assert config.by_rows
+    check(k5_in_python, p, config, shift)
+    assert k5_in_python.at_once == {at_once}
+
+
+def test_cases_reach_every_shape_of_warps():
+    configs = [k5_config.choose(p, "tf32") for p, _, _ in CASES]
+    assert {c.row_warps for c in configs} == {1, 2}
+    assert {c.fragments for c in configs} == {1, 2, 3, 4}
+
+
+def _smallest(tile):
+    """Of the numbers of channels that may be staged together and fill a round."""
+    return next(c for c in range(8, tile.channels + 1) if tile.channels % c == 0)
+
+
+def check(state, p, config, shift):
+    tile, (first, columns) = config.tile, config.tile.columns(p)
+    state.shift, state.threads, team, y, found = shift, 32 * config.tile_warps, 1, {}, 0
+    alignment = tensor_store.alignment_of(shift * 4, p, tile)
+    aim, _ = tensor_store.make_aim(tile)
+    store, zeros_first = k5_store.make_store_tile(config)
+    assert not zeros_first
+    stretches = tile.rows // 8 * (1 if config.staging_buffers == 2 else 2)
+    for row_tile in range(tile.row_tiles(p)):
+        co = row_tile * tile.channels
+        for column_tile in range(tile.column_tiles(p)):
+            n, j = divmod(column_tile * tile.advance, columns)
+            if not aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)[1]:
+                continue
+            found += 1
+            state.memory, state.known = {}, defaultdict(list)
+            for state.watched in range(stretches + 1):
+                state.stored, state.loaded = set(), set()
+                for warp in range(config.tile_warps):
+                    for lane in range(LANES):
+                        state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
+                        sums = sums_of(config, column_tile, columns, co, warp, lane)
+                        with contextlib.suppress(Passed):
+                            store(sums, y, None, 0, BUFFERS, None, 0, team, warp, lane, n, j, 0, co,
+                                  p.out_channels - co, p.batch, columns, first, p.out_channels, p.out_length, p.padding,
+                                  alignment)  # fmt: skip
+                assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
+                assert max(state.loaded, default=0) < BUFFERS + config.staging_bytes
+            assert min(state.memory) >= BUFFERS
+            assert max(state.memory) < BUFFERS + config.staging_bytes
+    assert found, "some tile leaves by rows"
+    check_written(state, p, y, first, 1, lambda channel: 0)
+
+
+def sums_of(config, column_tile, columns, co, warp, lane):
+    """A lane's sums as mma.sync leaves them: of fragments of 16 rows two rows each, of every product of eight columns
+    two, which mean runs of eight columns."""
+    tile, t = config.tile, lane % LANES_A_ROW
+    start = column_tile * tile.advance - tile.overlap
+    acc = []
+    for m in range(config.fragments):
+        for column in range(RUN):
+            for half, e in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                row = (warp // 2 * config.fragments + m) * 16 + half * 8 + lane // LANES_A_ROW
+                place = warp % 2 * 64 + run_of(2 * t + e, tile.itemsize) * RUN + column
+                sample, j = divmod(start + place, columns)
+                acc.append(code(sample, j, co + row, 0))
+    return acc
