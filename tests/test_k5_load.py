@@ -65,19 +65,21 @@ def resident(p, precision):
 # One tile a sample and many, samples that share a tile, channels that fill no stage, groups, phases, chunks of taps,
 # windows that begin before the signal and end behind it; half as many words for elements of 16 bits.
 CASES = [
-    (Problem(2, 16, 24, 3, 4096), "tf32"),
+    (Problem(2, 48, 24, 3, 5756), "tf32"),
     (Problem(1, 20, 16, 5, 4100, padding=2, dilation=3), "tf32"),
     (Problem(300, 9, 16, 3, 20, padding=1), "tf32"),
     (Problem(2, 16, 16, 3, 2052, groups=2), "tf32"),
     (Problem(2, 16, 8, 8, 2200, stride=4, padding=2), "tf32"),
+    (Problem(2, 16, 16, 4, 4288, stride=2, dilation=3), "tf32"),  # of which the first column is before the signal
     (Problem(1, 8, 8, 61, 4096, padding=30), "tf32"),
     (Problem(2, 32, 24, 3, 4096), "bf16"),
     (Problem(120, 24, 16, 3, 40, padding=1), "bf16"),
 ]
 
 
+@pytest.mark.parametrize("place", ["first", "last"])
 @pytest.mark.parametrize(("p", "precision"), CASES, ids=str)
-def test_every_stage_is_the_window_of_its_tile(copies, p, precision):
+def test_every_stage_is_the_window_of_its_tile(copies, p, precision, place):
     config = resident(p, precision)
     tile, (first, columns) = config.tile, config.tile.columns(p)
     x = SimpleNamespace(itemsize=tile.itemsize)
@@ -85,9 +87,8 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision):
     channels, tiles, team_threads = p.in_channels_per_group, tile.column_tiles(p), config.threads // config.teams
     signal, vector = (p.batch, p.length, columns, first), config.x_vector
     aim, load, next_stage = k5_load.make_load_ahead(config)
-    group, team_of_block = p.groups - 1, config.teams - 1
     stride = GRID * config.teams
-    start = (GRID - 1) * config.teams + team_of_block
+    group, start = (0, 0) if place == "first" else (p.groups - 1, stride - 1)  # the block's and its team's tile
     steps = stride, *divmod(stride * tile.advance, columns), tile.tap_chunks(p), tiles
     rows = channels, group * channels * stride_c, stride_n, stride_c
 
@@ -106,7 +107,7 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision):
                 copies.words.clear()
                 for thread in threads:
                     ahead, to, copied = thread
-                    assert ahead[0] == now
+                    assert ahead[:3] == (now, *divmod(now * tile.advance, columns))
                     assert ahead[3:5] == (chunk, channel)
                     along += channel <= ahead[6]
                     load(ahead, to, x, tiles, copied, signal, rows)
