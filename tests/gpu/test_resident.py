@@ -1,0 +1,53 @@
+"""k5 with weights that stay in shared memory, on the GPU. Of few multiprocessors and tiles that is done for small
+problems, too."""
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS, device, k5_config
+from numba_tconv.problem import Problem
+from tests.gpu.common import able, check, tensor_arithmetic
+from tests.gpu.sanitized import as_if_large
+from tests.parity import LAYOUTS
+
+pytestmark = pytest.mark.gpu
+
+K5 = RUNGS["k5_mma"]
+# What each is there for. Rows of x at 16 bytes, or weights stream.
+RESIDENT = {
+    "stride 1, the last tile full": Problem(1, 24, 48, 3, 2872, bias=True),
+    "stride 1, one output less": Problem(1, 24, 48, 3, 2872, padding=1),
+    "stride 1, one tile more": Problem(1, 24, 48, 3, 2880, bias=True),
+    "rows at eight bytes": Problem(2, 48, 64, 3, 2048, bias=True),
+    "rows at four bytes": Problem(2, 48, 61, 4, 2048, bias=True),
+    "dilation": Problem(2, 32, 64, 5, 2048, dilation=3, padding=6),
+    "tiles of rows": Problem(2, 16, 144, 3, 1024, bias=True),
+    "channels that fill no stage": Problem(2, 21, 16, 3, 2048, padding=1, bias=True),
+    "groups": Problem(2, 48, 72, 3, 1024, groups=3, bias=True),
+    "chunks of taps": Problem(1, 8, 16, 61, 4096, padding=30),
+    "samples that share tiles": Problem(400, 16, 24, 3, 24, padding=1, bias=True),
+    "samples of one column": Problem(3000, 16, 24, 3, 8, bias=True),
+    "a decoder's layer": Problem(3, 32, 16, 8, 1024, stride=4, padding=2, bias=True),
+    "unequal taps": Problem(2, 32, 16, 7, 1024, stride=4, padding=3, output_padding=1, bias=True),
+    "every other output empty": Problem(2, 32, 64, 3, 2048, stride=2, dilation=2, padding=1, bias=True),
+    "two of three outputs empty": Problem(2, 32, 64, 3, 2048, stride=3, dilation=3, bias=True),
+    "a first column before the signal": Problem(2, 16, 16, 4, 4288, stride=2, dilation=3, bias=True),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reason", RESIDENT)
+@tensor_arithmetic
+def test_small_problems(reason, layout, dtype, precision):
+    problem = RESIDENT[reason]
+    able(K5, problem, dtype, precision)
+    with as_if_large():
+        if layout == "contiguous" and precision != "tf32x3":
+            assert k5_config.choose(problem, precision, device.current_device()).resident_weights
+        check(K5, problem, dtype, precision, layout)
+
+
+def test_a_whole_gpu():
+    problem = Problem(8, 32, 64, 5, 65536, dilation=3, bias=True)
+    assert k5_config.choose(problem, "tf32").resident_weights
+    check(K5, problem, torch.float32, "tf32")
