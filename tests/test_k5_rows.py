@@ -50,6 +50,26 @@ def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of)
     assert k5_in_python.at_once == {at_once}
 
 
+@pytest.mark.parametrize("channels", [16, 32, 64, 128])
+def test_sums_of_split_operands(k5_in_python, channels):
+    p = Problem(2, 8, channels, 3, 258)
+    config = k5_config.choose(p, "tf32x3")
+    assert config.by_rows
+    check(k5_in_python, p, config, 2)
+
+
+def test_rounds_only_of_warps_that_share_their_rows():
+    """Three rows of warps leave eight rows in another way."""
+    config = k5_config.choose(Problem(2, 8, 48, 3, 256), "tf32x3")
+    assert config.tile_warps == 6
+    assert not config.by_rows
+    for precision in ("tf32", "tf32x3"):
+        for channels in range(1, 200):
+            config = k5_config.choose(Problem(64, 8, channels, 3, 65536), precision)
+            assert not config.by_rows or 8 % config.tile_warps == 0
+            assert not config.resident_weights or config.teams * config.tile_warps % 4 == 0
+
+
 def test_cases_reach_every_shape_of_warps():
     configs = [k5_config.choose(p, "tf32") for p, _, _ in CASES]
     assert {c.row_warps for c in configs} == {1, 2}

@@ -120,9 +120,10 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """The rows of a tile leave eight at a time (tensor_rows.py)."""
+        """The rows of a tile leave eight at a time (tensor_rows.py), as many from each warp."""
         tile = self.tile
-        return tile.whole and tile.span == 1 and tile.itemsize == 4 and tile.staging >= ROUND_ROWS * tile.pitch
+        fill = ROUND_ROWS % self.tile_warps == 0 and tile.staging >= ROUND_ROWS * tile.pitch
+        return fill and tile.whole and tile.span == 1 and tile.itemsize == 4
 
     @property
     def round_bytes(self) -> int:
@@ -298,7 +299,7 @@ def _resident(problem: Problem, base: Tile, device: Device) -> Config | None:
     the tiles do not keep as many blocks busy as there are multiprocessors."""
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), 16 // base.itemsize)
-    if config is None:
+    if config is None or 4 % config.tile_warps:  # a team has a warp on two of the four schedulers, or on each
         return None
     tile, of_team = config.tile, config.tile_warps
     far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # for its counters

@@ -7,8 +7,9 @@ way while it stores.
 Expected: each tile of kb64 copied 196 KiB of weights beside 70 KiB of inputs; without those copies it took 8% less, and
 without any 22%.
 
-Measured (H200, TF32, a script by turns with weights that stream; no recorded rows): kb64 2.07 ms instead of 2.70, kb74
-0.518 instead of 0.673, hifigan_u3 0.252 instead of 0.302, dac_u4 1.56 instead of 1.76, kb79 0.418 instead of 0.449.
+Measured (H200, TF32, rows of 289f001 and of f2cd0bb, where all weights stream): kb64 2.03 ms instead of 2.67, kb74
+0.516 instead of 0.672, waveglow 0.166 instead of 0.320, hifigan_u3 0.250 instead of 0.303, dac_u4 1.56 instead of
+1.75, kb79 0.417 instead of 0.450.
 
 Why kb64 takes twice its floor: mma.sync has less than two thirds of the rate of wgmma (with two warps on each
 scheduler 284 to 293 TFLOP/s, a script), so the products alone take 1.41 ms. A profile counts 29,400 clocks of a team's
