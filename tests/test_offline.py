@@ -279,6 +279,18 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
 
 
+@pytest.mark.parametrize(("workload", "resident"), [("kb74", True), ("hifigan_u1", False)])
+def test_k5_compiles_for_ampere(workload, resident):
+    """With weights that stay in shared memory, and with weights that stream."""
+    rung, problem = RUNGS["k5_mma"], workloads.get(workload).problem
+    config = rung.config_on(A100, problem, F32, "tf32")
+    assert (config.resident_weights > 0) == resident
+    report = offline.report(rung.kernel(config), AMPERE, rung.shared_bytes(problem, config))
+    assert report.spill_bytes == 0
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+    assert "mma.sync.aligned.m16n8k8" in report.ptx
+
+
 @pytest.mark.parametrize("name", MULTIPLIERS)
 @pytest.mark.parametrize("workload", ["kb64", "kb74"])
 def test_split_operands_are_rounded(name, workload):
