@@ -33,7 +33,7 @@ OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window
 MOST_STORES = 16  # of a warp, in one piece of code
 MOST_STAGES, MOST_BLOCKS = 4, 4
 # With resident weights. Tiles of two warps: the fewer meet at a team's barrier, the less each waits for another that
-# finds its tensor core taken: with four, kb64 took 2% longer and kb74 13% (H200, a script; no recorded rows).
+# finds its tensor core taken: with four, kb64 took 3% longer and kb74 13% (H200, a script; no recorded rows).
 RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
 # Channels of a round of the store; tiles of a block, and the share of multiprocessors that have one, that are worth
 # loading weights for.

@@ -8,10 +8,10 @@ by 8 x 8 inputs, or twice as deep with 16-bit elements. It needs nothing of Hopp
   taps of a stage are one window, which it reads in 16-byte vectors. A fragment of weights is one 16-byte vector a lane.
 * Store (k5_store.py): by way of a staging buffer; tensor_rows.py, tensor_runs.py and tensor_store.py.
 
-Weights of a tile's rows that fit into shared memory, with at least two teams of warps beside them, stay there, and a
-block computes one tile after the other (k5_resident.py). Here weights stream: they are packed in the order of
-fragments and copied with every stage of x, the staging buffer lies where the stages were, and two or more blocks share
-a multiprocessor, so that the stores of one hide behind the products of another.
+Weights of a tile's rows that fit into shared memory, beside the inputs of eight warps or more, stay there, and a block
+computes one tile after the other (k5_resident.py). Here weights stream: they are packed in the order of fragments and
+copied with every stage of x, the staging buffer lies where the stages were, and two or more blocks share a
+multiprocessor, so that the stores of one hide behind the products of another.
 
 Expected over k4: tensor cores multiply several times as fast, so the memory becomes the limit; a warp of 64 x 64 sums
 loads (4 + 3) vectors from shared memory for 32 products of three taps.

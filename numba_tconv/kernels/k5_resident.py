@@ -4,18 +4,19 @@ A block is ``teams`` of warps. Each team computes tiles of its own, one after th
 own, so that the stores of one hide behind the products of another, and the first stages of its next tile are on their
 way while it stores.
 
-Expected: each tile of kb64 copied 196 KiB of weights beside 70 KiB of inputs; without those copies it took 8% less, and
-without any 22%.
+Expected: with weights that stream, each tile of kb64 copied 192 KiB of them beside 68 KiB of inputs; without those
+copies it took 8% less, and without any 22% (ablations of c371c0f, a script).
 
 Measured (H200, TF32, rows of 289f001 and of f2cd0bb, where all weights stream): kb64 2.03 ms instead of 2.67, kb74
 0.516 instead of 0.672, waveglow 0.166 instead of 0.320, hifigan_u3 0.250 instead of 0.303, dac_u4 1.56 instead of
 1.75, kb79 0.417 instead of 0.450.
 
-Why kb64 takes twice its floor: mma.sync has less than two thirds of the rate of wgmma (with two warps on each
-scheduler 284 to 293 TFLOP/s, a script), so the products alone take 1.41 ms. A profile counts 29,400 clocks of a team's
-share of 128 columns: 15,500 of a warp go by from product to product, of which 3,000 while its tensor core is the other
-warp's; 8,100 in what stands between the stages' products (converting the window, addresses, waiting for the other warps
-and for registers that copies still read), and 5,700 in the store.
+Why kb64 takes twice its floor: a loop of mma.sync with two warps on each scheduler reached 284 to 293 TFLOP/s (a
+script; the data sheet's 495 are those of wgmma), at which kb64's products, with the columns that are computed twice,
+would take 1.5 ms. A profile of a forerunner, which held indices instead of addresses, counts 27,500 clocks a tile and
+team: 14,500 of a warp go by from product to product, 2,800 of these while its tensor core is another warp's; 7,600
+between the products of two stages (converting the window, addresses, waiting for the other warp and for registers that
+copies still read), and 5,200 in the store.
 """
 
 from __future__ import annotations

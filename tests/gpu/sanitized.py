@@ -94,6 +94,7 @@ ROWS = {
     # Resident weights of k5: beside one buffer for rounds, with tiles of rows, groups, chunks of taps, and phases that
     # no tap reaches.
     "resident, one buffer": _row((1, 128, 128), 3, 1496, "tf32", bias=True),
+    "streamed, six warps a tile": _row((2, 16, 48), 3, 304, "tf32x3", **_STRIDE_1),
     "resident, tiles of rows": _row((1, 16, 144), 3, 1000, "tf32", **_STRIDE_1),
     "resident, groups": _row((2, 48, 72), 3, 304, "tf32", groups=3, **_STRIDE_1),
     "resident, chunks of taps": _row((1, 8, 16), 41, 1000, "tf32", padding=20),
