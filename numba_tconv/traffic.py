@@ -47,7 +47,7 @@ def traffic(name: str, problem: Problem, config) -> Traffic:
     if name == "k4_register_tile":
         part = split(p, config.splits)
         stages = blocks(part, config) * config.tap_chunks(part) * config.channel_chunks(part)
-        turns = stages * config.block_k * config.tap_chunk * config.block_m * config.block_n / outputs
+        turns = stages * config.block_k * config.multiplied_taps(part) * config.block_m * config.block_n / outputs
         of_thread = config.thread_m * config.thread_n * config.tap_chunk
         loads = (config.window + config.tap_chunk * config.thread_m) / of_thread
         partial_sums = config.splits if config.splits > 1 else 0

@@ -11,7 +11,7 @@ from numba_tconv.kernels.channel_parts import second_stage_ms, split
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
-from numba_tconv.kernels.k4_plan import vectors_align
+from numba_tconv.kernels.k4_plan import vector_of
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
@@ -93,14 +93,27 @@ def test_the_last_blocks_share_a_multiprocessor_with_fewer():
     assert rounds(KB64, config, H200) == (124, 1)
 
 
-def test_vectors_align():
+def test_rows_of_unequal_taps_get_blocks_of_one_phase_where_channels_are_many():
+    seamless = workloads.get("seamless_u1").problem
+    config = choose(seamless, torch.float32, 4)
+    assert (config.ragged, config.one_phase, config.phases, config.channels) == (True, True, 1, config.block_m)
+    assert config.parts == seamless.taps.rows == 5
+    assert config.multiplied_taps(seamless) == 11 / 5 < config.tap_chunk == 3
+    assert not choose(replace(seamless, out_channels=4), torch.float32, 4).one_phase
+    equal = choose(replace(seamless, kernel_size=10), torch.float32, 4)
+    assert (equal.ragged, equal.one_phase, equal.phases) == (False, False, 5)
+
+
+def test_the_largest_vectors_of_the_input():
     x = Layout.contiguous((2, 8, 64), torch.float32, NO_GPU)
-    assert vectors_align(x)
-    assert vectors_align(x._replace(offset=16))
-    assert not vectors_align(x._replace(offset=8))
-    assert not vectors_align(x._replace(strides=(512, 66, 1)))
-    assert not vectors_align(x._replace(strides=(1024, 128, 2)))
-    assert not vectors_align(Layout.contiguous((2, 8, 66), torch.float32, NO_GPU))
+    assert vector_of(x) == vector_of(x._replace(offset=16)) == 4
+    assert vector_of(x._replace(offset=8)) == vector_of(x._replace(strides=(512, 66, 1))) == 2
+    assert vector_of(x._replace(offset=4)) == vector_of(x._replace(strides=(1024, 65, 1))) == 1
+    assert vector_of(x._replace(strides=(1024, 128, 2))) == 1
+    assert vector_of(Layout.contiguous((2, 8, 66), torch.float32, NO_GPU)) == 2
+    assert vector_of(Layout.contiguous((2, 8, 67), torch.float32, NO_GPU)) == 1
+    assert vector_of(Layout.contiguous((2, 8, 66), torch.float64, NO_GPU)) == 2
+    assert vector_of(Layout.contiguous((2, 8, 66), torch.float64, NO_GPU)._replace(offset=8)) == 1
 
 
 @pytest.mark.parametrize(("offset", "vector"), [(0, 4), (16, 4), (8, 1)])

@@ -78,22 +78,22 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     i = data.draw(st.integers(-200, length + 20))
     if rows.aligned:
         i = i // vector * vector
-    n, stage = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, (channels - 1) // tile.depth))
+    n, stage = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, (channels - 1) // config.depth))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(k6_box, "encode", lambda precision, *told: (*told, itemsize))
         tensor_map = k6_box.template_map(shape, strides, offset * itemsize, config, rows)
     # As the warps that copy do.
     begin, log, g = (offset + i) & -vector, rows.alike.bit_length() - 1, geometry(config, rows)
-    region = fetch(tensor_map, (begin, 0, stage * tile.depth >> log, n))
-    assert len(region) * itemsize == tile.depth * g.pitch <= g.region
+    region = fetch(tensor_map, (begin, 0, stage * config.depth >> log, n))
+    assert len(region) * itemsize == config.depth * g.pitch <= g.region
     # No access outside of the tensor, but for what is in the same 16 bytes as its first element.
     assert region.max() < offset + strides[0] + (channels - 1) * stride + length
     # As the lanes that multiply do.
     early = 0 if rows.aligned else (offset + i) & (vector - 1)
     beyond_of = make_beyond(config).py_func
     first, own_columns = tile.lead - tile.halo, 4 + tile.halo  # of a lane's window; those that it reads
-    for c in range(tile.depth):
-        channel, row = stage * tile.depth + c, int(place.py_func(c, log, g.pitch, g.shear)) // itemsize + early
+    for c in range(config.depth):
+        channel, row = stage * config.depth + c, int(place.py_func(c, log, g.pitch, g.shear)) // itemsize + early
         for column in range(0, config.width - tile.lead, 4):
             element = i + column + first
             beyond = 0 if rows.aligned else int(beyond_of(element, length))
@@ -108,9 +108,9 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
 def test_what_no_box_holds():
     config = CONFIGS["kb64", "bf16"]
 
-    def rows(channels, stride, groups=1, splits=1, offset=0, last=1):
+    def rows(channels, stride, groups=1, splits=1, offset=0, last=1, depths=1):
         shape, strides = (1, channels, 1000), (8 * channels * stride, stride, last)
-        return rows_of(shape, strides, offset, replace(config, splits=splits), groups)
+        return rows_of(shape, strides, offset, replace(config, splits=splits, depths=depths), groups)
 
     assert rows(64, 1000) == Rows()
     assert rows(64, 1000, offset=2) == Rows(aligned=False)
@@ -122,6 +122,7 @@ def test_what_no_box_holds():
     assert rows(48, 1001, splits=4) is None, "a part that begins with another row than the first of eight"
     assert rows(48, 1001, groups=3) == Rows(8, 1, False)
     assert rows(48, 1001, groups=2) is None, "a stage would take channels of the next group"
+    assert rows(48, 1001, groups=3, depths=2) is None, "the same"
     assert rows(64, 7) is None, "a distance of nothing"
     assert rows(64, 1000, last=2) is None
 
@@ -133,7 +134,7 @@ def test_stages_fit_into_the_ring(which):
         g = geometry(config, rows)
         assert g.pitch // config.tile.itemsize <= LARGEST_BOX
         assert g.pitch % 16 == g.region % 128 == g.slot % 128 == 0
-        assert config.tile.depth * g.pitch <= g.region
+        assert config.depth * g.pitch <= g.region
         assert 2 <= g.stages <= config.stages
         assert g.stages * g.slot <= config.ring_bytes
         assert config.regions * g.region <= g.slot

@@ -47,7 +47,7 @@ def memory(monkeypatch):
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
 def test_in_vectors(memory, precision, dtype, channels_left, begin):
     memory, arrived = memory
-    problem = Problem(3, 24, 16, 7, 48, stride=3, dilation=2, padding=3)
+    problem = Problem(3, 40, 16, 7, 48, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
     first, columns = config.tile.columns(problem)
     geometry = k6_box.geometry(config, None)
@@ -74,7 +74,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
 def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin, early):
     memory, arrived = memory
-    problem = Problem(3, 24, 16, 7, 47, stride=3, dilation=2, padding=3)
+    problem = Problem(3, 40, 16, 7, 47, stride=3, dilation=2, padding=3)
     config = k6_config.configs(problem, precision)[0]
     tile, (first, columns) = config.tile, config.tile.columns(problem)
     every = 16 // tile.itemsize
@@ -110,7 +110,7 @@ def check(memory, config, problem, columns, x, sample, begin, channels_left, row
     """Every element of the window stands where a box of ``rows`` would have it."""
     tile, (first, columns), g = config.tile, columns, k6_box.geometry(config, rows)
     written = defaultdict(int)
-    for channel in range(tile.depth):
+    for channel in range(config.depth):
         row = k6_box.place.py_func(channel, g.alike.bit_length() - 1, g.pitch, g.shear)
         if rows:
             row += (early + begin) % (16 // tile.itemsize) * tile.itemsize

@@ -1,5 +1,7 @@
 """The products of split operands, in Python: each once, small ones first, few of them summed without CUDA cores."""
 
+from dataclasses import replace
+
 import pytest
 
 from numba_tconv.kernels import k6_config, k6_multiply
@@ -10,7 +12,7 @@ from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 LARGE, SMALL = 0, 1  # parts of an operand
-EMPTY = 1000  # where the mbarriers are that say that a stage is free
+EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is free, and that it has arrived
 TURN = 2000  # and that which says that it is the warpgroup's turn
 
 
@@ -74,44 +76,57 @@ def test_split_operands(monkeypatch, problem, taps):
         assert small == sorted(small, reverse=True), "the small ones come first"
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident):
-    """Of streamed weights, with two stages unrolled, when the next one's products are on their way."""
+# Weights resident or streamed, and one or two depths a stage; two are unrolled.
+kinds = pytest.mark.parametrize(("resident", "depths"), [(r, depths) for r in (False, True) for depths in (1, 2)])
+
+
+def config_of(resident, depths):
     problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
     config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
     assert config.unroll == 2
+    return replace(config, depths=depths)
+
+
+@kinds
+def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depths):
+    """Of streamed weights, when the next one's products are on their way."""
+    config = config_of(resident, depths)
     stages_of, done = in_python(monkeypatch, config)
     ring = 1 << 12, config.stages
     acc = [0] * (BLOCKS * config.tile.rows // 2)
     v = [0] * 1000
     stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
               EMPTY, 4, TURN, 0)  # fmt: skip
-    slots = [0, 1, 2, 3] if resident else [0, 1, 2]
+    slots = list(range(4 // depths)) if resident else list(range(4 // depths - 1))
     assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
     windows = [at for at, e in enumerate(done) if e == "window"]
     waits = [at for at, e in enumerate(done) if e == "wait 1"]
+    assert len(windows) == len(waits) == 4
     for slot in slots:
-        assert done.index(EMPTY + 8 * slot) > (windows[slot] if resident else waits[slot + 1])
+        last = slot * depths + depths - 1
+        assert done.index(EMPTY + 8 * slot) > (windows[last] if resident else waits[last + 1])
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_stage_is_read_from_its_slot(monkeypatch, resident):
-    """Its window and, if they are streamed, its weights; around the end of the ring."""
-    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
-    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
-    windows, weights = [], []
+@kinds
+def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
+    """Its windows and, if they are streamed, its weights; around the end of the ring. It is waited for once."""
+    config = config_of(resident, depths)
+    windows, weights, waited = [], [], []
     in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
     monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda v, at, x_at, *_: windows.append(int(x_at)))
+    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
     stages_of = k6_multiply.make_stages(config)
-    slot, stages, first, x_at, descriptor0 = 5 << 7, 3, 2, 7 << 20, 9 << 4
+    slot, stages, first, x_at, descriptor0, h_step = 5 << 7, 3, 2, 7 << 20, 9 << 4, 1 << 6
     acc = [0] * (BLOCKS * config.tile.rows // 2)
-    stages_of(acc, None, None, None, None, [0] * 1000, x_at, 0, 0, 0, 0, False, (slot, stages), descriptor0,
-              descriptor0, 0, config.tile.tap_chunk, first, 0, 0, EMPTY, 4, TURN, 0)  # fmt: skip
-    slots = [2, 0, 1, 2]
-    assert windows == [x_at + slot * s for s in slots]
-    of_stage = len(weights) // 4
-    at = range(0, 4 * config.tile.stage_weights, config.tile.stage_weights) if resident else [slot * s for s in slots]
-    assert weights[::of_stage] == [descriptor0 + (bytes >> 4) for bytes in at]
+    stages_of(acc, None, None, None, None, [0] * 1000, x_at, h_step, 0, 0, 0, False, (slot, stages), descriptor0,
+              descriptor0, 0, config.tile.tap_chunk, first, 0, FULL, EMPTY, 4, TURN, 0)  # fmt: skip
+    places = [(2, 0), (0, 0), (1, 0), (2, 0)] if depths == 1 else [(2, 0), (2, 1), (0, 0), (0, 1)]  # slot, depth in it
+    assert windows == [x_at + slot * s + z * 2 * h_step for s, z in places]
+    own = config.tile.depth_weights
+    at = range(0, 4 * own, own) if resident else [slot * s + z * own for s, z in places]
+    assert weights[:: len(weights) // 4] == [descriptor0 + (bytes >> 4) for bytes in at]
+    of_stages = [(FULL + 8 * s, int(number > 0)) for number, (s, z) in enumerate(places) if z == 0]
+    assert [barrier for barrier in waited if barrier[0] != TURN] == of_stages
 
 
 @pytest.mark.parametrize("resident", [False, True])

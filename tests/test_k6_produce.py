@@ -83,7 +83,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     tile, g = config.tile, k6_box.geometry(config, rows)
     (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
     group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)
-    row_tiles, channel_chunks = group_tiles * p.groups, k6_config.channel_chunks(p, config)
+    row_tiles, stages = group_tiles * p.groups, k6_config.channel_chunks(p, config) // config.depths
     blocks = row_tiles if config.resident else 1  # the last of which is looked at
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
@@ -95,15 +95,15 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
         produce(0, warp, None, p.in_channels * stride_c, stride_c, MAP, in_stage, early, True, rows.aligned, apart,
-                False, "w", BASE, FULL, EMPTY, None, tap_chunks, channel_chunks, p.in_channels_per_group, group_tiles,
-                row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
+                False, "w", BASE, FULL, EMPTY, None, tap_chunks, stages, p.in_channels_per_group, p.groups,
+                group_tiles, row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 
     _, locate = k6_load.make_locate(config)
     sample_of, _ = k6_load.make_walk(config)
     window_start = k6_load.make_window_start(config)
-    existing = -(-p.in_channels_per_group // tile.depth)
+    fetched = stages if p.groups == 1 else -(-p.in_channels_per_group // config.depth)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
     k, boxed_windows = 0, 0
@@ -111,7 +111,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
         row_tile, column_tile = locate(turn, row_tiles, column_tiles, 1)
         channel0 = row_tile // group_tiles * p.in_channels_per_group
         for chunk in range(tap_chunks):
-            for s in range(channel_chunks):
+            for s in range(stages):
                 (stage,) = by_place.pop(k)
                 slot, at = k % g.stages, BASE + config.ring + k % g.stages * g.slot
                 barrier = FULL + 8 * slot
@@ -122,21 +122,21 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                     n, j = sample_of(column_tile + z, columns)
                     n, i, in_box = window_start(n, j, chunk, True, apart, p.length, columns, first)
                     here = at + z * g.region
-                    if in_box and s < existing:
-                        row = (channel0 + s * tile.depth) >> log
+                    if in_box and s < fetched:
+                        row = (channel0 + s * config.depth) >> log
                         expected.append((here, MAP, (early + i) // vector * vector, 0, row, n, barrier))
                     else:
-                        done = s * tile.depth
+                        done = s * config.depth
                         filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))
                 boxed_windows += len(expected)
                 assert stage.filled == filled
                 assert stage.fences == list(range(1, len(filled) + 1)), "the lane's own writes, before the engine's"
                 assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
-                source = ((row_tile * tap_chunks + chunk) * channel_chunks + s) * tile.stage_weights // tile.itemsize
-                weights = [(at + config.regions * g.region, source, tile.stage_weights, barrier)]
+                source = ((row_tile * tap_chunks + chunk) * stages + s) * config.stage_weights // tile.itemsize
+                weights = [(at + config.regions * g.region, source, config.stage_weights, barrier)]
                 assert stage.weights == ([] if config.resident else weights)
-                copied = len(expected) * tile.depth * g.pitch
-                assert stage.announced == copied + (0 if config.resident else tile.stage_weights)
+                copied = len(expected) * config.depth * g.pitch
+                assert stage.announced == copied + (0 if config.resident else config.stage_weights)
                 k += 1
     assert not by_place
     assert (boxed_windows > 0) == (columns > 64)

@@ -14,6 +14,7 @@ from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k6_tail, partial_sum
 from numba_tconv.kernels.device import A100, H200, Device
+from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
 from numba_tconv.kernels.k6_stage import BATCH
 from numba_tconv.offline import product_loops
@@ -34,6 +35,7 @@ SIMPLE = [
     for dtype, cc in ((F32, AMPERE), (F32, HOPPER), (F64, HOPPER), (F16, HOPPER), (BF16, AMPERE))
 ]
 # k4 compiles for seconds: the tiles that its chooser picks, with copies of 16 bytes and of one element.
+SEVERAL_PHASES = "unequal taps, several phases a block"
 TILES = {
     "128 channels, stride 1": ("kb64", F32, 4, HOPPER),
     "the same on Ampere": ("kb64", F32, 4, AMPERE),
@@ -44,7 +46,10 @@ TILES = {
     "eight phases, partial sums": ("hifigan_u1", F32, 4, AMPERE),
     "the most channels": ("dac_u1", F32, 1, HOPPER),
     "depthwise": ("depthwise", F32, 4, AMPERE),
-    "unequal taps, partial sums": ("seamless_u1", F32, 4, HOPPER),
+    "unequal taps, a phase a block": ("seamless_u1", F32, 4, HOPPER),
+    "the same on Ampere, copies of two elements": ("seamless_u1", F32, 2, AMPERE),
+    SEVERAL_PHASES: ("seamless_u1", F32, 4, HOPPER),
+    "copies of two elements": ("encodec_u1", F32, 2, HOPPER),
     "float64": ("kb64", F64, 2, HOPPER),
     "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
 }
@@ -64,9 +69,13 @@ def simple_report(case):
 def tile(reason):
     """k4's configuration in a row of TILES."""
     workload, dtype, x_vector, cc = TILES[reason]
-    config = choose(workloads.get(workload).problem, dtype, x_vector, DEVICES[cc])
+    problem = workloads.get(workload).problem
+    config = choose(problem, dtype, x_vector, DEVICES[cc])
     assert config.x_vector == x_vector
-    return config
+    if reason != SEVERAL_PHASES:
+        return config
+    assert config.one_phase, "few channels leave it otherwise"
+    return next(c for c in candidates(problem, dtype, x_vector, DEVICES[cc]) if not c.one_phase)
 
 
 @cache

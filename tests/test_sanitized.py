@@ -7,7 +7,7 @@ import torch
 
 from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_cost, k5_config
 from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.kernels.k4_plan import vectors_align
+from numba_tconv.kernels.k4_plan import vector_of
 from numba_tconv.kernels.k5_store import gaps_between
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
@@ -147,13 +147,13 @@ def test_k5():
 
 def k4_properties(case):
     x, offset = input_of(case)
-    x_vector = 16 // x.itemsize if vectors_align(Layout.of(x)._replace(offset=offset)) else 1
+    x_vector = vector_of(Layout.of(x)._replace(offset=offset))
     config = case.config or k4_cost.choose(case.problem, case.dtype, x_vector, device.current_device())
     return {
-        "copies": config.x_vector > 1,
+        "copies": config.x_vector,
         "vectors of outputs": config.y_vector > 1 and not case.offset,
         "chunks of taps": config.several_chunks,
-        "ragged": config.ragged,
+        "ragged, of one phase": (config.ragged, config.one_phase),
         "whole stages": config.whole_chunks,
         "partial sums, once": (config.partial > 0, config.once),
         "stages": config.stages,
@@ -164,10 +164,10 @@ def k4_properties(case):
 
 def test_k4():
     assert values(map(k4_properties, of_rung("k4_register_tile"))) == {
-        "copies": BOTH,
+        "copies": {1, 2, 4},
         "vectors of outputs": BOTH,
         "chunks of taps": BOTH,
-        "ragged": BOTH,
+        "ragged, of one phase": {(False, False), (True, False), (True, True)},
         "whole stages": BOTH,
         "partial sums, once": {(False, False), (True, False), (True, True)},
         "stages": {2, 3},

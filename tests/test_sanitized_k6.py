@@ -6,6 +6,7 @@ import math
 import pytest
 
 from numba_tconv.kernels import device, k6_config
+from numba_tconv.kernels.channel_parts import split
 from numba_tconv.kernels.k6_box import rows_of
 from numba_tconv.kernels.k6_load import make_walk, make_window_start
 from numba_tconv.kernels.tensor_rung import by_vectors
@@ -58,11 +59,12 @@ def k6_properties(case):
     config = k6(case)
     tile, p = config.tile, case.problem
     tiles = k6_config.column_tiles(p, config) * tile.row_tiles(p) * p.groups
-    stages = k6_config.channel_chunks(p, config)
+    part = split(p, config.splits)
+    missing = k6_config.channel_chunks(part, config) > tile.channel_chunks(part)
     return {
         "weights, parts": (config.resident, tile.parts),
         "weights, size of an element": (config.resident, tile.itemsize),
-        "weights, unrolled": (config.resident, config.unroll),
+        "weights, unrolled, of a stage": (config.resident, config.unroll, config.depths),
         "weights, chunks of taps": (config.resident, tile.several_chunks),
         "windows in a stage": config.regions,
         "staging buffers": config.buffers,
@@ -83,7 +85,7 @@ def k6_properties(case):
         "single, empty slots": not tile.whole and tile.dilation > 1 and tile.empty_slots,
         "precision": case.precision,
         "channels that do not exist": p.in_channels_per_group % tile.depth > 0,
-        "stages without channels": stages > tile.channel_chunks(p),
+        "without channels: of a stage, may be fetched": missing and (config.depths, part.groups == 1),
         "whole: empty slots, outputs at a time, size": tile.whole
         and (tile.empty_slots, math.gcd(4, p.out_length), tile.itemsize),
         "whole: empty slots, y within a sector": tile.whole and (tile.empty_slots, case.offset > 0),
@@ -101,7 +103,7 @@ def test_k6():
     expected = {
         "weights, parts": {(r, parts) for r in BOTH for parts in (1, 2)},
         "weights, size of an element": {(r, size) for r in BOTH for size in (2, 4)},
-        "weights, unrolled": {(r, unroll) for r in BOTH for unroll in (1, 2)},
+        "weights, unrolled, of a stage": {(r, *depths) for r in BOTH for depths in ((1, 1), (2, 1), (2, 2))},
         "weights, chunks of taps": {(r, several) for r in BOTH for several in BOTH},
         "windows in a stage": {1, 2},
         "staging buffers": {0, 1, 2},
@@ -123,7 +125,7 @@ def test_k6():
         "single, empty slots": BOTH,
         "precision": set(DTYPES),
         "channels that do not exist": BOTH,
-        "stages without channels": BOTH,
+        "without channels: of a stage, may be fetched": {False, (1, True), (1, False), (2, True)},
         "whole: empty slots, outputs at a time, size": {False}
         | {(empty, outputs, size) for empty in BOTH for outputs in (1, 2, 4) for size in (2, 4)},
         "whole: empty slots, y within a sector": {False} | {(empty, within) for empty in BOTH for within in BOTH},

@@ -213,7 +213,7 @@ class WeightSplit(GradientRung):
         return [(make_kernel(config), config.shared_bytes), (make_sum(config.dtype), 0)]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
-        aligned = vectors_align(x)
+        aligned = vectors_align(x, 16 // x.dtype.itemsize)
         splits, launch = _prepared(
             *(problem, config, result.dtype, grad_output.strides, x.strides, aligned, gpu.of(result.index)),
         )

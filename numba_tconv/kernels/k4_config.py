@@ -7,6 +7,7 @@ input channels. A block computes ``block_m x block_n`` sums from ``block_k`` cha
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +34,7 @@ class Config(WarpTile):
     several_chunks: bool  # a row has more taps than one chunk
     ragged: bool  # the last tap exists in some rows only
     whole_chunks: bool  # the channels of a group are a whole number of stages
+    one_phase: bool  # a block's rows are of one phase, so that all of them have the last tap, or none
     block_m: int
     block_n: int
     block_k: int
@@ -50,7 +52,7 @@ class Config(WarpTile):
     @property
     def phases(self) -> int:
         """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
-        return min(self.taps.rows, self.block_m)
+        return 1 if self.one_phase else min(self.taps.rows, self.block_m)
 
     @property
     def channels(self) -> int:
@@ -60,7 +62,7 @@ class Config(WarpTile):
     @property
     def parts(self) -> int:
         """Blocks that share the phases of one output channel."""
-        return -(-self.taps.rows // self.block_m)
+        return -(-self.taps.rows // self.phases)
 
     @property
     def halo(self) -> int:
@@ -123,6 +125,12 @@ class Config(WarpTile):
     def channel_chunks(self, problem: Problem) -> int:
         return -(-problem.in_channels_per_group // self.block_k)
 
+    def multiplied_taps(self, problem: Problem) -> float:
+        """Taps of a chunk that a block multiplies; of one phase those that there are, on average, not those of the
+        longest row."""
+        chunks = problem.taps.rows * self.tap_chunks(problem)
+        return problem.kernel_size / chunks if self.one_phase else self.tap_chunk
+
 
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
@@ -168,6 +176,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     """The configuration of a tile: what the problem decides is filled in."""
     t = problem.taps
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
+    ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
     terms = terms_of_a_partial_sum(problem)
     products = problem.in_channels_per_group * t.taps_per_row
     short = dtype == torch.float64 or products <= terms
@@ -183,7 +192,8 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
         dilation=problem.dilation,
         tap_chunk=chunk,
         several_chunks=chunk < t.taps_per_row,
-        ragged=problem.kernel_size % t.rows != 0,
+        ragged=ragged,
+        one_phase=one_phase,
         whole_chunks=problem.in_channels_per_group % block_k == 0,
         block_k=block_k,
         **tile,
@@ -223,9 +233,11 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
     depth = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
-    for *sizes, blocks in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
+    tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
+    ways = (False, True) if problem.kernel_size % problem.taps.rows else (False,)  # of one phase, or of all
+    for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
         blocks = max(2, min(blocks, round(blocks * share)))
-        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector)
+        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector, one_phase=one_phase)
         for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
             config = make(problem, dtype, block_k, **tile)
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
@@ -238,11 +250,12 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums, once and
-    more often."""
+    more often; where rows have unequal taps, blocks of one phase and of several."""
+    one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
-        dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3),
+        dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
         dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, once=dtype == torch.float32),
     )
     return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

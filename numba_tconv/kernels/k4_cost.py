@@ -41,7 +41,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     stages = c.channel_chunks(part) * c.tap_chunks(part)
     copies = c.x_stage / c.x_vector + c.w_stage / c.vector
     loads = 1 / c.thread_m + 1 / c.block_k
-    products = c.block_m * c.block_n * c.block_k * c.tap_chunk
+    products = c.block_m * c.block_n * c.block_k * c.multiplied_taps(part)
     block = stages * (products * (1 + loads) + COPY * copies)
     rate = RATE * 4 / c.itemsize
 

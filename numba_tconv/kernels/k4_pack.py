@@ -33,7 +33,7 @@ class Order:
     tap_chunk: int
     phases: int
     channels: int
-    parts: int
+    parts: int  # tiles that share the phases of one output channel
 
     @property
     def stage(self) -> int:
@@ -59,7 +59,7 @@ def make_kernel(order: Order) -> Kernel:
         rest, chunk = divided(rest, int32(tap_chunks))
         group, row_tile = divided(rest, int32(row_tiles))
         first_c, first_t = int32(channel_chunk * block_k), chunk * int64(tap_chunk * rows)
-        first_co, first_a = int64(row_tile // parts) * channels, int64(row_tile % parts) * block_m
+        first_co, first_a = int64(row_tile // parts) * channels, int64(row_tile % parts) * phases
         e = int32(cuda.threadIdx.x)
         while e < stage:
             m, rest = e % block_m, e // block_m

@@ -57,11 +57,16 @@ def plan_of(
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:
-    return choose(problem, x.dtype, 16 // x.dtype.itemsize if vectors_align(x) else 1, device)
+    return choose(problem, x.dtype, vector_of(x), device)
 
 
-def vectors_align(x: Layout) -> bool:
-    """Whether 16-byte vectors of an input (N, C_in, L) are aligned, and each lies inside the signal or outside."""
-    v = 16 // x.dtype.itemsize
+def vector_of(x: Layout) -> int:
+    """Elements of the largest vectors, of 16 or 8 bytes, of an input (N, C_in, L) that are aligned, and of which each
+    lies inside the signal or outside; 1 if there are none."""
+    return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
+
+
+def vectors_align(x: Layout, v: int) -> bool:
+    """Whether that is so of vectors of ``v`` elements."""
     contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
-    return contiguous_rows and x.shape[2] % v == 0 and x.offset % 16 == 0
+    return contiguous_rows and x.shape[2] % v == 0 and x.offset % (v * x.dtype.itemsize) == 0

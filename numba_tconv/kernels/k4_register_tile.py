@@ -11,6 +11,10 @@ they meet in the same block and are interleaved on the way out.
   stage before is multiplied.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
+* Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
+  if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
+  to 0.64 ms; a script, no recorded rows). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a
+  column more than four tiles: 0.103 to 0.090 ms; a script).
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
@@ -55,7 +59,7 @@ def make_kernel(config: Config) -> Kernel:
     threads, vector, stages = config.threads, config.vector, config.stages
     block_m, block_n, block_k, tap_chunk = config.block_m, config.block_n, config.block_k, config.tap_chunk
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
-    warps, warps_n, halo = threads // 32, config.warps_n, config.halo
+    warps, warps_n, warp_columns, halo = threads // 32, config.warps_n, lanes_n * thread_n, config.halo
     width, window, pitch = config.width, config.window, config.pitch
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage = x_stage + w_stage
@@ -67,6 +71,7 @@ def make_kernel(config: Config) -> Kernel:
         config.taps.step,
     )
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
+    one_phase = config.one_phase
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
     accumulator = ELEMENTS[config.dtype].accumulator
     sums = thread_m * thread_n
@@ -132,9 +137,8 @@ def make_kernel(config: Config) -> Kernel:
             load_vector(ws, h * vector, shared, w_at + b * block_m + h * vector * lanes_m)
 
     @cuda.jit(device=True, inline="always")
-    def multiply(acc, xs, ws, shared, x_at, w_at, tails):
-        """One channel: every tap reads the same register window at another offset. ``tails``: a bit for each of the
-        thread's rows, whether it has the last tap."""
+    def multiply(acc, xs, ws, shared, x_at, w_at):
+        """One channel and the taps that every row has: each reads the same register window at another offset."""
         for q in range(0, window, vector):
             load_vector(xs, q, shared, x_at + q)
         for b in range(whole_taps):
@@ -142,13 +146,39 @@ def make_kernel(config: Config) -> Kernel:
             for m in range(thread_m):
                 for n in range(thread_n):
                     acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
-        if ragged:
-            load_weights(ws, shared, w_at, whole_taps)
-            for m in range(thread_m):
-                # A tap that a row does not have must not multiply: zero times NaN is NaN.
-                if tails >> m & 1:
-                    for n in range(thread_n):
-                        acc[m * thread_n + n] += ws[m] * xs[halo + n - whole_taps * step]
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_last(acc, xs, ws, shared, w_at, tails):
+        """The last tap, by the channel's window, of the rows that have it."""
+        load_weights(ws, shared, w_at, whole_taps)
+        for m in range(thread_m):
+            # A tap that a row does not have must not multiply: zero times NaN is NaN.
+            if one_phase or tails >> m & 1:
+                for n in range(thread_n):
+                    acc[m * thread_n + n] += ws[m] * xs[halo + n - whole_taps * step]
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
+        """``tails``: a bit for each of the thread's rows, whether it has the last tap. Rows of one phase agree; whether
+        they have it, is asked outside of the loop: inside, loads of a channel would wait for products of another."""
+        c = int32(0)
+        if not ragged:
+            while c < block_k:
+                multiply(acc, xs, ws, shared, x_at, w_at)
+                if at_once == 2:
+                    multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m)
+                x_at = int32(x_at + at_once * width)
+                w_at = int32(w_at + at_once * tap_chunk * block_m)
+                c = int32(c + at_once)
+        elif one_phase and tails == 0:
+            while c < block_k:
+                multiply(acc, xs, ws, shared, x_at, w_at)
+                x_at, w_at, c = int32(x_at + width), int32(w_at + tap_chunk * block_m), int32(c + 1)
+        else:
+            while c < block_k:
+                multiply(acc, xs, ws, shared, x_at, w_at)
+                multiply_last(acc, xs, ws, shared, w_at, tails)
+                x_at, w_at, c = int32(x_at + width), int32(w_at + tap_chunk * block_m), int32(c + 1)
 
     @cuda.jit(device=True, inline="always")
     def tails_of(row_at, last_row):
@@ -162,7 +192,7 @@ def make_kernel(config: Config) -> Kernel:
     @cuda.jit(device=True, inline="always")
     def advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns, first_column,
                 batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, tails,
-                channel_chunks):  # fmt: skip
+                channel_chunks, live):  # fmt: skip
         """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
         ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
         while s < end:
@@ -182,18 +212,11 @@ def make_kernel(config: Config) -> Kernel:
                 if channel >= in_per_group:
                     channel, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
-            if s >= 0:
+            if s >= 0 and live:
                 x_at = int32(s % stages * stage + column_at)
                 w_at = int32(s % stages * stage + x_stage + row_at)
                 last = tails if s >= total - channel_chunks else int32(-1)
-                c = int32(0)
-                while c < block_k:
-                    multiply(acc, xs, ws, shared, x_at, w_at, last)
-                    if at_once == 2:
-                        multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m, last)
-                    x_at = int32(x_at + at_once * width)
-                    w_at = int32(w_at + at_once * tap_chunk * block_m)
-                    c = int32(c + at_once)
+                multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
             s = int32(s + 1)
         return s, chunk, channel
 
@@ -259,19 +282,21 @@ def make_kernel(config: Config) -> Kernel:
 
         total = int32(tap_chunks * channel_chunks)
         x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
-        tails = tails_of(row_at, int32(last_row - row_tile % parts * block_m)) if ragged else int32(-1)
+        tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
+        # A warp all of whose columns are behind the last one leaves the products to the others.
+        live = first + column_at // warp_columns * warp_columns < batch * columns
         s, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
             s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
                                         x_group, in_per_group, w_tile, column_at, row_at, tails,
-                                        channel_chunks)  # fmt: skip
+                                        channel_chunks, live)  # fmt: skip
         end = int32(min(partial, total))
         while partial and s < total:
             s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
                                         x_group, in_per_group, w_tile, column_at, row_at, tails,
-                                        channel_chunks)  # fmt: skip
+                                        channel_chunks, live)  # fmt: skip
             # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
             # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
             if s < total:
@@ -293,7 +318,7 @@ def make_kernel(config: Config) -> Kernel:
         channel = row_tile // parts * channels
         channels_left = int32(min(channels, out_per_group - channel))
         store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
-              channels_left, row_tile % parts * block_m, out_per_group * groups, out_length, padding)  # fmt: skip
+              channels_left, row_tile % parts * phases, out_per_group * groups, out_length, padding)  # fmt: skip
 
     stored = ELEMENTS[config.dtype].storage
     integers = (types.int64,)

@@ -112,7 +112,7 @@ class Config:
     @property
     def w_stage(self) -> int:
         """Bytes of weights in a stage."""
-        return self.chunks * self.tile.stage_weights
+        return self.chunks * self.tile.depth_weights
 
     @property
     def copies_a_row(self) -> int:

@@ -60,7 +60,7 @@ def make_kernel(config: Config) -> Kernel:
 def _make_kernel(config: Config) -> Kernel:
     tile, stages, threads, chunks, tiles = config.tile, config.stages, config.threads, config.chunks, config.tiles
     itemsize, depth, pitch = config.tile.itemsize, config.depth, config.pitch
-    x_stage, slot, stage_weights = config.x_stage, config.x_stage + config.w_stage, tile.stage_weights
+    x_stage, slot, stage_weights = config.x_stage, config.x_stage + config.w_stage, tile.depth_weights
     stage_elements, lead, halo, advance = config.w_stage // itemsize, tile.lead, config.halo, tile.advance
     fragments, tile_warps, phases, channels = config.fragments, config.tile_warps, tile.phases, tile.channels
     row_parts, staging, staging_bytes, pair = tile.row_parts, tile.staging, config.staging_bytes, 4 // itemsize

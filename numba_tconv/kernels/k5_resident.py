@@ -52,7 +52,7 @@ def make_kernel(config: Config) -> Kernel:
     team_bytes, staging_at, staging = config.team_bytes, stages * config.x_stage, tile.staging
     fragments, phases, channels, row_parts = config.fragments, tile.phases, tile.channels, tile.row_parts
     pair, lead, halo = 4 // itemsize, tile.lead, config.halo
-    chunk_bytes, stage_weights = tile.depth * pitch * itemsize, tile.stage_weights
+    chunk_bytes, stage_weights = tile.depth * pitch * itemsize, tile.depth_weights
     sums, operands, exact = fragments * RUN * 4, 2 * tile.parts * config.window, tile.parts == 2
     totals, lane_rows = sums if exact else 1, 2 * fragments
     aim, load, next_stage = make_load_ahead(config)

@@ -74,7 +74,7 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
     of 16; None if a tensor map cannot describe them."""
     tile, in_part = config.tile, shape[1] // (groups * config.splits)
     vector = ALIGNMENT // tile.itemsize
-    if groups > 1 and in_part % tile.depth:
+    if groups > 1 and in_part % config.depth:
         return None  # a stage must not take channels of the next group; of the next part of the same one it may
     alike = rows_alike(shape, strides, tile.itemsize)
     if not alike or in_part % alike:
@@ -125,7 +125,7 @@ def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows
         config.tile.precision,
         (length + offset // itemsize + (rows.alike - 1) * rows.shear, rows.alike, channels // rows.alike, batch),
         (c_bytes - rows.shear * itemsize, c_bytes * rows.alike, n_bytes),
-        (geometry(config, rows).pitch // itemsize, rows.alike, config.tile.depth // rows.alike, 1),
+        (geometry(config, rows).pitch // itemsize, rows.alike, config.depth // rows.alike, 1),
     )
 
 

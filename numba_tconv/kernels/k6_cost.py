@@ -97,7 +97,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     if tile.part:
         busy, more = row_products * TENSOR, PART_STAGE
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
-    copies, stores, shallow = config.regions * window, stores_of(config), 1 / config.stages - 1 / MOST_STAGES
+    copies, stores = config.regions * window, stores_of(config)
+    shallow = 1 / (config.depths * config.stages) - 1 / MOST_STAGES
     if config.paired:
         stage = max(2 * products + copies, 2 * busy) + more
         turn = stages * stage * (1 + (PART_SHALLOW if tile.part else SHALLOW) * shallow) + stores

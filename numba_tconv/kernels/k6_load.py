@@ -116,7 +116,7 @@ def make_fill(config: Config):
 
     The window's column 0 is element i of sample n. Before the warp's arrival at ``barrier``.
     """
-    width, itemsize, depth = config.width, config.tile.itemsize, config.tile.depth
+    width, itemsize, depth = config.width, config.tile.itemsize, config.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
     copy, copy_vector = cp_async_to(4), cp_async_to(16)
     row_vectors = width // vector
@@ -202,7 +202,7 @@ def make_produce(config: Config):
     its slot would take the end of an older phase for the one that it waits for.
     """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
-    itemsize, depth, stage_weights, ring_at = tile.itemsize, tile.depth, tile.stage_weights, config.ring
+    itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector = ALIGNMENT // itemsize
     last = regions - 1
     turns, locate = make_locate(config)
@@ -212,14 +212,15 @@ def make_produce(config: Config):
 
     @device_function
     def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
-                base, full, empty, shared, tap_chunks, channel_chunks, in_per_group, group_tiles, row_tiles,
+                base, full, empty, shared, tap_chunks, channel_stages, in_per_group, groups, group_tiles, row_tiles,
                 column_tiles, band, batch, length, columns, first):  # fmt: skip
         alike_log, pitch, _, region_bytes, slot, stages = in_stage
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
-        existing = int32((in_per_group + depth - 1) // depth)  # stages of a tap chunk that have channels
+        # Stages of a tap chunk that are fetched: those beyond the last channel may be the next group's, else zeros.
+        existing = int32(channel_stages if groups == 1 else (in_per_group + depth - 1) // depth)
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
         together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
@@ -240,7 +241,7 @@ def make_produce(config: Config):
                 for z in range(regions):
                     tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
             channel0 = int32(int32(uint32(row_tile) // uint32(group_tiles)) * in_per_group)
-            weights = int64(row_tile) * (tap_chunks * channel_chunks) * (stage_weights // itemsize)
+            weights = int64(row_tile) * (tap_chunks * channel_stages) * (stage_weights // itemsize)
             chunk = int32(0)
             while chunk < tap_chunks:
                 announced = own_weights
@@ -248,7 +249,7 @@ def make_produce(config: Config):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
-                while stage < channel_chunks:
+                while stage < channel_stages:
                     exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
@@ -264,7 +265,6 @@ def make_produce(config: Config):
                                           stage_weights, barrier)  # fmt: skip
                     z = int32(0)
                     while z < regions:
-                        # Channels that do not exist are not fetched: they may be the next group's.
                         if not ((by_box[0] if z == 0 else by_box[last]) and exists):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
@@ -286,8 +286,8 @@ def make_produce(config: Config):
                     if ahead <= 0:
                         at, barrier, ahead = int32(at - ring), int32(barrier - 8 * stages), int32(ahead + stages)
                         parity = int32(parity ^ 1)
-                weights += int64(channel_chunks) * (stage_weights // itemsize)
-                stage, chunk = int32(stage - channel_chunks), int32(chunk + 1)
+                weights += int64(channel_stages) * (stage_weights // itemsize)
+                stage, chunk = int32(stage - channel_stages), int32(chunk + 1)
             turn = int32(turn + 1)
             if resident:
                 for z in range(regions):

@@ -38,6 +38,7 @@ def make_stages(config: Config):
     recorded rows).
     """
     tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
+    single = config.depths == 1  # each depth is a stage
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
     sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
@@ -45,7 +46,7 @@ def make_stages(config: Config):
     group_taps = -(-chunk // tap_groups)
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
-    stage_weights, operands = tile.stage_weights, parts * 2 * window
+    depth_weights, operands = tile.depth_weights, parts * 2 * window
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
     when_due, _ = make_hand_over(config)
 
@@ -62,7 +63,7 @@ def make_stages(config: Config):
 
     @device_function
     def multiply(acc, total, v, at, descriptor, add, taps):
-        """The products of one stage; the first of them take the place of the sums if ``add`` is 0."""
+        """The products of one depth; the first of them take the place of the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
             for block in range(BLOCKS):
@@ -99,55 +100,63 @@ def make_stages(config: Config):
             for group in range(tap_groups):
                 multiply_taps(acc, total, v, at, descriptor, group * group_taps, group_taps)
 
-    multiply_stage = multiply_exactly if exact else multiply
+    multiply_depth = multiply_exactly if exact else multiply
 
     @device_function
-    def one_stage(acc, total, v, at, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
+    def one_depth(acc, total, v, z, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
-        """The window and the products of the stage in slot ``s``. Returns the next slot and its parity."""
+        """The window and the products of a depth, the ``z``-th of those that are unrolled, of the stage in slot ``s``.
+        Returns the slot of the next and its parity."""
         slot, stages = ring
         offset = recomputed(int32(s * slot))  # before the wait, so that the loads do not wait for it as well
-        mbarrier_wait(full + 8 * s, parity)
+        if single or z == 0:
+            mbarrier_wait(full + 8 * s, parity)
         if not resident:
             descriptor = int32(descriptor0 + (offset >> 4))
+            if not single:
+                descriptor = int32(descriptor + z * (depth_weights >> 4))
+        if not single:
+            offset = int32(offset + z * (2 * h_step))
+        at = int32(z * operands)
         load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded)
-        multiply_stage(acc, total, v, at, descriptor, add, taps)
-        if resident:
+        multiply_depth(acc, total, v, at, descriptor, add, taps)
+        if resident and (single or z == unroll - 1):
             mbarrier_arrive(empty + 8 * s)
         if not exact:
             wait_for_older()
         if not resident:  # what they read from the ring they have read by then
             if unroll == 1:
                 mbarrier_arrive(empty + 8 * s)
-            elif add:
+            elif add and (single or z == 0):
                 mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
-        s = int32(s + 1)
-        if s == stages:
-            s, parity = int32(0), int32(parity ^ 1)
+        if single or z == unroll - 1:
+            s = int32(s + 1)
+            if s == stages:
+                s, parity = int32(0), int32(parity ^ 1)
         return s, parity
 
     @device_function
     def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
                descriptor, add, taps, s, parity, full, empty, count, turn, my_turn):  # fmt: skip
-        """The windows and the products of the next ``count`` stages, while the last tile's runs leave (k6_bulk.py).
+        """The windows and the products of the next ``count`` depths, while the last tile's runs leave (k6_bulk.py).
         ``taps``: how many of the chunk's exist. ``turn``, ``my_turn``: the mbarrier, and its parity, that a warpgroup
         waits for before a tile's first stage if the warpgroups multiply by turns. Returns the next slot, its parity,
         and where the next weights are."""
         if in_turn and add == 0:
             mbarrier_wait(turn, my_turn)
-        stage = int32(0)
-        while stage < count:
-            s, parity = one_stage(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, ring,
+        depth = int32(0)
+        while depth < count:
+            s, parity = one_depth(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, ring,
                                   descriptor0, descriptor, add, taps, s, parity, full, empty)  # fmt: skip
             add = int32(1)
             when_due(held, goes, y)
-            descriptor = int32(descriptor + (stage_weights >> 4))
+            descriptor = int32(descriptor + (depth_weights >> 4))
             if unroll > 1:
-                s, parity = one_stage(acc, total, v, int32(operands), x_at, h_step, odd_step, beyond, together,
+                s, parity = one_depth(acc, total, v, int32(1), x_at, h_step, odd_step, beyond, together,
                                       rounded, ring, descriptor0, descriptor, add, taps, s, parity, full,
                                       empty)  # fmt: skip
-                descriptor = int32(descriptor + (stage_weights >> 4))
-            stage = int32(stage + unroll)
+                descriptor = int32(descriptor + (depth_weights >> 4))
+            depth = int32(depth + unroll)
         return s, parity, descriptor
 
     return stages

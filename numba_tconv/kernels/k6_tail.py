@@ -152,7 +152,7 @@ def prepare(
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups
-    packed = alike((row_tiles * stages * tile.stage_weights // tile.itemsize,), dtype)
+    packed = alike((row_tiles * stages * tile.depth_weights // tile.itemsize,), dtype)
     return make_kernel(tile).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
         *(alike(x_shape, dtype, x_strides), *x_strides[:2], packed),

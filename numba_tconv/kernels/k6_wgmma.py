@@ -8,7 +8,7 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
   in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of
   four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
-  or so (profile; no rows).
+  or so (profile; no rows). Where the ring is deep, a stage is two products deep (k6_config.py).
 * Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
   wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Copied before (k6_input.py): what no tensor map describes, and short samples where that saves more than it takes.
@@ -106,7 +106,7 @@ FEWEST_ROWS, FEWEST_TURNS = 64, 4
 @cache
 def make_kernel(config: Config) -> Kernel:
     tile, most_stages, resident, paired = config.tile, config.stages, config.resident, config.paired
-    unroll = config.unroll
+    unroll, depths = config.unroll, config.depths
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
     itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
@@ -191,8 +191,9 @@ def make_kernel(config: Config) -> Kernel:
             if boxed and lane == 0:
                 tensormap_acquire(maps)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, in_stage, x_early, boxed, aligned,
-                    apart, in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks, in_per_group,
-                    group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns, in_first)  # fmt: skip
+                    apart, in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks // depths,
+                    in_per_group, groups, group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
+                    in_first)  # fmt: skip
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -231,6 +232,7 @@ def make_kernel(config: Config) -> Kernel:
             tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
+            per_tile = int32(per_tile // depths)
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             turn, count = int32(0), turns(row_tiles, column_tiles)
             if not paired:
@@ -335,7 +337,7 @@ class WarpgroupMatrix(TensorRung):
         tail = "; a sample's last column apart, on CUDA cores" if c.tail else ""
         parts = "" if c.splits == 1 else f"; input channels in {c.splits} parts, whose sums are added up"
         return (
-            f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.tile.depth} input channels; "
+            f"{tiles}, of {c.tile.rows} rows by {COLUMNS} columns; {c.stages} stages of {c.depth} input channels; "
             f"weights {weights}; outputs leave {stores}{joined}{parts}{tail}"
         )
 

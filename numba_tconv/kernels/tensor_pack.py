@@ -98,7 +98,7 @@ class TensorPacking(Packing):
     @cached_property
     def size(self) -> int:
         blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
-        return blocks * self.tile.stage_weights // self.tile.itemsize
+        return blocks * self.tile.depth_weights // self.tile.itemsize
 
     def _prepare(self, kernel: Kernel) -> Prepared:
         w = self.weights

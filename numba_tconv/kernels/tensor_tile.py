@@ -80,7 +80,7 @@ class Tile:
 
     @property
     def depth(self) -> int:
-        """Channels of one product, and of a stage."""
+        """Channels of one product."""
         return KINDS[self.precision][1]
 
     @property
@@ -151,8 +151,8 @@ class Tile:
         return COLUMNS - self.overlap
 
     @property
-    def stage_weights(self) -> int:
-        """Bytes of packed weights in one stage."""
+    def depth_weights(self) -> int:
+        """Bytes of packed weights for one product's depth, with all taps of a chunk."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.itemsize
 
     # The staging buffer: float32, a run of a channel after another.

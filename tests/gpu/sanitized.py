@@ -68,7 +68,7 @@ _HALVES = dict(stride=2, padding=3, bias=True)
 ROWS = {
     # Stride 1, resident weights, two stages unrolled: cheap, so here are the ways in which rows lie in memory.
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
-    "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", **_STRIDE_1),
+    "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", "ieee", **_STRIDE_1),
     "rows at 4 bytes, every fourth alike": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
     "several tiles a block and warpgroup": _row((1, 16, 24), 3, 2000, "tf32", "tf32x3", **_STRIDE_1),
     "samples that share windows, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "ieee", **_STRIDE_1),
@@ -76,6 +76,7 @@ ROWS = {
     "samples at 4 bytes, no tensor map": _row((2, 15, 24), 3, 301, "tf32", padding=1),
     "tails of channels and rows": _row((2, 9, 19), 3, 304, "tf32", "ieee", padding=1),
     "groups of whole stages": _row((2, 32, 48), 3, 304, "tf32", groups=2, **_STRIDE_1),
+    "groups of one depth, a stage without channels": _row((2, 16, 48), 3, 304, "tf32", groups=2, **_STRIDE_1),
     "groups of part of a stage": _row((2, 24, 48), 3, 304, "tf32", "ieee", groups=2, **_STRIDE_1),
     "x one element past 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", layout="misaligned", **_STRIDE_1),
     "x transposed": _row((2, 16, 24), 3, 304, "tf32", "ieee", layout="transposed", **_STRIDE_1),
@@ -105,6 +106,8 @@ ROWS = {
     "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, filled in vectors": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
+    "streamed, stages of two depths": _row((2, 1024, 64), 2, 300, "bf16", stride=2, bias=True),
+    "streamed, a stage without channels": _row((2, 328, 64), 8, 300, "tf32", stride=4, padding=2),
     # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16 bits, every eighth row alike.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, by twos": _row((2, 16, 24), 3, 302, "tf32", "fp16", padding=1, output_padding=1, **_GAPS),
@@ -113,6 +116,8 @@ ROWS = {
     "empty slots, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, filled by elements": _row((9, 16, 24), 3, 21, "tf32", "fp16", padding=1, **_GAPS),
     "empty slots, y past a sector": _row((2, 16, 24), 3, 304, "tf32", "fp16", offset=1, output_padding=1, **_GAPS),
+    # For k4: rows of unequal taps, so many that a block has those of one phase.
+    "unequal taps, a phase a block": _row((2, 16, 64), 11, 304, "ieee", stride=5, padding=3, bias=True),
     # One column of a sample is more than whole tiles have; groups, and more samples than a block takes.
     "a column left over": _row((3, 32, 24), 8, 128, "tf32", padding=2, groups=2, **_DECODER),
     # More phases than a tile has rows: a part of them in each tile, two phases in the last.
@@ -301,7 +306,8 @@ def _on_cuda_cores():
                     precision = "ieee" if dtype == torch.float32 else "fp64"
                     yield Forward(reason, name, SMALL[reason], dtype, precision, config=config)
     ragged = "K not a multiple of the stride"  # the last tap of a row exists in some rows only
-    yield Forward(ragged, "k4_register_tile", SMALL[ragged], torch.float32, "ieee")
+    for config in (None, *RUNGS["k4_register_tile"].tiny_configs(SMALL[ragged], torch.float32)):
+        yield Forward(ragged, "k4_register_tile", SMALL[ragged], torch.float32, "ieee", config=config)
 
 
 def _of_depthwise():
