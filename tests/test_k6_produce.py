@@ -61,8 +61,8 @@ def brought(monkeypatch):
 
 
 # Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
-# unrolled loop that do not exist; rows that begin alike or not; groups; windows that several samples share;
-# fewer slots than warps that copy.
+# unrolled loop that do not exist, of one group and of several; rows that begin alike or not; windows that several
+# samples share; fewer slots than warps that copy.
 @pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
@@ -72,6 +72,7 @@ def brought(monkeypatch):
         (Problem(2, 96, 16, 64, 2048, stride=2), "tf32"),
         (Problem(2, 192, 32, 3, 1024, stride=2, groups=4), "fp16"),
         (Problem(2, 104, 16, 3, 2048), "tf32x3"),
+        (Problem(2, 328, 64, 8, 1024, stride=4), "tf32"),
         (Problem(7, 32, 16, 4, 40, stride=2), "bf16"),
         (Problem(1, 80, 80, 1024, 63, stride=256), "tf32x3"),
     ],
