@@ -13,8 +13,8 @@ they meet in the same block and are interleaved on the way out.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
 * Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
   if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
-  to 0.64 ms; a script, no recorded rows). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a
-  column more than four tiles: 0.103 to 0.090 ms; a script).
+  to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
+  0.101 to 0.088 ms). Since these two, istft takes 4% longer and waveglow 2% (rows of two runs); why is not known.
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are

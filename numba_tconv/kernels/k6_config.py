@@ -299,8 +299,8 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
     """The configuration with stages of all depths that are unrolled, where that is better and a stage is of one group.
 
     A depth then costs half as much to copy and to wait for, but half as many stages are left. Where the ring holds the
-    most, the patch takes 10% less in TF32, stride 2 in bfloat16 2 or 3%, head 1.6% more; where it does not, dac_u2 in
-    bfloat16 takes 5% more, encodec_u2 in TF32 7% (H200, a script; no recorded rows).
+    most, the patch takes 8% less in TF32, dac_u4 and hifigan_u2 in bfloat16 3%, hifigan_u4 in TF32 2% more (rows of two
+    runs). Where it does not, dac_u2 in bfloat16 took 5% more and encodec_u2 in TF32 7% (a script; no recorded rows).
     """
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0

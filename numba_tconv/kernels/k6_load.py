@@ -219,7 +219,7 @@ def make_produce(config: Config):
         start = cuda.local.array(regions, dtype=int64)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
-        # Stages of a tap chunk that are fetched: those beyond the last channel may be the next group's, else zeros.
+        # Stages of a tap chunk that are fetched: beyond the last channel are zeros or, of several groups, the next one.
         existing = int32(channel_stages if groups == 1 else (in_per_group + depth - 1) // depth)
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
         together = int32(min(PRODUCERS, stages))  # warps that copy
