@@ -61,7 +61,7 @@ def brought(monkeypatch):
 
 
 # Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
-# unrolled loop that do not exist, of one group and of several; rows that begin alike or not; windows that several
+# unrolled loop that do not exist; groups of an odd number of depths; rows that begin alike or not; windows that several
 # samples share; fewer slots than warps that copy.
 @pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
         produce(0, warp, None, p.in_channels * stride_c, stride_c, MAP, in_stage, early, True, rows.aligned, apart,
-                False, "w", BASE, FULL, EMPTY, None, tap_chunks, stages, p.in_channels_per_group, p.groups,
+                False, "w", BASE, FULL, EMPTY, None, tap_chunks, stages, p.in_channels_per_group,
                 group_tiles, row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
@@ -104,7 +104,6 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     _, locate = k6_load.make_locate(config)
     sample_of, _ = k6_load.make_walk(config)
     window_start = k6_load.make_window_start(config)
-    fetched = stages if p.groups == 1 else -(-p.in_channels_per_group // config.depth)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
     k, boxed_windows = 0, 0
@@ -123,7 +122,9 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                     n, j = sample_of(column_tile + z, columns)
                     n, i, in_box = window_start(n, j, chunk, True, apart, p.length, columns, first)
                     here = at + z * g.region
-                    if in_box and s < fetched:
+                    if in_box:
+                        if p.groups > 1:
+                            assert (s + 1) * config.depth <= p.in_channels_per_group, "the next group's channels"
                         row = (channel0 + s * config.depth) >> log
                         expected.append((here, MAP, (early + i) // vector * vector, 0, row, n, barrier))
                     else:

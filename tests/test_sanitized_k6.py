@@ -85,7 +85,7 @@ def k6_properties(case):
         "single, empty slots": not tile.whole and tile.dilation > 1 and tile.empty_slots,
         "precision": case.precision,
         "channels that do not exist": p.in_channels_per_group % tile.depth > 0,
-        "without channels: of a stage, may be fetched": missing and (config.depths, part.groups == 1),
+        "without channels: of a stage": missing and config.depths,
         "whole: empty slots, outputs at a time, size": tile.whole
         and (tile.empty_slots, math.gcd(4, p.out_length), tile.itemsize),
         "whole: empty slots, y within a sector": tile.whole and (tile.empty_slots, case.offset > 0),
@@ -125,7 +125,7 @@ def test_k6():
         "single, empty slots": BOTH,
         "precision": set(DTYPES),
         "channels that do not exist": BOTH,
-        "without channels: of a stage, may be fetched": {False, (1, True), (1, False), (2, True)},
+        "without channels: of a stage": {False, 1, 2},
         "whole: empty slots, outputs at a time, size": {False}
         | {(empty, outputs, size) for empty in BOTH for outputs in (1, 2, 4) for size in (2, 4)},
         "whole: empty slots, y within a sector": {False} | {(empty, within) for empty in BOTH for within in BOTH},

@@ -233,9 +233,8 @@ def check_k6(problem, precision):
         assert config.shared_bytes <= SHARED_OF_AN_H200
         assert config.stages * config.depths >= 4
         assert config.depths in (1, config.unroll)
-        alone = problem.groups == 1 or problem.in_channels_per_group % (config.unroll * tile.depth) == 0
         most = config.stages * config.depths == k6_config.MOST_STAGES
-        assert (config.depths == config.unroll) == (config.unroll == 1 or (alone and most))
+        assert (config.depths == config.unroll) == (config.unroll == 1 or most)
         assert config.ring % 128 == config.slot % 128 == config.staging % 16 == config.own_staging % 16 == 0
         assert config.extras_at % 16 == config.extras % 16 == config.barriers % 8 == config.map % 128 == 0
         assert tile.rows % tile.rounds == 0
@@ -245,6 +244,7 @@ def check_k6(problem, precision):
         chunks = k6_config.channel_chunks(problem, config)
         assert chunks * tile.depth >= problem.in_channels_per_group
         assert chunks % config.unroll == 0
+        assert problem.groups == 1 or chunks == tile.channel_chunks(problem), "the next group's"
         if config.resident:
             assert config.weights == tile.tap_chunks(problem) * chunks * tile.depth_weights
 

@@ -212,15 +212,13 @@ def make_produce(config: Config):
 
     @device_function
     def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
-                base, full, empty, shared, tap_chunks, channel_stages, in_per_group, groups, group_tiles, row_tiles,
+                base, full, empty, shared, tap_chunks, channel_stages, in_per_group, group_tiles, row_tiles,
                 column_tiles, band, batch, length, columns, first):  # fmt: skip
         alike_log, pitch, _, region_bytes, slot, stages = in_stage
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
-        # Stages of a tap chunk that are fetched: beyond the last channel are zeros or, of several groups, the next one.
-        existing = int32(channel_stages if groups == 1 else (in_per_group + depth - 1) // depth)
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
         together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
@@ -250,13 +248,12 @@ def make_produce(config: Config):
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
                 while stage < channel_stages:
-                    exists = stage < existing
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
-                        mbarrier_expect_tx(barrier, announced if exists else own_weights)
+                        mbarrier_expect_tx(barrier, announced)
                         row = int32(int32(channel0 + stage * depth) >> alike_log)
                         for z in range(regions):
-                            if by_box[z] and exists:
+                            if by_box[z]:  # beyond the last channel, too, where zeros are (k6_config.unroll_of)
                                 begin = int32(int32(x_early + start[z]) & -vector)
                                 cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
                                                      sample[z], barrier)  # fmt: skip
@@ -265,7 +262,7 @@ def make_produce(config: Config):
                                           stage_weights, barrier)  # fmt: skip
                     z = int32(0)
                     while z < regions:
-                        if not ((by_box[0] if z == 0 else by_box[last]) and exists):
+                        if not (by_box[0] if z == 0 else by_box[last]):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
                             if in_vectors:

@@ -193,7 +193,7 @@ def make_kernel(config: Config) -> Kernel:
                 tensormap_acquire(maps)
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, in_stage, x_early, boxed, aligned,
                     apart, in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks // depths,
-                    in_per_group, groups, group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
+                    in_per_group, group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
                     in_first)  # fmt: skip
         else:
             grow()
