@@ -88,6 +88,17 @@ def test_a_part_may_begin_wherever_boxes_do():
     assert rows_of(shape, strides, 0, config, 2) is None
 
 
+def test_half_a_turn_of_the_unrolled_loop_may_be_of_the_next_part_but_of_no_other_group():
+    for precision in ("tf32", "bf16"):
+        whole = k6_cost.choose(ISTFT, precision)
+        assert whole.unroll == 2
+        like_it = (c for c in k6_split.candidates(ISTFT, precision) if c.tile.rows == whole.tile.rows)
+        in_halves = [c for c in like_it if ISTFT.in_channels // c.splits % (2 * c.tile.depth)]
+        assert {(c.unroll, c.depths) for c in in_halves} == {(2, 1)}
+        grouped = replace(ISTFT, groups=2, in_channels=2 * ISTFT.in_channels, out_channels=2 * ISTFT.out_channels)
+        assert {c.unroll for c in k6_split.candidates(grouped, precision)} == {1}
+
+
 def test_no_more_parts_are_weighed_than_have_two_tiles_for_each_multiprocessor():
     def parts(share):
         return {config.splits for config in k6_split.candidates(HEAD, "tf32", share)}

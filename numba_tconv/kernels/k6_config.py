@@ -208,12 +208,13 @@ class Config:
         return self.map + 128
 
 
-def unroll_of(problem: Problem, tile: Tile) -> int:
+def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
     """Depths whose operands are held: two, so that a window is loaded while products run, if the registers suffice.
 
-    Not where one of two would lie beyond the channels of its group: the copy engine would bring the next group's.
+    Not where one of two would lie beyond the channels of its group: the copy engine would bring the next group's. The
+    next of ``splits`` parts of the same group it may bring: the weights there are zeros.
     """
-    if problem.groups > 1 and problem.in_channels_per_group % (2 * tile.depth):
+    if problem.groups > splits and problem.in_channels_per_group % (2 * tile.depth):
         return 1
     operands = 2 * (4 + tile.halo)
     spare = (LANE_OPERANDS_OF_PARTS if tile.part else LANE_OPERANDS) + 128 - tile.rows
@@ -263,17 +264,18 @@ def channel_chunks(problem: Problem, config: Config) -> int:
     return -(-config.tile.channel_chunks(problem) // config.unroll) * config.unroll
 
 
-def configs(problem: Problem, precision: str, wide_outputs: bool = False) -> tuple[Config, ...]:
+def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits: int = 1) -> tuple[Config, ...]:
     """The configurations that a problem may have: tiles of several heights, weights resident if they fit (of a long
     stride, which may have more tiles of rows than there are multiprocessors, also streamed), and ways to stage the
-    outputs. What is compiled depends on neither batch nor length. ``wide_outputs``: they are float32 in any case."""
-    found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs)
+    outputs. What is compiled depends on neither batch nor length. ``wide_outputs``: they are float32 in any case.
+    ``splits``: parts of a group's channels, which are groups of ``problem`` (channel_parts.split)."""
+    found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
     return (*found, *tails)
 
 
 @lru_cache(maxsize=1024)
-def _configs(problem: Problem, precision: str, wide_outputs: bool) -> tuple[Config, ...]:
+def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int = 1) -> tuple[Config, ...]:
     found = []
     for rows in ROW_CHOICES:
         # Split operands need a second set of sums (k6_multiply.py), and half the rows leave registers for it.
@@ -282,7 +284,7 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool) -> tuple[Conf
             continue
         if wide_outputs and tile.itemsize == 2:
             tile = replace(tile, wide_outputs=True)
-        unroll = unroll_of(problem, tile)
+        unroll = unroll_of(problem, tile, splits)
         chunks = -(-tile.channel_chunks(problem) // unroll) * unroll
         weights = tile.tap_chunks(problem) * chunks * tile.depth_weights
         for resident in (True, False):
@@ -301,15 +303,17 @@ def deepest(config: Config) -> Config | None:
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """The configuration with stages of all depths that are unrolled, where that is better.
+    """The configuration with stages of all depths that are unrolled, where that is better and a stage is of one group.
 
     A depth then costs half as much to copy and to wait for, but half as many stages are left. Where the ring holds the
     most, the patch takes 8% less in TF32, dac_u4 and hifigan_u2 in bfloat16 3%, hifigan_u4 in TF32 2% more (rows of two
     runs). Where it does not, dac_u2 in bfloat16 took 5% more and encodec_u2 in TF32 7% (a script; no recorded rows).
     """
-    if config.stages < MOST_STAGES:
+    unroll, own = config.unroll, problem.in_channels_per_group
+    of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
+    if config.stages < MOST_STAGES or not of_one_group:
         return config
-    return replace(config, stages=MOST_STAGES // config.unroll, depths=config.unroll)
+    return replace(config, stages=MOST_STAGES // unroll, depths=unroll)
 
 
 def stagings(config: Config) -> Iterator[Config]:

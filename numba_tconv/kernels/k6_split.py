@@ -32,7 +32,7 @@ def candidates(problem: Problem, precision: str, share: float = 0.0) -> list[Con
     return [
         replace(config, splits=splits)
         for splits in worthwhile(problem, share)
-        for config in configs(split(problem, splits), precision, wide_outputs=True)
+        for config in configs(split(problem, splits), precision, wide_outputs=True, splits=splits)
     ]
 
 
