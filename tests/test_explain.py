@@ -63,7 +63,7 @@ def test_reasons_are_those_of_the_selection():
         return {one.rung: one.refusal for one in explain(name, device=H200, **arguments).candidates}
 
     assert refusals("kb64", precision="tf32")["k5_mma"] == "k6_wgmma is above it"
-    reason = "it is for tiles of at least 64 rows (output channels times phases), not 8, or of 4 stages"
+    reason = "it is for tiles of at least 64 rows (output channels times phases), not 8, or of 3 stages"
     assert refusals("pqmf", dtype=torch.bfloat16)["k6_wgmma"].startswith(reason)
     assert "fewer than 10,000,000 FLOPs" in refusals("small", precision="ieee")["k4_register_tile"]
     assert refusals("depthwise", precision="ieee")["k4_register_tile"].startswith("depthwise is for few channels")
