@@ -38,6 +38,7 @@ from .functional import PRECISIONS
 from .kernels.device import Device, current_device
 from .problem import Problem
 from .rows import Row
+from .select import TF32_ALLOWED
 from .timing import FLUSHES, Contestant, interleave, quantile
 from .workloads import Workload
 
@@ -117,8 +118,9 @@ def rungs_for(
 
     "all" is every rung that can do the problem on ``device`` (torch's current GPU; where there is none, an H200) and
     ``auto``; where no rung computes in that precision, ``cudnn``. Nor is there then an ``auto``: the public function
-    may compute "tf32x3" as "ieee", and a row says what was computed. A step, which is the work of several rungs, is
-    computed by ``auto`` alone, where a rung can do its forward pass.
+    may compute "tf32x3" as "ieee", and a row says what was computed. But "tf32" is a permission, torch's as ours, and
+    ``auto`` there is also what makes no use of it. A step, which is the work of several rungs, is computed by ``auto``
+    alone, where a rung can do its forward pass.
     Raises ValueError for a name that is unknown or of another direction, NotImplementedError for a rung named alone
     that cannot do the problem.
     """
@@ -126,16 +128,18 @@ def rungs_for(
     rungs = rungs_of(FORWARD if direction == STEP else direction)
     refusals = {name: rung.refusal(problem, dtype, peak, device) for name, rung in rungs.items()}
     single = {} if direction == STEP else rungs
+    allowed = [peak, "ieee"] if peak == "tf32" else [peak]
+    selects = any(rung.refusal(problem, dtype, own, device) is None for rung in rungs.values() for own in allowed)
     chosen, left_out = [], []
     for name in dict.fromkeys(names):
         if name == "all":
             able = [rung for rung in rungs if refusals[rung] is None]
             left_out += [f"{rung} cannot do {problem} in {peak}: {refusals[rung]}" for rung in single if refusals[rung]]
-            chosen += [*(rung for rung in able if rung in single), AUTO] if able else [CUDNN]
+            chosen += [*(rung for rung in able if rung in single), AUTO] if selects else [CUDNN]
         elif name == CUDNN:
             chosen.append(name)
         elif name == AUTO:
-            if all(refusals.values()):
+            if not selects:
                 raise NotImplementedError(f"no rung can do {problem} in {peak}, so there is none to select")
             chosen.append(name)
         elif name not in single:
@@ -171,7 +175,8 @@ def measure(
     """Rows for ``rungs`` on ``workload`` in ``direction``, all from one interleaved run on torch's current GPU.
 
     ``rungs`` are registry names, ``auto`` or ``cudnn`` (see ``rungs_for``, which also refuses what cannot be done).
-    ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". ``budget_s``
+    ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". In "tf32"
+    ``auto`` is what a call computes that names no precision, where torch's switch allows TF32. ``budget_s``
     is the time on the GPU, in seconds, that each contestant may take. Raises WrongResult when a result is wrong; it
     then holds the rows of those that are not.
     """
@@ -213,6 +218,7 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
     """A rung, or what is selected, with the memory of its results full of NaN before every call."""
+    asked = TF32_ALLOWED if precision == "tf32" else precision  # of the selection
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
     def change_weights():
@@ -225,10 +231,10 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
 
     def step():
-        return by_autograd(lambda *inputs: our_forward(*inputs, p, precision), operands, p)
+        return by_autograd(lambda *inputs: our_forward(*inputs, p, asked), operands, p)
 
     def selected():
-        return {direction: by_selection(direction, operands, p, precision)}
+        return {direction: by_selection(direction, operands, p, asked)}
 
     if name == AUTO:
         return Contestant(step if direction == STEP else selected, prepare=poison)

@@ -7,6 +7,7 @@ GPU alone, so that they can be compiled together and anywhere: before a measurem
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import signal
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ import torch
 
 from . import bench, cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
-from .kernels import RUNGS, gradients, k4_pack, k6_tail, partial_sum, tensor_pack
+from .kernels import RUNGS, gradients, k4_pack, k6_input, k6_tail, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_plan import vectors_align
 from .launch import Kernel
 from .layout import NO_GPU, Layout
 from .problem import Problem
 from .progress import progress
-from .select import arithmetic, select
+from .select import TF32_ALLOWED, arithmetic, select
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """What ``run`` of the rung launches: its kernel, and those that pack the weights, add up partial sums and
-        compute what it leaves out, where it has them.
+        """What ``run`` of the rung launches: its kernel, and those that pack the weights, copy the input, add up
+        partial sums and compute what it leaves out, where it has them.
 
-        A gradient that is a long sum may also launch the kernel that adds up the parts; here it always does.
+        A gradient may also launch the kernels that add up parts of long sums and copy operands in rows; here it does.
         """
         if self.rung in gradients.GRADIENTS:
             return self._kernels_of_gradient()
@@ -53,6 +54,8 @@ class Call:
             kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
             kernels += tensor_pack.kernels_of(self.problem, config.tile, tensor_pack.ORDERS[self.rung])
+        if self.rung == "k6_wgmma":
+            kernels += k6_input.copy_kernels(self.problem, config)
         return kernels + partial_sum.kernels_of(config, self.dtype) + k6_tail.kernels_of(config)
 
     def _kernels_of_gradient(self) -> list[Kernel]:
@@ -93,15 +96,21 @@ def calls(
 
 
 def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Iterator[Call]:
-    """What this package's operators launch for the direction; nothing where they leave it to torch."""
-    own = arithmetic(problem, dtype, "", precision, device)
-    if direction in (FORWARD, STEP) and (picked := select(problem, dtype, own, device)):
-        yield Call(picked.name, problem, dtype, own, device)
-    for of in OF_GRADIENTS:
-        named = ops.gradient_precision(of, problem, dtype, precision, device) if direction in (of, STEP) else None
+    """What this package's operators launch for the direction; nothing where they leave it to torch. Of "tf32", what
+    they launch where it is named, and where torch's switch allows it."""
+    ways = (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)
+    for asked in ways if direction in (FORWARD, STEP) else ():
+        own = arithmetic(problem, dtype, "", asked, device)
+        if picked := select(problem, dtype, own, device):
+            yield Call(picked.name, problem, dtype, own, device)
+    for of, asked in itertools.product(OF_GRADIENTS, ways):
+        p = problem
+        if of == "grad_bias":
+            p = ops.sum_problem((p.batch, p.out_channels, p.out_length))
+        named = ops.gradient_precision(of, p, dtype, asked, device) if direction in (of, STEP) else None
         if named:
-            rung = gradients.select(of, problem, dtype, device, precision=named)
-            yield Call(rung.name, problem, dtype, named, device)
+            rung = gradients.select(of, p, dtype, device, precision=named)
+            yield Call(rung.name, p, dtype, named, device)
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from .kernels import RUNGS, grad_ops
 from .kernels.gradients import GRADIENTS
 from .kernels.rung import Rung
 from .problem import Problem
+from .select import TF32_ALLOWED
 
 FORWARD, STEP = "forward", "step"
 OF_GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
@@ -113,9 +114,10 @@ def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
 
 
 def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
-    """The public function, which selects a rung."""
+    """The public function, which selects a rung; where torch's switch allows TF32, ``TF32_ALLOWED`` names nothing."""
+    named = None if precision == TF32_ALLOWED else precision
     return functional.conv_transpose1d(
-        *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=precision
+        *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=named
     )
 
 

@@ -15,11 +15,12 @@ import torch
 from . import direct, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
 from .kernels.grad_in_place import InPlace
+from .kernels.grad_rung import GradientRung
 from .kernels.ready import Ready
 from .kernels.rung import Rung
 from .layout import Layout, layout_of
 from .problem import Problem
-from .select import arithmetic, select
+from .select import TF32_ALLOWED, arithmetic, select
 
 NAME = "numba_tconv::conv_transpose1d"
 
@@ -137,18 +138,29 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     of this package; None where torch's own operators do.
 
     Where the forward pass is meant for tensor cores, so are its gradients: by rungs of this package that are meant for
-    such a problem, or that memory limits wherever they multiply, else by torch. "tf32x3" promises errors like those of
-    float32, so its gradients are formed as in "ieee"; torch's could be rounded to TF32. torch also computes what no
-    kernel can on that GPU.
+    such a problem, or that memory limits wherever they multiply, else by torch. A permission to use TF32 of which the
+    forward pass makes no use is one for the gradients, too. "tf32x3" promises errors like those of float32, so its
+    gradients are formed as in "ieee"; torch's could be rounded to TF32. torch also computes what no kernel can on that
+    GPU.
     """
-    precision = arithmetic(problem, dtype, "", precision, gpu)
-    precision = "ieee" if precision == "tf32x3" else precision
-    rungs = [rung for rung in gradients.GRADIENTS.values() if rung.of == of]
-    able = [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
-    if precision in ("tf32", "fp16", "bf16"):
-        meant = [r for r in able if not r.unsuited(problem, dtype, precision, gpu)]
-        able = [rung for rung in meant if rung.tensor_cores or rung.memory_bound]
-    return precision if able else None
+    own = arithmetic(problem, dtype, "", precision, gpu)
+    if precision == TF32_ALLOWED and own == "ieee" and _gains(of, problem, dtype, "tf32", gpu):
+        return "tf32"
+    own = "ieee" if own == "tf32x3" else own
+    able = _gains if own in ("tf32", "fp16", "bf16") else _able
+    return own if able(of, problem, dtype, own, gpu) else None
+
+
+def _able(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
+    """The rungs that compute the gradient."""
+    rungs = (rung for rung in gradients.GRADIENTS.values() if rung.of == of)
+    return [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
+
+
+def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
+    """Those that are meant for it and multiply on tensor cores, or could not gain by them."""
+    meant = (r for r in _able(of, problem, dtype, precision, gpu) if not r.unsuited(problem, dtype, precision, gpu))
+    return [rung for rung in meant if rung.tensor_cores or rung.memory_bound]
 
 
 @lru_cache(maxsize=1024)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from .kernels import RUNGS
+from .kernels import RUNGS, depthwise_long_config
 from .kernels.depthwise_config import choose
 from .kernels.device import Device
 from .kernels.rung import Rung
 from .problem import Problem
 
-# For the tensor cores and for k4; below, packing the weights costs more than it saves (a probe; no recorded row).
-SMALL_FLOPS = 10_000_000
+# For the tensor cores and for k4; below, packing the weights costs more than it saves, where sums are short: with 32
+# products an output k2 takes 9 us and k6 as long, with 128 k2 takes 16 and k6 10, or 14 if it packs (a probe; no
+# recorded row).
+SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
 STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
 # In the place of a precision: the caller has named none, and torch's switch lets convolutions use TF32.
 TF32_ALLOWED = "tf32 allowed"
@@ -36,7 +38,7 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
     """What ``select`` selects, with its reasons."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
-    if special := _special(problem, dtype, able):
+    if special := _special(problem, dtype, able, device):
         taken, reason = special
         reasons = dict.fromkeys(able, reason)
     else:
@@ -66,23 +68,27 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
     if variant:
         return "ieee" if RUNGS[variant].refusal(problem, dtype, "tf32", device) else "tf32"
     able = {name: rung for name, rung in RUNGS.items() if rung.refusal(problem, dtype, "ieee", device) is None}
-    if _special(problem, dtype, able):
+    if _special(problem, dtype, able, device):
         return "ieee"
     return "tf32" if select(problem, dtype, "tf32", device) else "ieee"
 
 
-def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> tuple[Rung, str] | None:
+def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
     """The rung among ``able`` for a problem that is no work for the ladder's upper end, and why the others are not; or
     None if it is."""
-    # depthwise packs nothing, so it is for small problems too; with more weights than registers it stands in for those
-    # that cannot do groups of few channels, or not the dtype.
+    # depthwise packs nothing, so it is for small problems too; with more weights than registers it is for short sums,
+    # and stands in for those that cannot do groups of few channels, or not the dtype.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
+        if depthwise_long_config.is_meant(problem, dtype, device.cc):
+            most = f"of up to {depthwise_long_config.MOST_TERMS} products an output"
+            return able["depthwise"], f"depthwise is for few channels a group, {most}"
         if not able.keys() & STRONGER:
             return able["depthwise"], "depthwise is for few channels a group where no rung above k3 can do them"
-    if "k2_polyphase" in able and problem.flops < SMALL_FLOPS:
-        small = f"k2_polyphase is for problems of fewer than {SMALL_FLOPS:,} FLOPs"
+    short = problem.in_channels_per_group * problem.taps.taps_per_row <= SHORT_SUM or dtype == torch.float64
+    if "k2_polyphase" in able and problem.flops < SMALL_FLOPS and short:
+        small = f"k2_polyphase is for short sums of fewer than {SMALL_FLOPS:,} FLOPs"
         return able["k2_polyphase"], f"{small}, where packed weights and tiles cost more than they save"
     return None
 
@@ -90,5 +96,5 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung]) -> tup
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
     """Why a problem that ``rung`` can compute, and that is not special, is not one that it is meant for, or None."""
     if rung.name == "depthwise":
-        return "it is for weights that its registers hold, or that no rung above k3 takes"
+        return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

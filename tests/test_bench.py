@@ -1,4 +1,4 @@
-"""Measurement: the choice of contestants, rows of every direction, wrong results; on a GPU, the whole of it."""
+"""Measurement: the choice of contestants, rows of every direction, wrong results."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from numba_tconv import bench, functional, timing, workloads
+from numba_tconv import bench, functional, select, timing, workloads
 from numba_tconv.accuracy import errors
 from numba_tconv.directions import (
     DIRECTIONS,
@@ -22,7 +22,6 @@ from numba_tconv.directions import (
 )
 from numba_tconv.kernels import RUNGS, grad_ops
 from numba_tconv.kernels.device import A100, H200
-from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.machine import Machine
 from numba_tconv.problem import Problem
@@ -87,6 +86,14 @@ def test_a_row_in_tf32x3_was_computed_in_it():
         bench.rungs_for(["auto"], p, torch.float32, "tf32x3", H200)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_where_tf32_is_allowed_the_selection_may_make_no_use_of_it(direction):
+    """As torch's own convolutions: of a depthwise problem, which no rung computes in TF32, there is an ``auto``."""
+    p = workloads.get("depthwise").problem
+    assert bench.rungs_for(["all"], p, torch.float32, "tf32", H200, direction)[0][-1] == "auto"
+    assert bench.rungs_for(["auto"], p, torch.float32, "tf32", H200, direction)[0] == ["auto"]
+
+
 def test_an_unknown_rung_is_answered_with_the_names():
     with pytest.raises(ValueError, match=r"'k9'.*k1_gather.*auto, cudnn, all"):
         bench.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")
@@ -113,7 +120,7 @@ def test_a_step_is_computed_by_the_selection_alone():
     for precision in bench.PRECISIONS[torch.float32]:
         assert bench.rungs_for(["all"], p, torch.float32, precision, H200, STEP) == (["auto"], [])
     no_channels = workloads.get("depthwise").problem
-    assert bench.rungs_for(["all"], no_channels, torch.float32, "tf32", H200, STEP) == (["cudnn"], [])
+    assert bench.rungs_for(["all"], no_channels, torch.float32, "tf32x3", H200, STEP) == (["cudnn"], [])
 
 
 @pytest.mark.parametrize(
@@ -285,6 +292,28 @@ def test_what_is_selected_computes_in_the_precision_that_is_named(monkeypatch, r
     assert by_selection(result, operands, TINY.problem, "tf32x3") == "tf32x3"
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("precision", bench.PRECISIONS[torch.float32])
+def test_in_tf32_the_selection_is_asked_as_by_a_call_that_names_no_precision(
+    on_the_cpu, monkeypatch, direction, precision
+):
+    asked = []
+
+    def recorded(module, name, of):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **named: asked.append(of(given, named)) or function(*given))
+
+    recorded(functional, "conv_transpose1d", lambda _, named: (named["precision"], functional._torch_allows_tf32()))
+    for of in OF_GRADIENTS:
+        recorded(grad_ops, of, lambda given, _: given[-1])
+    monkeypatch.setattr(bench, "_wrong", lambda *_: [])
+    names = ["auto"] if direction == STEP or precision == "ieee" else ["auto", "cudnn"]
+    bench.measure(TINY, names, torch.float32, precision, direction)
+    switched = select.TF32_ALLOWED if precision == "tf32" else precision
+    by_function = None if precision == "tf32" else precision, precision == "tf32"
+    assert asked == [by_function if direction in ("forward", STEP) else switched]
+
+
 def test_a_step_is_given_longer_to_be_queued(on_the_cpu, monkeypatch):
     flushes, interleave = [], bench.interleave
     monkeypatch.setattr(bench, "interleave", lambda *given: flushes.append(given[-1]) or interleave(*given))
@@ -301,95 +330,3 @@ def test_weights_are_new_where_a_layer_is_trained(on_the_cpu, direction):
     bench.measure(TINY, ["auto"], direction=direction)
     (operands,) = on_the_cpu
     assert operands.weight._version == (direction != "forward")
-
-
-SMALL = Workload("small test", Problem(4, 16, 24, 4, 1000, stride=2, padding=1, bias=True), "", "")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "precision"), [(d, p) for d, known in bench.PRECISIONS.items() for p in known])
-def test_a_row_for_every_rung_from_one_run(dtype, precision):
-    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision)
-    rows = bench.measure(SMALL, names, dtype, precision, repeats=6, budget_s=0.1)
-    assert [row.rung for row in rows] == names
-    for row in rows:
-        assert 0 < row.ms_p20 <= row.ms_p50 <= row.ms_p80
-        assert row.cudnn_ms_p50 == rows[0].cudnn_ms_p50 > 0
-        assert row.conv1d_ms_p50 > 0
-        assert row.gpu == torch.cuda.get_device_name()
-        assert row.gbps == pytest.approx(SMALL.problem.min_bytes(dtype.itemsize) / row.ms_p50 / 1e6)
-        assert row.roofline is None or 0 < row.roofline < 1.1
-
-
-@pytest.mark.gpu
-def test_torchs_tf32_is_recorded_under_its_name():
-    (row,) = bench.measure(SMALL, ["cudnn"], torch.float32, "tf32", repeats=6, budget_s=0.1)
-    assert (row.rung, row.precision, row.ms_p50) == ("cudnn", "tf32", row.cudnn_ms_p50)
-
-
-@pytest.mark.gpu
-def test_no_row_comes_of_a_kernel_that_leaves_an_output_out(monkeypatch):
-    class Forgetful(Rung):
-        def supports(self, *_):
-            return None
-
-        def run(self, x, w, bias, y, p, config=None, precision=None):
-            y[..., :-1] = torch_forward(x, w, bias, p)[..., :-1]
-
-    monkeypatch.setitem(RUNGS, "forgetful", Forgetful())
-    with pytest.raises(bench.WrongResult, match=r"forgetful \(error norm nan") as caught:
-        bench.measure(SMALL, ["k2_polyphase", "forgetful"], repeats=5, budget_s=0.1)
-    assert [row.rung for row in caught.value.rows] == ["k2_polyphase"]
-
-
-@pytest.mark.gpu
-def test_the_output_of_the_public_function_lies_where_nan_was(monkeypatch):
-    """The poison reaches what the selection returns: a function that writes nothing is caught."""
-    shape = (4, 24, SMALL.problem.out_length)
-    monkeypatch.setattr(functional, "conv_transpose1d", lambda x, *_, **__: torch.empty(shape, device=x.device))
-    with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):
-        bench.measure(SMALL, ["auto"], repeats=5, budget_s=0.1)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(
-    ("dtype", "precision"), [(torch.float32, "ieee"), (torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str
-)
-def test_every_direction_on_the_gpu(direction, dtype, precision):
-    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision, direction=direction)
-    rows = bench.measure(SMALL, names, dtype, precision, direction, repeats=6, budget_s=0.1)
-    assert [(row.rung, row.direction) for row in rows] == [(name, direction) for name in names]
-    for row in rows:
-        assert 0 < row.ms_p20 <= row.ms_p50 <= row.ms_p80
-        assert row.cudnn_ms_p50 == rows[0].cudnn_ms_p50 > 0
-        assert (row.conv1d_ms_p50 is not None) == (direction == "forward")
-        assert row.roofline is None or 0 < row.roofline < 1.1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
-def test_no_row_comes_of_a_gradient_that_leaves_an_element_out(monkeypatch, of):
-    class Forgetful(Rung):
-        def supports(self, *_):
-            return None
-
-        def run(self, *operands_result_problem, precision):
-            operands_result_problem[-2].view(-1)[:-1] = 0
-
-    forgetful = Forgetful()
-    forgetful.of = of
-    monkeypatch.setitem(GRADIENTS, "forgetful", forgetful)
-    right = {"grad_input": "grad_input_tile", "grad_weight": "grad_weight_split"}[of]
-    with pytest.raises(bench.WrongResult, match=r"forgetful \(error norm nan") as caught:
-        bench.measure(SMALL, [right, "forgetful"], direction=of, repeats=5, budget_s=0.1)
-    assert [row.rung for row in caught.value.rows] == [right]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
-def test_the_result_of_an_operator_lies_where_nan_was(monkeypatch, of):
-    shape = bench.shape_of(of, SMALL.problem)
-    monkeypatch.setattr(grad_ops, of, lambda g, *_: torch.empty(shape, device=g.device))
-    with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):
-        bench.measure(SMALL, ["auto"], direction=of, repeats=5, budget_s=0.1)

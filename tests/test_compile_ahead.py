@@ -1,5 +1,6 @@
 """Compiling ahead: the kernels are those that the rungs launch, the files those that a first launch looks for."""
 
+import itertools
 from unittest.mock import MagicMock
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from numba_tconv import cache, cli, commands, compile_ahead, launch, workloads
 from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, device, grad_ring, grad_weight_sum, k6_box
+from numba_tconv.kernels import RUNGS, device, grad_input_wgmma_rows, grad_ring, grad_weight_sum, k6_box
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.kernels.tensor_map import ALIGNMENT, LARGEST_BOX
 from numba_tconv.launch import Kernel, Prepared
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.select import TF32_ALLOWED
 from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -38,14 +41,22 @@ def run(capsys, *argv):
     return cli.main(["compile", *map(str, argv)]), *capsys.readouterr()
 
 
+def as_the_driver_wants_it(precision, sizes, distances, box, swizzled=False):
+    """In the place of tensor_map.encode: what the driver would refuse."""
+    assert len(sizes) == len(box) == len(distances) + 1
+    assert not any(distance % ALIGNMENT for distance in distances)
+    assert all(0 < size <= LARGEST_BOX for size in box)
+    return ()
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
-    for module in (k6_box, grad_ring):  # tensor maps are made by the driver
-        monkeypatch.setattr(module, "encode", lambda *_: ())
+    for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # tensor maps are made by the driver
+        monkeypatch.setattr(module, "encode", as_the_driver_wants_it)
 
     def of(call):
         p = call.problem
@@ -80,9 +91,10 @@ def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, 
 
 
 def but_for_sums(kernels, launched):
-    """The kernels that were not launched, but for those that add up the parts of a sum: there may be one part."""
+    """The kernels that were not launched, but for those that add up the parts of a sum, which may have one part, and
+    that copy an operand in rows, which may lie so."""
     assert launched <= kernels
-    return {kernel.name for kernel in kernels - launched if not kernel.name.endswith("_sum")}
+    return {kernel.name for kernel in kernels - launched if not kernel.name.endswith(("_sum", "row_copy"))}
 
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
@@ -119,8 +131,8 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
         launched.kernels.clear()
         with torch.inference_mode():  # as above
             x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)
-            for of in OF:
-                as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, precision))
+            for of, asked in itertools.product(OF, (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)):
+                as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
         kernels = {kernel for call in gradients for kernel in call.kernels()}
         assert not but_for_sums(kernels, set(launched.kernels)), problem
 
@@ -146,7 +158,7 @@ def test_auto_is_what_the_selection_picks():
     assert picked("kb64", "ieee") == [("k4_register_tile", "ieee")]
     assert picked("kb64", "tf32x3") == [("k6_wgmma", "tf32x3")]
     assert picked("depthwise", "tf32x3") == [("depthwise", "ieee")]
-    assert picked("depthwise", "tf32") == []
+    assert picked("depthwise", "tf32") == [("depthwise", "ieee")]  # where torch's switch allows TF32
 
 
 def test_files_are_those_that_a_first_launch_looks_for(capsys, folder, monkeypatch):

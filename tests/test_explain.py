@@ -64,10 +64,13 @@ def test_reasons_are_those_of_the_selection():
 
     assert refusals("kb64", precision="tf32")["k5_mma"] == "k6_wgmma is above it"
     reason = "it is for tiles of at least 64 rows (output channels times phases), not 8, or of 3 stages"
-    assert refusals("pqmf", dtype=torch.bfloat16)["k6_wgmma"].startswith(reason)
-    assert "fewer than 10,000,000 FLOPs" in refusals("small", precision="ieee")["k4_register_tile"]
+    assert refusals("pqmf", precision="tf32")["k6_wgmma"].startswith(reason)
+    assert "up to 128 products an output" in refusals("pqmf", dtype=torch.bfloat16)["k5_mma"]
+    short = replace(workloads.get("small").problem, in_channels=16)
+    assert "short sums of fewer than 10,000,000 FLOPs" in refusals(short, precision="ieee")["k4_register_tile"]
     assert refusals("depthwise", precision="ieee")["k4_register_tile"].startswith("depthwise is for few channels")
-    assert refusals("pqmf", dtype=torch.bfloat16)["depthwise"].startswith("it is for weights that its registers hold")
+    long = replace(workloads.get("pqmf").problem, kernel_size=512)
+    assert refusals(long, dtype=torch.bfloat16)["depthwise"].startswith("it is for weights that its registers hold")
     narrow = Problem(16, 300, 4, 8, 60_000, 4)
     found = explain(narrow, dtype=torch.float16, device=TURING)
     assert found.taken.rung == "k2_polyphase"
@@ -90,7 +93,7 @@ def test_why_a_precision_is_computed(switch):
 
     switch(True)
     assert why("kb64") == ("tf32", "torch's switch allows TF32")
-    assert why("small") == ("ieee", "torch's switch allows TF32, but no rung gains by it here")
+    assert why("depthwise") == ("ieee", "torch's switch allows TF32, but no rung gains by it here")
     assert why("kb64", precision="tf32x3") == ("tf32x3", "as named")
     assert why("depthwise", precision="tf32x3") == ("ieee", "no rung on tensor cores takes it in tf32x3")
     assert why("kb64", dtype=torch.float64) == ("fp64", "the only one of float64")

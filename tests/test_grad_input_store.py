@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from numba_tconv import workloads
-from numba_tconv.kernels import fragments, grad_input_wgmma, grad_input_wgmma_config
+from numba_tconv.kernels import fragments, grad_input_wgmma_config, grad_input_wgmma_store
 
 LANES, TIMEOUT_S = 32, 30
 
@@ -40,7 +40,7 @@ def stored(monkeypatch):
             found[int(at)] = value
 
     def run(config, length, left, positions):
-        store = grad_input_wgmma.make_store(config)
+        store = grad_input_wgmma_store.make_store(config)
 
         def work(warp, lane):
             own.lane = lane
@@ -63,22 +63,22 @@ def stored(monkeypatch):
         "bits_of": lambda value: (value,),
         "float_of": lambda word: word[0],
         "st_global_if": store_of,
-        "ELEMENTS": dict.fromkeys(grad_input_wgmma.ELEMENTS, SimpleNamespace(store=lambda value: value)),
+        "ELEMENTS": dict.fromkeys(grad_input_wgmma_store.ELEMENTS, SimpleNamespace(store=lambda value: value)),
         "pack_bf16": lambda low, high: (low, high),
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(grad_input_wgmma, name, fake)
+        monkeypatch.setattr(grad_input_wgmma_store, name, fake)
     return run
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize(("precision", "partial"), [("tf32", False), ("bf16", False), ("bf16", True)])
 @pytest.mark.parametrize(
     ("length", "left", "positions"),
     [(256, 16, 128), (300, 11, 100), (301, 16, 101), (302, 5, 70)],
     ids=["whole", "tails, in fours", "tails, one by one", "even lengths"],
 )
-def test_every_sum_at_its_position_and_channel(stored, precision, length, left, positions):
+def test_every_sum_at_its_position_and_channel(stored, precision, partial, length, left, positions):
     problem = workloads.get("hifigan_u3").problem
-    config = replace(grad_input_wgmma_config.choose(problem, precision), channels=16, blocks=2)
+    config = replace(grad_input_wgmma_config.choose(problem, precision), channels=16, blocks=2, partial=partial)
     found = stored(config, length, left, positions)
     assert found == {n * length + m: (m, n) for n in range(left) for m in range(positions)}

@@ -196,7 +196,7 @@ def test_a_training_step_is_compiled_whole(through_the_operator):
 # What a GPU leaves to torch
 
 KB64, SMALL_LAYER, DEPTHWISE, PQMF = (workloads.get(name).problem for name in ("kb64", "small", "depthwise", "pqmf"))
-FOUR_A_GROUP = replace(DEPTHWISE, groups=128)
+FOUR_A_GROUP, SHORT_SUMS = replace(DEPTHWISE, groups=128), replace(SMALL_LAYER, in_channels=16)
 STRIDED, DAC = (workloads.get(name).problem for name in ("hifigan_u1", "dac_u1"))
 # In which precision this package computes grad_input, grad_weight and grad_bias; None: torch does.
 DECISIONS = {
@@ -210,12 +210,13 @@ DECISIONS = {
     "16-bit elements, nineteen million weights, without wgmma": (DAC, torch.float16, "fp16", A100, [None] * 3),
     "tensor cores in float16": (KB64, torch.float16, "fp16", H200, ["fp16", "fp16", None]),
     "tensor cores without wgmma": (KB64, torch.bfloat16, "bf16", A100, ["bf16", None, None]),
-    "four channels: most of a product would be zeros": (PQMF, torch.bfloat16, "bf16", H200, [None] * 3),
+    "four channels, of one group": (PQMF, torch.bfloat16, "bf16", H200, ["bf16", "bf16", None]),
     "16-bit elements, one channel a group": (DEPTHWISE, torch.bfloat16, "bf16", H200, ["bf16", "bf16", None]),
     "16-bit elements, four channels a group": (FOUR_A_GROUP, torch.bfloat16, "bf16", H200, [None] * 3),
     "one channel a group, without wgmma": (DEPTHWISE, torch.float16, "fp16", A100, ["fp16", "fp16", None]),
     "TF32 allowed and used": (KB64, torch.float32, TF32_ALLOWED, H200, ["tf32", "tf32", None]),
-    "TF32 allowed, too small for it": (SMALL_LAYER, torch.float32, TF32_ALLOWED, H200, ["ieee"] * 3),
+    "TF32 allowed, too small for it": (SHORT_SUMS, torch.float32, TF32_ALLOWED, A100, ["tf32", "ieee", "ieee"]),
+    "TF32 allowed, for gradients alone": (SHORT_SUMS, torch.float32, TF32_ALLOWED, H200, ["tf32", "tf32", "ieee"]),
     "TF32 allowed, depthwise": (DEPTHWISE, torch.float32, TF32_ALLOWED, H200, ["ieee"] * 3),
 }
 

@@ -112,7 +112,9 @@ def test_a_lane_of_grad_input_loads_what_wgmma_wants(precision):
                 assert [first + h for h in range(halves)] == ks
                 if ks[-1] >= config.entries:
                     continue
-                places = [grad_input_wgmma_config.place_of(k, p.kernel_size, config.width, p.dilation) for k in ks]
+                places = [
+                    grad_input_wgmma_config.place_of(k, p.kernel_size, config.width, p.dilation, 1, 0) for k in ks
+                ]
                 assert places == [k // p.kernel_size * config.width + k % p.kernel_size * p.dilation for k in ks]
                 if halves == 2 and not config.halves:  # loaded as one word
                     assert places[1] == places[0] + 1
@@ -127,7 +129,10 @@ def test_boxes_begin_at_multiples_of_16_bytes(precision):
             assert config.piece * config.stride * config.itemsize % 16 == 0
             assert (config.boxes - 1) * config.piece < config.rows <= config.boxes * config.piece
             assert config.stages_of(p) == 1 or config.entries * config.itemsize % 16 == 0
-            assert p.groups == 1 or p.out_channels_per_group % config.g_channels == 0
+            if p.groups > 1 and config.through:  # a group's stages end where it ends
+                assert p.out_channels_per_group * p.kernel_size % config.entries == 0
+            elif p.groups > 1:
+                assert p.out_channels_per_group % config.g_channels == 0
             needed = (config.piece - 1) * p.stride + (p.kernel_size - 1) * p.dilation + 1
             assert needed + 16 // config.itemsize - 1 <= config.width <= 256
     for config in configs_of_weight(precision):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k6_config, k6_cost, k6_input, tensor_map
+from numba_tconv.kernels import k6_cost, k6_input, row_copy
 from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.ptx import SIMULATOR
 
@@ -25,27 +25,6 @@ def taken(problem, precision, layout, groups=1):
     return k6_input.input_of(*layout, k6_cost.choose(problem, precision), groups, SAMPLES)
 
 
-def test_joined_samples_have_zeros_between_them():
-    x = torch.arange(1.0, 31).reshape(3, 2, 5)
-    for first in (0, -8):
-        joined = k6_input.join(x, first, 16)
-        assert joined.shape == (1, 2, 48)
-        groups = joined.reshape(2, 3, 16)
-        assert torch.equal(groups[:, :, -first : 5 - first], x.transpose(0, 1))
-        assert joined.count_nonzero() == x.numel()
-
-
-def test_copies_are_laid_out_as_told():
-    x = torch.randn(3, 22, 7)
-    joined = next(config for config in k6_config.configs(WAVEGLOW, "tf32") if config.joined)
-    for config in (k6_cost.choose(HEAD, "tf32"), joined):
-        told = k6_input.input_of(*contiguous(*x.shape), config, 1, (0, 16))
-        copy = told.copy(x)
-        assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, Rows())
-        if not config.joined:
-            assert torch.equal(copy, x)
-
-
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_what_a_map_describes_is_not_copied(precision):
     every = 4 if precision == "tf32" else 8
@@ -54,10 +33,10 @@ def test_what_a_map_describes_is_not_copied(precision):
     assert (odd.copy, odd.rows, odd.strides) == (None, Rows(every, 87 % every, False), (512 * 87, 87, 1))
     # No map describes samples that begin anywhere, or elements that lie apart, or more rows than fill its classes.
     apart = taken(HEAD, precision, ((1, 512, 87), (1, 1, 512), 0))
-    assert (apart.copy, apart.rows, apart.strides) == (tensor_map.to_rows, Rows(), (512 * 88, 88, 1))
-    assert taken(HEAD, precision, contiguous(2, 513, 100_001)).copy == tensor_map.to_rows
-    assert taken(HEAD, precision, contiguous(1, 514, 100_001)).copy == tensor_map.to_rows
-    assert taken(HEAD, precision, ((1, 512, 100_000), (1, 1, 512), 0)).copy == tensor_map.to_rows
+    assert (apart.copy, apart.rows, apart.strides) == (row_copy.to_rows, Rows(), (512 * 88, 88, 1))
+    assert taken(HEAD, precision, contiguous(2, 513, 100_001)).copy == row_copy.to_rows
+    assert taken(HEAD, precision, contiguous(1, 514, 100_001)).copy == row_copy.to_rows
+    assert taken(HEAD, precision, ((1, 512, 100_000), (1, 1, 512), 0)).copy == row_copy.to_rows
 
 
 def test_groups_whose_channels_fill_no_stage_are_not_copied_for_a_map():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from numba_tconv import layout
-from numba_tconv.kernels.tensor_map import in_rows, lies_in_rows
 from numba_tconv.layout import PLACES, Layout, layout_of, room
 
 SHAPES = [(), (5,), (2, 3, 4), (2, 1, 4), (1, 3, 1), (2, 0, 4), (3, 1, 1), (1, 1, 7)]
@@ -50,16 +49,3 @@ def test_a_room_without_torchs_short_way_is_on_its_gpu(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda shape, **how: asked.update(shape=shape, **how))
     room((2, 3), torch.float32, 1)()
     assert asked == {"shape": (2, 3), "dtype": torch.float32, "device": torch.device("cuda", 1)}
-
-
-@pytest.mark.parametrize("columns", [8, 7])
-@pytest.mark.parametrize("start", [0, 1, 8])
-def test_tensors_that_no_map_describes_are_copied_into_rows(columns, start):
-    memory = torch.randn(1000).half()
-    tensor = memory[start:].as_strided((2, 3, columns), (3 * columns, columns, 1))
-    lies = tensor.data_ptr() % 16 == 0 and columns % 8 == 0
-    assert lies_in_rows(Layout.of(tensor)) == lies
-    copied = in_rows(tensor)
-    assert (copied is tensor) == lies
-    assert torch.equal(copied, tensor)
-    assert lies_in_rows(Layout.of(copied))

@@ -1,14 +1,17 @@
 """What the compiler makes of the depthwise kernels that read memory into registers: few of them, vectors, no spill."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels import RUNGS, depthwise_long_config
 from numba_tconv.kernels.depthwise_direct import DirectConfig
+from numba_tconv.kernels.depthwise_long_config import LongConfig
 from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.offline import product_loops
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, check_order, needs_sass
@@ -76,6 +79,67 @@ def test_forward_multiplies_as_often_as_it_must(reason):
     config, report = forward_report(reason)
     products = sum(map(len, config.cases))
     assert offline.instructions(report.sass)["FFMA"] == (config.runs + 1) * products
+
+
+PQMF = workloads.get("pqmf").problem
+# Filters that are too long for registers: what each row is there for; problem, dtype, compute capability.
+LONG = {
+    "float32": (PQMF, F32, HOPPER),
+    "bfloat16": (PQMF, BF16, HOPPER),
+    "on Ampere": (PQMF, BF16, AMPERE),
+    "float16": (PQMF, F16, HOPPER),
+    "float64": (PQMF, F64, HOPPER),
+    "stride 1, chunks of taps": (Problem(16, 64, 64, 101, 65536, padding=50, groups=64), F32, HOPPER),
+    "two outputs, dilation": (Problem(16, 4, 2, 25, 65536, 2, dilation=3), F32, HOPPER),
+    "sixteen rows, parts of sums": (Problem(16, 4, 2, 600, 32768, 8), F32, HOPPER),
+    "few blocks": (replace(PQMF, length=400), BF16, HOPPER),
+}
+long_filters = pytest.mark.parametrize("reason", LONG)
+
+
+@cache
+def long_report(reason):
+    """The configuration, and what became of it."""
+    problem, dtype, cc = LONG[reason]
+    rung = RUNGS["depthwise"]
+    config = depthwise_long_config.choose(problem, dtype)
+    assert isinstance(config, LongConfig)
+    return config, offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+
+
+@long_filters
+def test_long_filters_stay_in_their_registers(reason):
+    config, report = long_report(reason)
+    check_memory(report, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8)
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+
+
+@needs_sass
+@long_filters
+def test_long_filters_are_nearly_nothing_but_products(reason):
+    """As many as there are, each once; and in the loop over channels or chunks little else: loads of weights and
+    windows, conversions, and sums of parts."""
+    config, report = long_report(reason)
+    multiply = "DFMA" if config.dtype == F64 else "FFMA"
+    chunks = [config.products(taps) for taps in (config.chunk, config.last_taps)]
+    products = sum(map(len, chunks))
+    sums = sum(len({s for s, *_ in chunk}) for chunk in chunks) if config.apart else 0
+    assert offline.instructions(report.sass)[multiply] == products - sums
+    mix = max((offline.instructions(loop) for loop in product_loops(report.sass)), key=lambda mix: mix[multiply])
+    share = sum(mix[multiply[0] + name] for name in ("FMA", "MUL", "ADD")) / mix.total()
+    assert share > (0.88 if products > 500 else 0.75)
+
+
+@long_filters
+def test_long_filters_move_vectors(reason):
+    config, report = long_report(reason)
+    assert "cp.async.cg.shared.global" in report.ptx
+    vector = r"v2\.[ubf]64" if config.dtype == F64 else r"v4\.[ubf]32"
+    stores = max(1, config.threads * config.run // (config.active * config.vector))
+    found = len(re.findall(rf"\bst\.global\.{vector}", report.ptx))
+    assert found in (stores, stores * config.out_per_group)  # the loop over channels may be unrolled
+    weights = rf"\bld\.shared\.{vector}"
+    assert len(re.findall(weights, report.ptx)) >= config.chunk // 4
 
 
 # What each row is there for; workload, dtype.

@@ -9,7 +9,14 @@ from functools import cache
 import pytest
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import grad_input_config, grad_input_pack, grad_weight_config, grad_weight_sum, planes
+from numba_tconv.kernels import (
+    grad_input_config,
+    grad_input_pack,
+    grad_weight_config,
+    grad_weight_sum,
+    planes,
+    row_copy,
+)
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
@@ -143,7 +150,11 @@ ON_TENSOR_CORES = {
     "tiles in turn": ("grad_input_wgmma", "hifigan_u3", "tf32"),
     "positions of one tile": ("grad_input_wgmma", "dac_u1", "tf32"),
     "16-bit elements in words": ("grad_input_wgmma", "hifigan_u1", "fp16"),
-    "three taps, masked": ("grad_input_wgmma", "kb79", "bf16"),
+    "three taps, rows of eight kinds, cleared": ("grad_input_wgmma", "kb79", "bf16"),
+    "eleven taps, stages run through": ("grad_input_wgmma", "seamless_u1", "tf32"),
+    "eleven taps, every second row alike, cleared": ("grad_input_wgmma", "seamless_u1", "bf16"),
+    "ten taps, every eighth row alike": ("grad_input_wgmma", "encodec_u2", "bf16"),
+    "four taps, every fourth row alike": ("grad_input_wgmma", "encodec_u4", "bf16"),
 }
 
 
@@ -163,6 +174,26 @@ def test_gradients_on_tensor_cores(reason):
         assert "serialized" not in report.log
 
 
+@needs_sass
+@pytest.mark.parametrize(("workload", "precision"), [("seamless_u1", "tf32"), ("encodec_u2", "bf16")])
+def test_a_stage_that_runs_through_costs_eight_loads(workload, precision):
+    """A lane takes its places from the table: nothing divides, and nothing is masked."""
+    rung, problem = GRADIENTS["grad_input_wgmma"], workloads.get(workload).problem
+    config = rung.config(problem, DTYPES[precision], precision=precision)
+    kernel, shared_bytes = rung.kernels(config)[0]
+    loops = [loop for loop in offline.loops(offline.report(kernel, HOPPER, shared_bytes).sass) if "HGMMA" in loop]
+    stage, operands = offline.instructions(min(loops, key=len)), 16 * config.blocks
+    assert config.through
+    assert stage["HGMMA.64"] == 4 * config.blocks
+    if config.halves:
+        assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (2 * operands, 8, 0)
+    else:
+        assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (0, 0, operands + 8)
+    # An address and a load of each element, a word of two; the places; and what a stage takes.
+    elements = 2 * operands if config.halves else operands
+    assert stage.total() < 2 * elements + (operands if config.halves else 0) + 8 + 4 * config.blocks + 64
+
+
 SIMPLE = [
     (name, dtype, cc)
     for name in ("grad_input_gather", "grad_bias")
@@ -180,13 +211,14 @@ def test_simple_kernels_stay_in_their_registers(case):
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype):
-    for workload in ("kb79", "seamless_u1"):
+    for workload in ("kb79", "seamless_u1", "waveglow"):
         config = planes.make_config(workloads.get(workload).problem, dtype)
         check(offline.report(planes.make_kernel(config), HOPPER), 64)
+    check(offline.report(row_copy.make_kernel(dtype), HOPPER), 40)
     for config in grad_weight_sum.configs(dtype):
         check(offline.report(grad_weight_sum.make_kernel(config), HOPPER), 80)
     rung, problem = GRADIENTS["grad_input_planes"], workloads.get("hifigan_u3").problem
-    _, (pack, _), _ = rung.kernels(rung.config(problem, dtype))  # the first is the forward pass's
+    _, (pack, _), *_ = rung.kernels(rung.config(problem, dtype))  # the first is the forward pass's
     check(offline.report(pack, HOPPER), 64)
 
 

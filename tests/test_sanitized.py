@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, device, k4_cost, k5_config
+from numba_tconv.kernels import (
+    RUNGS,
+    depthwise_config,
+    depthwise_direct,
+    depthwise_long_config,
+    device,
+    k4_cost,
+    k5_config,
+)
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_plan import vector_of
 from numba_tconv.kernels.k5_store import gaps_between
@@ -210,6 +218,38 @@ def direct_properties(case):
     }
 
 
+def long_properties(case):
+    """Where weights and inputs lie in shared memory."""
+    p = case.problem
+    config = case.config or RUNGS["depthwise"].config(p, case.dtype)
+    x, offset = input_of(case)
+    aligned = x.stride(2) == 1 and (config.in_per_group == 1 or x.stride(1) % config.vector == 0)
+    first, size = p.padding // p.stride - config.halo, config.dtype.itemsize
+    # Blocks of a row whose windows lie in the signal, and whose outputs are the row's.
+    within = [
+        at
+        for at in range(depthwise_long_config.plan(p, config)[1])
+        if first + at * config.span >= config.vector and first + at * config.span + config.width <= p.length
+    ]
+    return {
+        "dtype, copies by vectors": (case.dtype, aligned),
+        "dtype, bias": (case.dtype, p.bias),
+        "dtype, y past 16 bytes": (case.dtype, case.offset > 0),
+        "x past 16 bytes": offset > 0,
+        "elements of x, positions apart": x.stride(2) > 1 and size,
+        "a block within the row, by vectors": aligned and len(within) > 0,
+        "several full chunks": config.full_chunks > 1,
+        "last taps": config.last_taps > 0,
+        "apart": config.apart,
+        "gaps": config.taps.gap > 1,
+        "ragged": config.taps.kernel_size % config.taps.rows > 0,
+        "outputs of a group": config.out_per_group > 1,
+        "groups of copies": -(-config.in_per_group // config.batch) > 1,
+        "weights in several rounds": config.in_per_group * config.weight_pitch > 4 * config.threads,
+        "threads that store nothing": config.active < config.threads,
+    }
+
+
 def depthwise_cases(form):
     return [
         case
@@ -227,6 +267,15 @@ def test_depthwise():
 def test_depthwise_in_registers():
     found = values(map(direct_properties, depthwise_cases(depthwise_direct.DirectConfig)))
     assert found.pop("granule") == {1, 4, 8}
+    assert all(occurring == BOTH for occurring in found.values()), found
+
+
+def test_depthwise_of_long_filters():
+    found = values(map(long_properties, depthwise_cases(depthwise_long_config.LongConfig)))
+    dtypes = torch.float64, torch.float32, torch.float16, torch.bfloat16
+    for name in ("dtype, copies by vectors", "dtype, bias", "dtype, y past 16 bytes"):
+        assert found.pop(name) == {(dtype, either) for dtype in dtypes for either in BOTH}, name
+    assert found.pop("elements of x, positions apart") == {False, 2, 4}
     assert all(occurring == BOTH for occurring in found.values()), found
 
 

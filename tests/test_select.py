@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor c
 
 TURING = Device((7, 5), 68, 64 * 1024)
 BLACKWELL = Device((10, 0), 148, 228 * 1024)
-KB64, TINY = workloads.get("kb64").problem, workloads.get("small").problem
+KB64, SMALL = workloads.get("kb64").problem, workloads.get("small").problem
+TINY = replace(SMALL, in_channels=16)
 FOUR_A_GROUP = Problem(4, 64, 64, 8, 10_000, 4, groups=16)
 # The tensor-core rung of each GPU.
 HIGHEST = {H200: "k6_wgmma", A100: "k5_mma", BLACKWELL: "k5_mma"}
@@ -77,10 +78,22 @@ def test_special_problems_have_their_own_rungs(dtype, precision):
         assert name(problem, dtype, precision, H200) == "depthwise"
 
 
-def test_few_channels_go_to_tensor_cores_where_depthwise_cannot_keep_their_weights():
+def test_small_problems_of_longer_sums_are_worth_packed_weights():
+    assert name(SMALL, torch.float32, "ieee", H200) == "k4_register_tile"
+    assert name(SMALL, torch.float64, "fp64", H200) == "k2_polyphase"  # whose weights are packed at every call
+    for device in (H200, A100):
+        assert name(SMALL, torch.bfloat16, "bf16", device) == HIGHEST[device]
+        assert ops._plan(SMALL, torch.float32, "", TF32_ALLOWED, device)[1] == "tf32"
+
+
+def test_few_channels_go_to_tensor_cores_where_their_sums_are_long():
     problem = workloads.get("pqmf").problem
-    assert name(problem, torch.bfloat16, "bf16", H200) == "k5_mma"
-    assert name(problem, torch.bfloat16, "bf16", TURING) == "depthwise"
+    for device in (H200, A100, TURING):
+        assert name(problem, torch.bfloat16, "bf16", device) == "depthwise"
+    assert name(problem, torch.float32, "tf32", H200) == "k5_mma"
+    long = replace(problem, kernel_size=512)
+    assert name(long, torch.bfloat16, "bf16", H200) == "k6_wgmma"
+    assert name(long, torch.bfloat16, "bf16", TURING) == "depthwise"
 
 
 @tensor_arithmetic
@@ -138,6 +151,7 @@ def test_a_permission_to_use_tf32_is_used_where_a_rung_gains_by_it():
     assert plan(KB64, device=TURING) == ("k3_shared_tile", "ieee")
     assert plan(TINY) == ("k2_polyphase", "ieee")
     assert plan(FOUR_A_GROUP) == ("depthwise", "ieee")
+    assert plan(workloads.get("pqmf").problem) == ("depthwise", "ieee")
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])

@@ -16,23 +16,27 @@ of them other than loads, multiply-adds and the store. k4 reaches a fifth of the
 nine tenths (H200, the rows of `depthwise`). With many weights, or phases that repeat only beyond a team, the loops over
 taps stay loops and read the weights where they lie, each time.
 
-In 16 bits the layers of one channel a group and equal taps in every phase take the other form (depthwise_direct.py).
+In 16 bits the layers of one channel a group and equal taps in every phase take another form (depthwise_direct.py);
+weights that are too many for registers take a third one, where it can do them (depthwise_long.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import NamedTuple
 
-import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
 from ..problem import Problem
 from ..ptx import load_vector, store_vector
-from . import depthwise_direct
+from . import depthwise_direct, depthwise_long, depthwise_long_config
+from . import device as devices
 from .depthwise_config import Config, choose, plan
-from .depthwise_direct import VECTOR, DirectConfig
+from .depthwise_direct import DirectConfig
+from .depthwise_long_config import LongConfig
 from .depthwise_rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
 from .rung import Rung, cuda_core_reason, taking_bias
 
@@ -112,7 +116,7 @@ def make_kernel(config: Config) -> Kernel:
 
     def depthwise(
         x, x_offset, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, y_offset, length, out_length, padding,
-        row_count, groups, passes, width,
+        groups, row_count, passes, width,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
         newest = cuda.local.array(families, dtype=uint64)
@@ -210,6 +214,24 @@ def make_kernel(config: Config) -> Kernel:
     return Kernel("depthwise", depthwise, signature, config.threads, min_blocks=config.min_blocks, key=repr(config))
 
 
+class Form(NamedTuple):
+    """What makes the kernels of a kind of configurations, and lays a problem over blocks: ``passes``, ``stretches``.
+
+    A configuration has its team's ``lanes``, a block's ``threads`` and ``shared_bytes(passes)``, what its kernel takes
+    after the arguments of all forms, ``arguments(rows, passes)``, and the work of a block in ``work()``.
+    """
+
+    make_kernel: Callable
+    plan: Callable
+
+
+FORMS = {
+    Config: Form(make_kernel, plan),
+    DirectConfig: Form(depthwise_direct.make_kernel, depthwise_direct.plan),
+    LongConfig: Form(depthwise_long.make_kernel, depthwise_long_config.plan),
+}
+
+
 class Depthwise(Rung):
     name = "depthwise"
     idea = "few channels a group: inputs through shared memory once, weights in registers, aligned 16-byte stores"
@@ -226,31 +248,33 @@ class Depthwise(Rung):
         return None
 
     def config(self, problem, dtype, precision=None):
-        return depthwise_direct.choose(problem, dtype) or choose(problem, dtype)
+        chosen = depthwise_direct.choose(problem, dtype) or depthwise_long_config.choose(problem, dtype)
+        return chosen or choose(problem, dtype)
+
+    def config_on(self, device, problem, dtype, precision=None):
+        config = self.config(problem, dtype)
+        older = isinstance(config, LongConfig) and device.cc < depthwise_long_config.MINIMUM_CC
+        return choose(problem, dtype) if older else config
 
     def tile(self, config):
-        if isinstance(config, DirectConfig):
-            return f"{VECTOR} outputs a thread in each pass, {config.lanes} threads a row; all in registers"
-        weights = "registers" if config.keeps_weights else "the caches"
-        teams = config.threads // config.lanes
-        windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
-        return f"{windows}, {config.lanes} threads each; weights in {weights}"
+        return config.work()
 
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
         # A row in many stretches of a pass or several; two rows a block; too few lanes for some phases to repeat.
         staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
-        return [*staged, *depthwise_direct.tiny(problem, dtype)]
+        return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
 
     def kernel(self, config):
-        return depthwise_direct.make_kernel(config) if isinstance(config, DirectConfig) else make_kernel(config)
+        return FORMS[type(config)].make_kernel(config)
 
     def shared_bytes(self, problem, config):
-        return 0 if isinstance(config, DirectConfig) else config.shared_bytes(plan(problem, config)[0])
+        return config.shared_bytes(FORMS[type(config)].plan(problem, config)[0])
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         launch = _prepared(
-            *(problem, config, x.dtype, x.strides, w.strides, bias is not None, offset_of(x), offset_of(y)),
+            *(problem, config or self.config_on(devices.of(x.index), problem, x.dtype), x.strides, w.strides),
+            *(bias is not None, offset_of(x), offset_of(y)),
         )
         return taking_bias(launch, bias)
 
@@ -258,8 +282,7 @@ class Depthwise(Rung):
 @lru_cache(maxsize=1024)
 def _prepared(
     problem: Problem,
-    config: Config | DirectConfig | None,
-    dtype: torch.dtype,
+    config: Config | DirectConfig | LongConfig,
     x_strides: tuple,
     w_strides: tuple,
     has_bias: bool,
@@ -267,18 +290,15 @@ def _prepared(
     y_offset: int,
 ) -> Prepared:
     """``x_offset``, ``y_offset``: elements by which x and y begin after a multiple of 16 bytes."""
-    p, rung = problem, Depthwise()
-    config = config or rung.config(p, dtype)
-    direct = isinstance(config, DirectConfig)
-    passes, stretches = depthwise_direct.plan(p, config) if direct else plan(p, config)
+    p, dtype, form = problem, config.dtype, FORMS[type(config)]
+    passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups
-    return rung.kernel(config).prepare(
+    return form.make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
         *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
         *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
         *(alike((p.out_channels,), dtype), has_bias),
         *(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
-        *(p.length, p.out_length, p.padding, rows, p.groups, passes),
-        *(() if direct else (config.width(passes),)),
-        shared_bytes=rung.shared_bytes(p, config),
+        *(p.length, p.out_length, p.padding, p.groups, *config.arguments(rows, passes)),
+        shared_bytes=config.shared_bytes(passes),
     )

@@ -92,6 +92,17 @@ class Config:
         """Shared memory of a block."""
         return self.threads // self.lanes * self.in_per_group * self.width(passes) * 4 * self.words
 
+    def arguments(self, rows: int, passes: int) -> tuple:
+        """Of the kernel, after those that every form has."""
+        return rows, passes, self.width(passes)
+
+    def work(self) -> str:
+        """The work of a block."""
+        weights = "registers" if self.keeps_weights else "the caches"
+        teams = self.threads // self.lanes
+        windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
+        return f"{windows}, {self.lanes} threads each; weights in {weights}"
+
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:

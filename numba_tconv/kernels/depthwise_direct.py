@@ -66,6 +66,18 @@ class DirectConfig:
         """Loads that hold a window, wherever in the first of them it begins."""
         return -(-(self.window + self.granule - 1) // self.granule)
 
+    def shared_bytes(self, passes: int) -> int:
+        """Shared memory of a block."""
+        return 0
+
+    def arguments(self, rows: int, passes: int) -> tuple:
+        """Of the kernel, after those that every form has."""
+        return rows, passes
+
+    def work(self) -> str:
+        """The work of a block."""
+        return f"{VECTOR} outputs a thread in each pass, {self.lanes} threads a row; all in registers"
+
     @cached_property
     def cases(self) -> tuple:
         """(output, weight, place in the loads) of every product, for each of the ways in which a vector's outputs fall
@@ -111,7 +123,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
     def depthwise_direct(
         x, x_offset, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, y_offset, length, out_length, padding,
-        row_count, groups, passes,
+        groups, row_count, passes,
     ):  # fmt: skip
         inputs = cuda.local.array(span, dtype=accumulator)
         weights = cuda.local.array(weight_count, dtype=accumulator)

@@ -7,11 +7,13 @@ reads each position's elements out of a window of grad_output, whatever the stri
 most of a window, so each element of grad_output is fetched about once a tile.
 
 * Load: one warp drives a ring of stages: some output channels' taps for the input channels of the tile, which the copy
-  engine swizzles, and boxes of those channels' windows; zeros stand for what lies outside of the signal.
+  engine swizzles, and boxes of those channels' windows; zeros stand for what lies outside of the signal. A stage is 128
+  bytes of the weight's rows, whatever the number of taps (grad_input_wgmma_stage.py), and grad_output's rows may begin
+  anywhere (grad_input_wgmma_rows.py).
 * Multiply: two warpgroups, with positions of their own of one tile, or with tiles in turn, so that one stores while the
-  other multiplies.
-* Store: neighbouring lanes exchange sums, so that each stores four positions of one channel; a warp's sums of one
-  channel lie side by side.
+  other multiplies. Where tiles are few, parts of a tile's stages are tiles of their own (grad_input_wgmma_split.py).
+* Store: neighbouring lanes exchange sums, so that a warp's sums of one channel lie side by side
+  (grad_input_wgmma_store.py).
 
 Recorded (H200, tf32): hifigan_u3 0.166 ms, 2.4 times as fast as torch and 1.9 times as grad_input_planes; bf16: 0.134.
 
@@ -25,18 +27,17 @@ import math
 from functools import cache, lru_cache, partial
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint32, uint64
+from numba import cuda, float32, int32, int64, types, uint32
 
 from ..elements import ELEMENTS
 from ..launch import GIVEN, Kernel, Prepared, alike, flat
-from ..layout import Layout
+from ..layout import NO_GPU, Layout, room
 from ..problem import Problem
 from ..ptx import (
-    bits_of,
     cp_async_bulk_tensor,
+    cp_async_bulk_tensor_4d,
     device_function,
     fence_mbarrier_init,
-    float_of,
     griddepcontrol_launch_dependents,
     ld_shared,
     ld_shared_u16,
@@ -45,48 +46,51 @@ from ..ptx import (
     mbarrier_init,
     mbarrier_wait,
     opaque,
-    pack_bf16,
-    pack_f16,
     recomputed,
-    repeated,
     setmaxnreg,
     shared_address,
-    st_global_if,
     swizzled_descriptor,
     tensormap_acquire,
     wgmma,
     wgmma_wait,
 )
 from . import device as gpu
-from .fragments import wgmma_d
-from .grad_input_planes import reads_grad_output
+from . import grad_input_wgmma_rows as rows_of_grad
+from . import partial_sum, row_copy
+from .grad_input_planes import adjoint, reads_grad_output
 from .grad_input_wgmma_config import Config, choose, entry_of, place_of
+from .grad_input_wgmma_split import second_stage, splits_of
+from .grad_input_wgmma_stage import make_advance, make_fill, make_prepare, make_start
+from .grad_input_wgmma_store import make_store
 from .grad_ring import (
     BLOCK,
     CONSUMERS,
+    LONGEST_SIGNAL,
     PRODUCTS,
     REGISTERS,
     ROW,
     THREADS,
     WgmmaGradient,
     make_loop,
-    templates,
+    template_of_b,
+    template_of_rows,
     workspace,
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
-from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, in_rows, lies_in_rows, publish
+from .row_copy import in_rows
+from .tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, lies_in_rows, publish
 from .tensor_rung import default_precision
-from .tensor_tile import DTYPES
 
 # Input channels, below which loads take longer than products: kb79's 32 take 1.12 ms, by planes 0.62 (H200, tf32).
 SHORTEST_PRODUCT = 48
-FULL_ENOUGH = 3 / 4  # of a stage: encodec_u2's 20 of 32 take 0.25 ms, by planes 0.21 (H200, tf32)
+# Of a stage, where it must end with a channel: with 20 of 32, encodec_u2 took 0.25 ms, by planes 0.21 (H200, tf32).
+FULL_ENOUGH = 3 / 4
 
 
 def make_operands(config: Config):
     """Two device functions, for the main loop: load the operands of one product, and multiply them.
 
-    A lane knows the addresses of its positions in stage 0, where its entries lie from there, and its first entry.
+    A lane knows the addresses of its positions in slot 0, where its entries lie from there, and its first entry.
     """
     blocks, sums, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
@@ -111,7 +115,7 @@ def make_operands(config: Config):
 
     @device_function
     def load(k, v, at, lane, offset):
-        rows, places, lane_entry = lane
+        rows, places, lane_entry = lane[0], lane[1], lane[2]
         for half in range(2):
             entry = int32(lane_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
             for row in range(2 * blocks):
@@ -127,72 +131,14 @@ def make_operands(config: Config):
     return load, multiply
 
 
-def make_store(config: Config):
-    """A device function: a warpgroup's sums into grad_input.
-
-    ``target``: the element of the tile's first position and channel; ``length``: elements from a channel to the next;
-    ``left``, ``positions``: channels and positions that exist from there on.
-    """
-    blocks, sums, halves = config.blocks, config.channels // 2, config.itemsize == 2
-    element, of_block = ELEMENTS[DTYPES[config.precision]], sums // 4
-    store, place, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
-    pack = pack_f16 if config.precision == "fp16" else pack_bf16
-
-    @device_function
-    def gathered(low, high, lane, distance):
-        """Of two sums of this lane's, and of the same two of the lane at ``distance``: the two low ones, or, for the
-        later lane, the two high ones; the earlier lane's first."""
-        later = lane & distance
-        other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(low if later else high), distance))
-        return (other if later else low), (high if later else other)
-
-    @device_function
-    def store_four(k, state):
-        """Sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8. Four lanes of neighbouring positions exchange
-        them, so that each has four positions of one channel; those of the same channel store 16 side by side."""
-        acc, grad, at, eight, left, positions, lane = state
-        z, words = 4 * k, cuda.local.array(4, dtype=int32)
-        a0, a1 = gathered(acc[z], acc[z + 2], lane, 4)
-        b0, b1 = gathered(acc[z + 1], acc[z + 3], lane, 4)
-        v0, v2 = gathered(a0, b0, lane, 8)
-        v1, v3 = gathered(a1, b1, lane, 8)
-        if halves:
-            words[0], words[1] = pack(v0, v1), pack(v2, v3)
-        else:
-            words[0], words[1], words[2], words[3] = bits_of(v0), bits_of(v1), bits_of(v2), bits_of(v3)
-        exists = k % of_block * 8 < left and k // of_block * BLOCK < positions
-        store_words(exists, grad, at + k % of_block * eight + k // of_block * BLOCK, words)
-
-    @device_function
-    def store_one(z, state):
-        acc, grad, target, length, left, positions, group_warp, lane = state
-        m, n = place(group_warp, lane, z % sums)
-        m = int32(m + z // sums * BLOCK)
-        if n < left and m < positions:
-            grad[uint64(target + n * length + m)] = store(acc[z])
-
-    store_fours, store_ones = repeated(store_four, blocks * of_block), repeated(store_one, blocks * sums)
-
-    @device_function
-    def store_tile(acc, grad, target, length, left, positions, group_warp, lane):
-        if (length & 3) == 0:
-            m, n = place(group_warp, lane & 3, 0)
-            m, n = int32(m + (lane & 4) * 2 + (lane >> 4) * 4), int32(n + ((lane >> 3) & 1))
-            at = target + n * length + m
-            store_fours(int32(0), (acc, grad, at, 8 * length, int32(left - n), int32(positions - m), lane))
-        else:
-            store_ones(int32(0), (acc, grad, target, length, left, positions, group_warp, lane))
-
-    return store_tile
-
-
 @cache
 def make_kernel(config: Config) -> Kernel:
     stages, slot, w_bytes, spacing = config.stages, config.slot, config.b_bytes, config.spacing
     boxes, piece, positions, channels = config.boxes, config.piece, config.rows, config.channels
     stage_bytes, itemsize = config.stage_bytes, config.itemsize
-    stride, dilation, kernel_size, g_channels = config.stride, config.dilation, config.kernel_size, config.g_channels
-    barriers, words, map_at = config.barriers, config.words, config.map
+    stride, dilation, kernel_size, sheared = config.stride, config.dilation, config.kernel_size, config.sheared
+    through, clears, table_bytes, partial_sums = config.through, config.clears, config.table_bytes, config.partial
+    barriers, words, table_at, map_at = config.barriers, config.words, config.words + 8 * CONSUMERS, config.map
     in_turns, blocks = config.in_turns, config.blocks
     width, neighbours, halves, vector = config.width, 4 // itemsize, config.halves, 16 // itemsize
     entries, entry, place = config.entries, device_function(entry_of), device_function(place_of)
@@ -202,22 +148,26 @@ def make_kernel(config: Config) -> Kernel:
     all_places = 2 * PRODUCTS * lanes_entries
     turns_on = CONSUMERS if in_turns else 1  # from a warpgroup's tile to its next
     arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, BLOCK * blocks)
-    loop, wait_for_all = make_loop(config, *make_operands(config), operands, 1), wgmma_wait(0)
+    start, advance = make_start(config), make_advance(config)
+    fill, prepare = make_fill(config), make_prepare(config)
+    loop, wait_for_all = make_loop(config, *make_operands(config), operands, 1, prepare=prepare), wgmma_wait(0)
     store_tile = make_store(config)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     descriptor_of = device_function(swizzled_descriptor)
 
     @device_function
-    def locate(tile, along, across, groups):
-        """Sample, group, tile along input channels and first position of a tile."""
+    def locate(tile, along, across, groups, splits):
+        """Sample, group, part, tile along input channels and first position of a tile."""
         rest, channel_tile = uint32(tile) // uint32(across), uint32(tile) % uint32(across)
         rest, position_tile = rest // uint32(along), rest % uint32(along)
-        sample, group = rest // uint32(groups), rest % uint32(groups)
-        return int32(sample), int32(group), int32(channel_tile), int32(position_tile * positions)
+        rest, group, part = rest // uint32(groups), rest % uint32(groups), uint32(0)
+        if partial_sums:
+            rest, part = rest // uint32(splits), rest % uint32(splits)
+        return int32(rest), int32(group), int32(part), int32(channel_tile), int32(position_tile * positions)
 
     def grad_input_wgmma(
         g_template, w_template, g_address, w_address, maps, grad, first, length, groups, group_rows, group_channels,
-        along, across, tiles, tile_stages,
+        along, across, tiles, tile_stages, shear, signal, cropped, splits,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
@@ -232,6 +182,8 @@ def make_kernel(config: Config) -> Kernel:
             for z in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * z, 4)
             fence_mbarrier_init()
+        if through:
+            fill(int32(base + table_at), thread, int32(shear))
         cuda.syncthreads()
         griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
         tile, tile_hop, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(tile_stages)
@@ -247,8 +199,11 @@ def make_kernel(config: Config) -> Kernel:
                     tensormap_acquire(maps + MAP_BYTES)
                     s, parity = int32(0), int32(1)
                     while tile < tiles:
-                        sample, group, channel_tile, position = locate(tile, along, across, groups)
-                        g_row, w_entry = int32(group * group_rows), int32(0)
+                        sample, group, part, channel_tile, position = locate(tile, along, across, groups, splits)
+                        g_row, phase, w_entry = int32(group * group_rows), int32(0), int32(0)
+                        if partial_sums:
+                            before, phase = start(int32(part * tile_stages))
+                            g_row, w_entry = int32(g_row + before), int32(part * tile_stages * entries)
                         w_row = int32(group * group_channels + channel_tile * channels)
                         column, left = int32((position * stride + first) & -vector), tile_stages
                         while left > 0:
@@ -258,9 +213,13 @@ def make_kernel(config: Config) -> Kernel:
                             cp_async_bulk_tensor(at, maps + MAP_BYTES, w_entry, w_row, int32(0), full + 8 * s)
                             for box in range(boxes):
                                 to = int32(at + w_bytes + box * spacing)
-                                cp_async_bulk_tensor(to, maps, int32(column + box * (piece * stride)), g_row, sample,
-                                                     full + 8 * s)  # fmt: skip
-                            w_entry, g_row = int32(w_entry + entries), int32(g_row + g_channels)
+                                begin = int32(column + box * (piece * stride))
+                                if sheared > 1:
+                                    cp_async_bulk_tensor_4d(to, maps, begin, int32(0), g_row, sample, full + 8 * s)
+                                else:
+                                    cp_async_bulk_tensor(to, maps, begin, g_row, sample, full + 8 * s)
+                            w_entry = int32(w_entry + entries)
+                            g_row, phase = advance(g_row, phase)
                             left, s = int32(left - 1), int32(s + 1)
                             if s == stages:
                                 s, parity = int32(0), int32(parity ^ 1)
@@ -272,6 +231,7 @@ def make_kernel(config: Config) -> Kernel:
             v = cuda.local.array(all_operands, dtype=int32)
             rows = cuda.local.array(lane_rows, dtype=int32)
             places = cuda.local.array(all_places, dtype=int32)
+            table_phase = cuda.local.array(1, dtype=int32)
             for z in range(lane_rows):
                 m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
                 element = m % piece * stride + (int32(first) & (vector - 1))
@@ -279,8 +239,10 @@ def make_kernel(config: Config) -> Kernel:
             for z in range(all_places):
                 e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
                 e = int32(e if e < entries else 0)
-                places[z] = int32(place(e, kernel_size, width, dilation) * itemsize)
-            knows = rows, places, int32(entry(int32(0), lane & 3, neighbours))
+                places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(shear)) * itemsize)
+            first_entry = int32(entry(int32(0), lane & 3, neighbours))
+            table = int32(base + table_at + first_entry * table_bytes)
+            first_at = int32(base + w_bytes + (int32(first) & (vector - 1)) * itemsize)
             descriptor = descriptor_of(int64(base))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             if in_turns and crew == 1:
@@ -292,16 +254,28 @@ def make_kernel(config: Config) -> Kernel:
                     acc[z] = opaque(float32(0))
                 if in_turns:  # a warpgroup that ran ahead would take a stage's older phase for the one it waits for
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
+                before, table_phase[0] = int32(0), int32(0)
+                if clears or partial_sums:
+                    _, _, part, _, position = locate(tile, along, across, groups, splits)
+                    before = int32(-first - position * stride)
+                    if partial_sums:
+                        _, phase = start(int32(part * tile_stages))
+                        table_phase[0] = int32(phase * table_bytes)
+                knows = (rows, places, first_entry, table, table_phase, first_at, int32(shear), before, int32(signal),
+                         int32(cropped))  # fmt: skip
                 s, parity, last = loop(acc, v, knows, descriptor, s, parity, tile_stages, full, empty, lane == 0)
                 if in_turns and lane == 0:
                     mbarrier_arrive(product_turn + 8 * (1 - crew))
                 wait_for_all()
                 if lane == 0:
                     mbarrier_arrive(empty + 8 * last)
-                sample, group, channel_tile, position = locate(tile, along, across, groups)
+                sample, group, part, channel_tile, position = locate(tile, along, across, groups, splits)
                 position = int32(position + first_row * crew)
                 channel = int64(group) * group_channels + channel_tile * channels
                 target = (int64(sample) * (groups * group_channels) + channel) * length + position
+                if partial_sums:
+                    channel = ((int64(sample) * groups + group) * splits + part) * group_channels
+                    target = (channel + channel_tile * channels) * length + position
                 left = int32(group_channels - channel_tile * channels)
                 there = int32(min(length - position, int64(positions)))
                 # What follows from the lane is not worth registers while the next tile is multiplied.
@@ -311,8 +285,8 @@ def make_kernel(config: Config) -> Kernel:
                     s, my_turn = int32(s + tile_stages), int32(my_turn ^ 1)
 
     template, integers = types.UniTuple(types.int64, MAP_WORDS), (types.int64,)
-    stored = flat(ELEMENTS[DTYPES[config.precision]].storage)
-    signature = (template, template, *integers * 3, stored, *integers * 9)
+    stored = float32 if config.partial else ELEMENTS[config.dtype].storage
+    signature = (template, template, *integers * 3, flat(stored), *integers * 13)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -330,7 +304,11 @@ class InputWarpgroup(WgmmaGradient):
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
             return "with stride 1 it is a transposed convolution, whose weights stay in shared memory"
-        if (channels := problem.in_channels_per_group) < SHORTEST_PRODUCT:
+        # Of one group with too few for planes, torch's own operator would be left: pqmf, of four, takes 0.048 ms in
+        # bfloat16 and 0.057 in TF32, by torch 0.160 and 0.176 (H200, a script; no recorded rows).
+        channels, by_planes = problem.in_channels_per_group, adjoint(problem)
+        few = min(by_planes.in_channels_per_group, by_planes.out_channels_per_group) < FEWEST_CHANNELS
+        if channels < SHORTEST_PRODUCT and not (few and problem.groups == 1):
             return f"it is for at least {SHORTEST_PRODUCT} input channels a group, not {channels}: products are short"
         entries = problem.out_channels_per_group * problem.kernel_size
         if entries < FEWEST_CHANNELS:
@@ -341,30 +319,42 @@ class InputWarpgroup(WgmmaGradient):
         return None
 
     def config(self, problem, dtype, device=None, precision=None):
-        return choose(problem, precision or default_precision(dtype))
+        """That for a contiguous grad_output."""
+        shape = problem.batch, problem.out_channels, problem.out_length
+        sheared = rows_of_grad.sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
+        return rows_of_grad.choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
 
     def kernels(self, config):
-        return [(make_kernel(config), config.shared_bytes)]
+        others = [partial_sum.make_kernel(config.dtype, True)] if config.partial else []
+        others += row_copy.kernels_of(config.dtype)
+        return [(make_kernel(config), config.shared_bytes), *((other, 0) for other in others)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         p, precision, device = problem, precision or default_precision(result.dtype), gpu.of(result.index)
+        sheared = rows_of_grad.sheared_of(grad_output)
+        own = config or rows_of_grad.choose_for(p, precision, sheared, device)
 
         def prepared(g, w):
-            blocks, launch = _prepared(p, config, precision, g.dtype, g.strides, w.shape, w.strides, device)
-            return launch, workspace(blocks, 1, result.index)
+            blocks, launch, second = _prepared(p, own, g.dtype, g.strides, w.shape, w.strides, device)
+            partials_room = second and room((second.sums,), torch.float32, result.index)
+            return launch, workspace(blocks, 1, result.index), second, partials_room
 
         def filled(launches, g, w, result):
-            launch, maps_room = launches
-            maps = maps_room()
-            launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), result)
+            launch, maps_room, second, partials_room = launches
+            maps, sums = maps_room(), partials_room() if second else result
+            launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
+            if second:
+                second.launch(sums, w, result)  # w: there is no bias
 
         def fill_from_copies(grad_output, weight, result):
-            g, w = in_rows(grad_output), in_rows(weight.reshape(1, p.in_channels, -1))
+            g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))
+            if own.sheared != sheared:
+                g = in_rows(g) if own.sheared == 1 else g.clone(memory_format=torch.contiguous_format)
             filled(prepared(Layout.of(g), Layout.of(w)), g, w, result)
 
         one_row = Layout.contiguous((1, p.in_channels, math.prod(weight.shape[1:])), weight.dtype, weight.index)
         one_row = one_row._replace(offset=weight.offset)
-        if not (weight.is_contiguous and lies_in_rows(one_row) and lies_in_rows(grad_output)):
+        if not (weight.is_contiguous and lies_in_rows(one_row) and own.sheared == sheared):
             return fill_from_copies
         return partial(filled, prepared(grad_output, one_row))
 
@@ -372,23 +362,31 @@ class InputWarpgroup(WgmmaGradient):
 @lru_cache(maxsize=1024)
 def _prepared(
     problem: Problem,
-    config: Config | None,
-    precision: str,
+    config: Config,
     dtype: torch.dtype,
     g_strides: tuple,
     w_shape: tuple,
     w_strides: tuple,
     device: gpu.Device,
-) -> tuple[int, Prepared]:
-    """Blocks, and the launch; g and w as they lie in rows."""
-    p, config = problem, config or choose(problem, precision)
+) -> tuple[int, Prepared, partial_sum.SecondStage | None]:
+    """Blocks, the launch, and what adds up its partial sums; g and w as they lie in rows."""
+    p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
+    sheared = config.sheared > 1
+    g_template = rows_of_grad.template(tuple(g.shape), g_strides, config) if sheared else template_of_rows(g, config)
     along, across, tiles = config.tiles(p)
-    blocks = min(tiles, device.multiprocessors)
+    splits = splits_of(p, config, device) if config.partial else 1
+    second, sums = None, alike((p.batch, p.in_channels, p.length), dtype)
+    if config.partial:
+        second = second_stage(p, splits, config)
+        sums = alike((second.sums,), torch.float32)
+    blocks, cropped = min(tiles * splits, device.multiprocessors), max(0, p.padding - p.output_padding)
     launch = make_kernel(config).prepare(
         blocks,
-        *(*templates(g, w, config), GIVEN, GIVEN, GIVEN, alike((p.batch, p.in_channels, p.length), dtype)),
-        *(-p.padding, p.length, p.groups, p.out_channels_per_group, p.in_channels_per_group),
-        *(along, across, tiles, config.stages_of(p)),
+        *(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN, sums),
+        *(-p.padding, p.length, p.groups, p.out_channels_per_group // config.sheared, p.in_channels_per_group),
+        *(along, across, tiles * splits, config.stages_of(p) // splits),
+        *(rows_of_grad.shear_of(g_strides, config), p.out_length if cropped else LONGEST_SIGNAL, cropped),
+        splits,
     )
-    return blocks, launch
+    return blocks, launch, second

@@ -202,14 +202,15 @@ def _template(shape: tuple, strides: tuple, precision: str, alike: int, box: tup
     return encode(precision, (length, -(-channels // alike), batch), (c_bytes * alike, n_bytes), (*box, 1), swizzled)
 
 
-def templates(g: torch.Tensor, b: torch.Tensor, config: Ring) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The maps of grad_output (or its planes), (N, rows, elements), and of B likewise, wherever they are. That of
-    grad_output is of every ``config.alike``-th row."""
-    g_box, b_box = (config.width, config.box_rows), (ROW // config.itemsize, config.channels)
-    return (
-        _template(g.shape, g.stride(), config.precision, config.alike, g_box, False),
-        _template(b.shape, b.stride(), config.precision, 1, b_box, True),
-    )
+def template_of_rows(g: torch.Tensor, config: Ring) -> tuple[int, ...]:
+    """The map of grad_output, or its planes, (N, rows, elements), wherever it is: of every ``config.alike``-th row."""
+    box = config.width, config.box_rows
+    return _template(g.shape, g.stride(), config.precision, config.alike, box, False)
+
+
+def template_of_b(b: torch.Tensor, config: Ring) -> tuple[int, ...]:
+    """The map of B, likewise."""
+    return _template(b.shape, b.stride(), config.precision, 1, (ROW // config.itemsize, config.channels), True)
 
 
 class WgmmaGradient(GradientRung):

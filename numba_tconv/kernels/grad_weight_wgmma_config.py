@@ -29,6 +29,9 @@ from .tensor_map import ALIGNMENT, LARGEST_BOX
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
 MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
 LONGEST_SUM = 1 << 15  # positions of one split: tensor cores cut off what an addition cannot hold
+# Clocks of the second stage's launch, and bytes that it, or a direct store, moves a clock on the whole GPU: of profiles
+# of head and small (H200; no recorded rows).
+SECOND_STAGE, MOVED = 5000, 1640
 WORD = 4  # bytes of a register
 
 
@@ -253,12 +256,32 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
     _, stages = config.stages_of(problem)
     blocks = config.blocks_of(problem)
     # Each split writes its sums and another kernel reads them.
-    of_split = 3 * 4 * config.tile_sums * (2 if config.in_turns else 1) / ARRIVING + 4 * config.clocks()
+    of_split = 3 * 4 * config.tile_sums * (2 if config.in_turns else 1) / ARRIVING
 
     def cost(splits):
         waves = -(-blocks * splits // device.multiprocessors)
-        return waves * (-(-stages // splits) * config.clocks() + of_split)
+        return _multiplying(problem, config, splits, device) + waves * of_split
 
     least = -(-stages * config.positions // LONGEST_SUM)
     most = max(least, min(stages, -(-4 * device.multiprocessors // blocks)))
     return min(range(least, most + 1), key=cost)
+
+
+def _multiplying(problem: Problem, config: Config, splits: int, device: Device) -> float:
+    """Estimated clocks until the last block has all products, the first four stages of which nothing hides."""
+    _, stages = config.stages_of(problem)
+    waves = -(-config.blocks_of(problem) * splits // device.multiprocessors)
+    return waves * (-(-stages // splits) + 4) * config.clocks()
+
+
+@lru_cache(maxsize=1024)
+def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> bool:
+    """Whether sums of one split, stored as the gradient, take fewer estimated clocks than those of several, which a
+    second stage adds up: of short signals, whose sums are soon formed."""
+    _, stages = config.stages_of(problem)
+    sums = config.blocks_of(problem) * config.tile_sums
+    splits = splits_of(problem, config, device)
+    added_up = SECOND_STAGE + 2 * 4 * splits * sums / MOVED
+    several = _multiplying(problem, config, splits, device) + added_up
+    one = _multiplying(problem, config, 1, device) + config.itemsize * sums / MOVED
+    return stages * config.positions <= LONGEST_SUM and one < several

@@ -18,9 +18,13 @@ from functools import partial
 
 import torch
 
+from ..launch import Kernel
+from ..problem import Problem
+from .channel_parts import split
 from .k6_box import Rows, rows_of
-from .k6_config import Config
-from .tensor_map import row_pitch, to_rows
+from .k6_config import Config, sample_columns
+from .row_copy import copied, kernels_of, to_rows
+from .tensor_map import row_pitch
 
 COPY, FILL = 0.004, 0.0015  # ms, of the launches that copy and that clear
 BANDWIDTH = 1.5e9  # bytes of the input that are copied in a millisecond
@@ -41,10 +45,8 @@ class Input:
 def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
     """The samples of ``x`` (N, C, L) as one, (1, C, N*columns): sample n's element i at ``n*columns + i - first``, and
     zeros elsewhere."""
-    batch, channels, length = x.shape
-    joined = x.new_zeros((channels, batch, columns))
-    joined[:, :, -first : length - first] = x.transpose(0, 1)
-    return joined.view(1, channels, batch * columns)
+    batch, channels, _ = x.shape
+    return copied(x.transpose(0, 1), columns, first).view(1, channels, batch * columns)
 
 
 def to_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -69,6 +71,14 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
     if strides != contiguous:
         return Input(shape, contiguous, 0, None, to_contiguous)
     return Input(shape, strides, offset, None)
+
+
+def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
+    """The kernel that copies a contiguous input of ``problem``, if one does."""
+    p = split(problem, config.splits)
+    shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
+    copy = input_of(shape, strides, 0, config, problem.groups, sample_columns(p, config)).copy
+    return kernels_of(config.tile.dtype) if copy and copy != to_contiguous else []
 
 
 def copy_ms(shape: tuple, config: Config) -> float:

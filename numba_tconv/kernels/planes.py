@@ -9,7 +9,7 @@ lies does without.
 
 A thread copies words (one float32, or two 16-bit elements) of each of a channel's rows: neighbouring threads read
 neighbouring runs of grad_output, one of them once from memory and ``phases`` times from cache, and write neighbouring
-words.
+words. Of a long stride a thread would hold too many: planes_turned.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numba import cuda, int64, types, uint32, uint64
 
 from ..launch import Kernel, flat
 from ..problem import Problem
+from . import planes_turned
 from .tensor_map import ALIGNMENT
 
 THREADS = 128
@@ -29,6 +30,7 @@ LOADS = 8  # words that a thread has under way, at least
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 BITS = {2: types.uint16, 4: types.float32}  # what an element is copied as, by its bytes
 WORD = 4  # bytes
+MOST_PHASES = 16  # that a thread copies
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class Config:
     stride: int
     dilation: int
     phases: int  # of a channel that have taps
+
+    @property
+    def kind(self):
+        """What an element is copied as."""
+        return BITS[self.itemsize]
+
+    @property
+    def turned(self) -> bool:
+        return self.phases > MOST_PHASES
 
     @property
     def elements(self) -> int:
@@ -48,6 +59,12 @@ class Config:
         """That a thread copies of each row."""
         return -(-LOADS // self.phases)
 
+    def along(self, columns: int) -> int:
+        """Blocks along a row."""
+        if self.turned:
+            return planes_turned.along(columns, self.phases)
+        return -(-columns // (THREADS * self.words * self.elements))
+
 
 def make_config(problem: Problem, dtype: torch.dtype) -> Config:
     return Config(dtype.itemsize, problem.stride, problem.dilation, min(problem.taps.rows, problem.kernel_size))
@@ -55,8 +72,10 @@ def make_config(problem: Problem, dtype: torch.dtype) -> Config:
 
 @cache
 def make_kernel(config: Config) -> Kernel:
+    if config.turned:
+        return planes_turned.make_kernel(config)
     stride, dilation, phases = config.stride, config.dilation, config.phases
-    kind, elements, words = BITS[config.itemsize], config.elements, config.words
+    kind, elements, words = config.kind, config.elements, config.words
     all_elements = phases * words * elements
 
     def planes(g, g_n, g_c, g_l, result, channels, out_length, padding, columns, pitch, rows):
@@ -116,7 +135,7 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     rows = problem.batch * problem.out_channels
     layers = -(-rows // GRID_AXIS)
     make_kernel(config).launch(
-        (-(-columns // (THREADS * config.words * config.elements)), -(-rows // layers), layers),
+        (config.along(columns), -(-rows // layers), layers),
         *(_bits(grad_output), *grad_output.stride(), _bits(result)),
         *(problem.out_channels, problem.out_length, problem.padding, columns, pitch, rows),
     )

@@ -66,22 +66,10 @@ def lies_in_rows(tensor: Layout) -> bool:
     )
 
 
-def in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor (N, C, L) itself, or a copy, that one map describes."""
-    return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)
-
-
 def row_pitch(length: int, itemsize: int) -> int:
-    """Elements from a row of ``to_rows`` to the next."""
+    """Elements from a row to the next, of rows of ``length`` that are copied so that one map describes them."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
-
-
-def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor (N, C, L) whose rows begin at multiples of 16 bytes."""
-    batch, channels, length = tensor.shape
-    padded = tensor.new_empty((batch, channels, row_pitch(length, tensor.element_size())))
-    return padded[:, :, :length].copy_(tensor)
 
 
 def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:

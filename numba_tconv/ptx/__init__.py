@@ -76,8 +76,10 @@ from .tensor_maps import (
     tensormap_replace_address,
     tensormap_replace_size,
 )
+from .windows import GRANULE, copy_vectors, multiply_window, spread, store_gathered, store_runs
 
 __all__ = [
+    "GRANULE",
     "SIMULATOR",
     "TF32_BITS",
     "add_upper_halves",
@@ -85,6 +87,7 @@ __all__ = [
     "barrier_sync",
     "bf16_to_f32",
     "bits_of",
+    "copy_vectors",
     "cp_async",
     "cp_async_bulk",
     "cp_async_bulk_commit",
@@ -121,6 +124,7 @@ __all__ = [
     "mma",
     "multiply_add",
     "multiply_runs",
+    "multiply_window",
     "nounroll",
     "opaque",
     "pack_bf16",
@@ -131,6 +135,7 @@ __all__ = [
     "round_tf32",
     "setmaxnreg",
     "shared_address",
+    "spread",
     "st_global_if",
     "st_global_vector",
     "st_shared",
@@ -140,7 +145,9 @@ __all__ = [
     "st_shared_halves",
     "st_shared_v2_b32",
     "st_shared_v2_f32",
+    "store_gathered",
     "store_run",
+    "store_runs",
     "store_upper_halves",
     "store_vector",
     "store_vectors",

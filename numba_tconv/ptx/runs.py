@@ -156,10 +156,20 @@ def load_guarded(element, count):
     return load_guarded_of
 
 
+def pack_vector(builder, element, numbers):
+    """The numbers, narrowed, as a vector of 16 bytes."""
+    if element.storage.bitwidth == 16:
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]
+    value = ir.Constant(ir.VectorType(numbers[0].type, len(numbers)), ir.Undefined)
+    for z, number in enumerate(numbers):
+        value = builder.insert_element(value, number, ir.Constant(i32, z))
+    return value
+
+
 def store_run(element):
     """(target, index, values, at): 16 bytes of ``values`` from ``at`` on, narrowed, to ``target[index]``, which lies at
     a multiple of 16 bytes."""
-    halves = element.storage.bitwidth == 16
     vector = 128 // element.storage.bitwidth
 
     @instruction(lambda target, index, values, at: stored_run(element, target, index, values, at))
@@ -167,15 +177,9 @@ def store_run(element):
         def codegen(context, builder, sig, args):
             local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
             numbers = [builder.load(builder.gep(local, [ir.Constant(i64, z)])) for z in range(vector)]
-            if halves:
-                pairs = zip(numbers[::2], numbers[1::2], strict=True)
-                numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]
-            kind = ir.VectorType(numbers[0].type, len(numbers))
-            value = ir.Constant(kind, ir.Undefined)
-            for z, number in enumerate(numbers):
-                value = builder.insert_element(value, number, ir.Constant(i32, z))
+            value = pack_vector(builder, element, numbers)
             place = item(context, builder, sig.args[0], args[0], args[1])
-            builder.store(value, builder.bitcast(place, ir.PointerType(kind)), align=16)
+            builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=16)
             return context.get_dummy_value()
 
         return types.void(target, types.intp, values, types.intp), codegen

@@ -60,3 +60,27 @@ def multiplied_runs(element, cases, outputs, granule, granules, runs, sums, a, s
         for s, i, j in cases[case]:
             at = int(first) + r * int(hop) + j
             sums[r * outputs + s] += a[i] * _wide(element, source[at : at + 1])[0]
+
+
+def multiplied_window(element, products, apart, sums, inputs, at, weights, first):
+    totals = {}
+    for s, i, j in products:
+        place = int(at) + j
+        product = weights[first + i] * _wide(element, inputs[place : place + 1])[0]
+        totals[s] = (totals[s] if s in totals else (0 if apart else sums[s])) + product
+    for s, total in totals.items():
+        sums[s] = sums[s] + total if apart else total
+
+
+def copied_vectors(count, hop, shared, s, source, g):
+    size = 16 // shared.itemsize
+    for v in range(count):
+        _whole(source, int(g) + v * hop, size, 16)
+        _whole(shared, int(s) + v * hop, size, 16)
+        shared[s + v * hop :][:size] = source[g + v * hop :][:size]
+
+
+def gathered(element, count, shared_hop, hop, target, index, shared, places):
+    for v in range(count):
+        values = [shared[place + v * shared_hop] for place in places]
+        stored_run(element, target, int(index) + v * hop, values, 0)

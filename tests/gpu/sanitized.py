@@ -25,11 +25,12 @@ from unittest import mock
 import torch
 
 from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, depthwise_direct, device, k6_config, k6_split
+from numba_tconv.kernels import RUNGS, device, k6_config, k6_split
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
 from tests.few_blocks import few_blocks_are_enough
 from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
+from tests.gpu.sanitized_depthwise import DEPTHWISE, depthwise_cases
 from tests.gradient_parity import (
     ON_CUDA_CORES,
     ON_TENSOR_CORES,
@@ -160,22 +161,22 @@ TENSOR_GRADIENTS = {
     "tiles of all kinds": Problem(1, 264, 136, 4, 300, stride=2),
     "many weights, a phase without its second tap": Problem(1, 264, 72, 15, 40, stride=8),
 }
-FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
-
-_LIKE_LARGE = LARGE["depthwise, 512 groups"]
-DEPTHWISE = {
-    "depthwise": SMALL["depthwise"],
-    "two outputs a channel": SMALL["depthwise, two outputs a channel"],
-    "gaps between phases": SMALL["dilation = stride, every tap in one phase"],
-    "stride 1, rows at 16 bytes": SMALL["stride 1, dilation"],
-    "several passes of a warp": replace(_LIKE_LARGE, in_channels=24, out_channels=24, groups=24, length=250),
-    "several passes of a whole block": replace(_LIKE_LARGE, in_channels=3, out_channels=3, groups=3, length=3001),
-    "equal taps, two outputs a channel": Problem(2, 3, 6, 4, 61, stride=2, padding=1, groups=3, bias=True),
-    "equal taps, many rows": Problem(40, 8, 8, 12, 304, stride=2, padding=3, groups=8),
-    "equal taps, stride 1": Problem(1, 3, 3, 5, 333, padding=2, groups=3),
-    "equal taps, a vector in a column": Problem(1, 3, 3, 32, 77, stride=16, padding=5, groups=3),
-    "weights that stay in memory": replace(LARGE["PQMF: four input channels, long kernel"], length=400),
+# For grad_input_wgmma: stages that run on through the channels, and rows that begin unlike, which it reads in place.
+INPUT_GRADIENTS = {
+    "ten taps": Problem(1, 64, 40, 10, 40, stride=5, padding=3, output_padding=1),
+    "eleven taps, every second row alike or all": Problem(2, 64, 24, 11, 36, stride=5, padding=3),
+    "eleven taps, every fourth row alike or second": Problem(2, 64, 24, 11, 38, stride=5, padding=3),
+    "six taps, two tiles of a sample": Problem(1, 24, 64, 6, 300, stride=2, padding=1),
+    "six taps, tiles in turn": Problem(1, 264, 24, 6, 301, stride=2, padding=1),
+    "groups, stages to their ends": Problem(1, 32, 64, 6, 40, stride=2, padding=1, groups=2),
+    "every eighth row alike or fourth, two tiles": Problem(2, 24, 16, 4, 300, stride=2, padding=1, output_padding=1),
+    "rows that begin unlike, nothing to clear": Problem(2, 24, 24, 10, 37, stride=5),
+    "more taps than a stage, padding": Problem(2, 24, 24, 77, 20, stride=3, padding=40),
+    "padding larger than a tile": Problem(1, 24, 16, 3, 400, stride=2, padding=300),
+    "parts of a tile, ten taps": Problem(1, 24, 96, 10, 37, stride=5, padding=2),
+    "parts of a tile, eight taps": Problem(1, 24, 192, 8, 40, stride=4, padding=2),
 }
+FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,8 @@ def as_if_large() -> Iterator[None]:
 def cases() -> list[Forward | Gradient]:
     """All of them; within ``as_if_large``."""
     of_gradients = *_of_gradients(), *_of_gradients_on_tensor_cores()
-    return [*_of_rows(), *_of_split_sums(), *_on_cuda_cores(), *_of_depthwise(), *of_gradients]
+    of_depthwise = (Forward(rung="depthwise", **case) for case in depthwise_cases())
+    return [*_of_rows(), *_of_split_sums(), *_on_cuda_cores(), *of_depthwise, *of_gradients]
 
 
 def _of_rows():
@@ -310,24 +312,6 @@ def _on_cuda_cores():
         yield Forward(ragged, "k4_register_tile", SMALL[ragged], torch.float32, "ieee", config=config)
 
 
-def _of_depthwise():
-    for reason, problem in DEPTHWISE.items():
-        halves = [(torch.bfloat16, "bf16")] if depthwise_direct.choose(problem, torch.bfloat16) else []
-        for dtype, precision in [(torch.float32, "ieee"), *halves]:
-            yield Forward(reason, "depthwise", problem, dtype, precision)
-            yield Forward(f"{reason}, y past 16 bytes", "depthwise", problem, dtype, precision, "misaligned", 1)
-    first = DEPTHWISE["depthwise"]
-    for dtype, precision in ARITHMETIC:
-        if RUNGS["depthwise"].supports(first, dtype, precision) is None:
-            yield Forward("transposed", "depthwise", first, dtype, precision, "transposed")
-    for dtype, precision in ((torch.float32, "ieee"), (torch.bfloat16, "bf16")):
-        for config in RUNGS["depthwise"].tiny_configs(first, dtype):
-            yield Forward("tiny tiles", "depthwise", first, dtype, precision, config=config)
-    several = DEPTHWISE["equal taps, many rows"]
-    for config in depthwise_direct.tiny(several, torch.bfloat16):
-        yield Forward("tiny tiles, several passes", "depthwise", several, torch.bfloat16, "bf16", config=config)
-
-
 def _of_gradients():
     for name, rung in ON_CUDA_CORES.items():
         for reason in FEW_GRADIENTS:
@@ -347,7 +331,8 @@ def _of_gradients():
 
 def _of_gradients_on_tensor_cores():
     for name, rung in ON_TENSOR_CORES.items():
-        for reason, problem in TENSOR_GRADIENTS.items():
+        own = INPUT_GRADIENTS if name == "grad_input_wgmma" else {}
+        for reason, problem in {**TENSOR_GRADIENTS, **own}.items():
             for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
                 if rung.supports(problem, dtype, precision) is None:
                     yield Gradient(reason, name, problem, dtype, precision=precision)

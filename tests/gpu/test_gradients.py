@@ -121,6 +121,57 @@ def test_seams_on_tensor_cores(rung, dtype, precision, stride):
             check(rung, problem, dtype, precision=precision)
 
 
+# For grad_input_wgmma: stages that run on through the channels, and rows of grad_output that begin unlike, whose
+# neighbours a tap must not meet.
+THROUGH = {
+    "ten taps": Problem(3, 72, 40, 10, 501, stride=5, padding=3, output_padding=1),
+    "eleven taps": Problem(3, 72, 40, 11, 500, stride=5, padding=3),
+    "seven taps, dilated": Problem(2, 56, 24, 7, 257, stride=3, padding=5, dilation=3, output_padding=2),
+    "more taps than a stage": Problem(2, 64, 16, 77, 130, stride=9, padding=33),
+    "one tap, a group's end in a stage": Problem(2, 96, 72, 3, 255, stride=2, padding=1, groups=2),
+    "groups, stages to their ends": Problem(2, 128, 128, 6, 256, stride=3, padding=2, groups=2),
+    "padding longer than a tile": Problem(2, 64, 32, 5, 700, stride=2, padding=600),
+    "many tiles a block, in turn": Problem(40, 64, 24, 6, 3001, stride=3, padding=1),
+    "channels of no set": Problem(2, 64, 33, 10, 301, stride=5, padding=2),
+    "few tiles, in parts": Problem(1, 512, 256, 16, 86, stride=8, padding=4),
+    "few tiles, in parts that run through": Problem(1, 512, 256, 11, 125, stride=5, padding=3),
+}
+
+
+@precisions
+@pytest.mark.parametrize("reason", THROUGH)
+@pytest.mark.parametrize("padding", [0, None])
+def test_stages_that_run_through(dtype, precision, reason, padding):
+    """Of lengths whose rows begin anywhere: each differs by one element from the next."""
+    problem = THROUGH[reason]
+    for more in range(4):
+        p = replace(problem, length=problem.length + more)
+        p = p if padding is None else replace(p, padding=0)
+        check(GRADIENTS["grad_input_wgmma"], p, dtype, precision=precision)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+def test_parts_are_bitwise_reproducible(dtype, precision):
+    reproducible(GRADIENTS["grad_input_wgmma"], THROUGH["few tiles, in parts"], dtype, precision)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+def test_rows_of_a_view_have_junk_between_them(dtype, precision):
+    """What lies before and after the rows is NaN, and must not reach a sum."""
+    problem, rung = Problem(2, 64, 32, 11, 301, stride=5, padding=7), GRADIENTS["grad_input_wgmma"]
+    for gap in range(8, 17):
+
+        def among_nan(tensor, gap=gap):
+            batch, channels, length = tensor.shape
+            if length != problem.out_length:
+                return tensor
+            around = tensor.new_full((batch, channels, length + gap), torch.nan)
+            around[:, :, :length] = tensor
+            return around[:, :, :length]
+
+        check(rung, problem, dtype, place=among_nan, precision=precision)
+
+
 @tensor_cores
 @precisions
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])

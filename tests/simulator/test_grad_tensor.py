@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import grad_weight_sum, planes
+from numba_tconv.kernels import grad_weight_sum, planes, planes_turned
 from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -29,10 +29,12 @@ def few_threads(monkeypatch):
     monkeypatch.setattr(planes, "THREADS", 4)
     for name, number in (("CHANNELS", 8), ("THREADS", 32)):
         monkeypatch.setattr(grad_weight_sum, name, number)
-    for module in (planes, grad_weight_sum):
+    for name, number in (("COLUMNS", 32), ("PHASES", 32), ("THREADS", 64)):
+        monkeypatch.setattr(planes_turned, name, number)
+    for module in (planes, planes_turned, grad_weight_sum):
         module.make_kernel.cache_clear()
     yield
-    for module in (planes, grad_weight_sum):
+    for module in (planes, planes_turned, grad_weight_sum):
         module.make_kernel.cache_clear()
 
 
@@ -49,6 +51,23 @@ def test_planes(dtype, reason):
 def test_planes_of_any_strides(layout):
     g, _, _ = gradient_operands(SMALL[FEW[0]], torch.float32, layout=layout)
     assert torch.equal(planes.make_planes(g, SMALL[FEW[0]]), planes_by_definition(g, SMALL[FEW[0]]))
+
+
+LONG = [
+    Problem(2, 3, 2, 140, 9, stride=70, padding=3),  # three tiles of phases, of which the last is of six
+    Problem(1, 3, 2, 35, 30, stride=35, output_padding=9),  # as many columns as a tile has, but for two
+    Problem(1, 2, 1, 20, 40, stride=41, dilation=3, padding=50),  # more columns than a tile has; phases without taps
+    Problem(1, 3, 2, 17, 3, stride=17),  # the fewest phases that are turned around
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("problem", LONG, ids=str)
+def test_planes_of_long_strides(dtype, problem):
+    assert planes.make_config(problem, dtype).turned
+    for layout in LAYOUTS if dtype == torch.float32 else ["contiguous"]:
+        g, _, _ = gradient_operands(problem, dtype, layout=layout)
+        assert torch.equal(planes.make_planes(g, problem), planes_by_definition(g, problem))
 
 
 def workspace(weight, problem, config, splits):

@@ -1,0 +1,84 @@
+"""The depthwise form for long filters, in the CUDA simulator: blocks within a row and at its ends, wherever rows begin.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+import math
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS, depthwise_long_config
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.parity import DTYPES, operands, parameters, poisoned, scatter, terms, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# What each row is there for. Rows of several blocks, so that some lie within the signal.
+PROBLEMS = {
+    "synthesis of bands": Problem(2, 4, 1, 32, 84, 4, padding=15),
+    "rows of odd lengths, one channel": Problem(2, 2, 2, 19, 83, 2, padding=5, groups=2, bias=True),
+    "rows of odd lengths, several channels": Problem(2, 6, 4, 13, 71, 2, padding=3, groups=2, bias=True),
+    "stride 1": Problem(1, 2, 1, 21, 120, 1, padding=10, bias=True),
+    "stride 3, outputs beyond the input": Problem(1, 3, 2, 25, 59, 3, output_padding=2, bias=True),
+    "dilation": Problem(1, 3, 1, 11, 76, 2, padding=4, dilation=3),
+    "phases without taps": Problem(1, 2, 3, 9, 52, 4, dilation=6, padding=3, bias=True),
+    "cropped where inputs go on": Problem(1, 2, 2, 16, 92, 4, padding=101),
+}
+problems = pytest.mark.parametrize("reason", PROBLEMS)
+FEW = ["synthesis of bands", "rows of odd lengths, several channels"]
+
+
+def shifted(tensor, by):
+    """A copy that begins ``by`` elements after a multiple of 16 bytes."""
+    return torch.cat([tensor.new_zeros(by), tensor.flatten()])[by:].view(tensor.shape)
+
+
+def check(problem, dtype, places, layout="contiguous"):
+    x, w, bias = operands(problem, dtype, layout=layout)
+    oracle, torchs = scatter(x, w, bias, problem), torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    configs = depthwise_long_config.tiny(problem, dtype)
+    assert {config.apart for config in configs} == {False, True}
+    for config in configs:
+        for x_place, y_place in places:
+            y = poisoned(problem, dtype)
+            around = y.new_full((y.numel() + 16,), math.nan)
+            inner = around[y_place : y_place + y.numel()].view(y.shape)
+            RUNGS["depthwise"].run(shifted(x, x_place) if x_place else x, w, bias, inner, problem, config)
+            assert verdict(inner, torchs, oracle, terms(problem)) is None, (config, x_place, y_place)
+            assert around[:y_place].isnan().all()
+            assert around[y_place + y.numel() :].isnan().all()
+
+
+@problems
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(reason, dtype):
+    check(PROBLEMS[reason], dtype, [(0, 0), (3, 6)])
+
+
+@pytest.mark.parametrize("reason", FEW)
+def test_wherever_rows_begin(reason):
+    check(PROBLEMS[reason], torch.float32, [(place, (3 * place + 1) % 4) for place in range(1, 4)])
+    check(PROBLEMS[reason], torch.bfloat16, [(place, (3 * place + 1) % 8) for place in range(1, 8)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", ["transposed", "every_second", "expanded"])
+def test_however_elements_lie(layout, dtype):
+    check(PROBLEMS[FEW[1]], dtype, [(0, 0)], layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reason", ["rows of odd lengths, several channels", "phases without taps"])
+def test_what_is_not_a_tap_s_input_is_not_multiplied(reason, dtype):
+    """A NaN goes to the outputs that the definition sends it to, and to no other."""
+    problem = PROBLEMS[reason]
+    for place in range(1, problem.length, 13):
+        x, w, bias = operands(problem, dtype)
+        x[-1, 1, place] = math.nan
+        oracle = scatter(x, w, bias, problem)
+        for config in depthwise_long_config.tiny(problem, dtype):
+            y = poisoned(problem, dtype)
+            RUNGS["depthwise"].run(x, w, bias, y, problem, config)
+            assert torch.equal(y.isnan(), oracle.isnan()), (config, place)

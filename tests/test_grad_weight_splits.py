@@ -1,0 +1,59 @@
+"""Into how many parts the sums of grad_weight_wgmma go, and when they are stored as the gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import grad_weight_direct
+from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.grad_weight_wgmma_config import LONGEST_SUM, splits_of, whole_is_faster
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+
+
+def config_of(name, **sizes):
+    problem = replace(workloads.get(name).problem, **sizes)
+    apart, config = GRADIENTS["grad_weight_wgmma"].config(problem, torch.bfloat16, H200, "bf16")
+    assert apart is None
+    return problem, config
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("head", True),
+        ("small", True),
+        ("dac_u1", True),
+        ("hifigan_u1", False),
+        ("hifigan_u3", False),
+        ("dac_u2", False),
+    ],
+)
+def test_sums_of_short_signals_are_stored_at_once(name, whole):
+    problem, config = config_of(name)
+    assert grad_weight_direct.suits(problem, replace(config, direct=False))
+    assert config.direct == whole
+    if name in ("head", "small"):
+        assert splits_of(problem, config) > 1  # which would fill more multiprocessors, but takes a second launch
+
+
+@pytest.mark.parametrize("name", ["hifigan_u1", "small", "oobleck_u3"])
+def test_of_longer_signals_they_are_added_up(name):
+    """Once a signal is long enough for parts, every longer one is."""
+    found = [config_of(name, batch=1, length=1 << log)[1].direct for log in range(3, 17)]
+    assert found[0]
+    assert not found[-1]
+    assert found == sorted(found, reverse=True)
+
+
+def test_no_sum_is_longer_than_it_may_be():
+    problem, config = config_of("small", length=2 * LONGEST_SUM)
+    assert splits_of(problem, config) > 1
+    assert not config.direct
+    one_multiprocessor = replace(H200, multiprocessors=1)  # where parts gain nothing
+    assert not whole_is_faster(problem, config, one_multiprocessor)
+    assert whole_is_faster(replace(problem, length=LONGEST_SUM), config, one_multiprocessor)
