@@ -208,6 +208,10 @@ DECISIONS = {
     "16-bit elements, two million weights": (STRIDED, torch.bfloat16, "bf16", H200, ["bf16", "bf16", None]),
     "16-bit elements, nineteen million weights": (DAC, torch.float16, "fp16", H200, ["fp16", "fp16", None]),
     "16-bit elements, nineteen million weights, without wgmma": (DAC, torch.float16, "fp16", A100, [None] * 3),
+    "16-bit elements, seven million weights, a long stride": (
+        *(workloads.get("waveglow").problem, torch.bfloat16, "bf16", H200),
+        ["bf16", "bf16", None],
+    ),
     "tensor cores in float16": (KB64, torch.float16, "fp16", H200, ["fp16", "fp16", None]),
     "tensor cores without wgmma": (KB64, torch.bfloat16, "bf16", A100, ["bf16", None, None]),
     "four channels, of one group": (PQMF, torch.bfloat16, "bf16", H200, ["bf16", "bf16", None]),
