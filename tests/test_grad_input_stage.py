@@ -122,6 +122,7 @@ def laid_out(p, precision, sheared, rng):
     vector = 16 // DTYPES[precision].itemsize
     shear = rng.randrange(1, 2 * sheared, 2) * (vector // sheared) % vector if sheared > 1 else 0
     stride_c = p.out_length + (shear - p.out_length) % vector + rng.choice([0, vector])
+    stride_c += vector if stride_c < vector else 0  # of shorter rows there is no sheared map (sheared_of)
     return -(-p.out_channels * stride_c // vector) * vector + rng.choice([0, vector]), stride_c, 1
 
 
