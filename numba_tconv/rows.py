@@ -24,7 +24,7 @@ class Row(machine.Measured):
     traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
 
     ``direction`` is one of directions.DIRECTIONS. ``rung`` is a registry name, ``auto`` for what the selection picked,
-    or ``cudnn`` for torch's own op, recorded where no rung computes in that precision. ``cudnn_ms_p50`` is the time of
+    or "cudnn" for torch's own op, recorded where no rung computes in that precision. ``cudnn_ms_p50`` is the time of
     torch's own op, gradient or step; conv1d is a formulation of the forward pass alone. ``roofline`` is floor time /
     our time; errors are relative norms against float64, of a step those of its worst result. ``workload`` may carry a
     suffix from a sweep: ``@total`` or ``@batch<N>``.
