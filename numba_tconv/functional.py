@@ -60,9 +60,9 @@ def conv_transpose1d(
             depthwise layers and those of fewer than 8 input channels a group). The other dtypes know only their own:
             "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for convolutions: "tf32" where
             ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
-            allows it and a rung gains by it, else "ieee". Under torch.compile the switch is read while tracing. Where
-            torch.autocast takes the dtype from float32 to another, what is named for float32 has no meaning, and is
-            taken as None.
+            allows it and a rung gains by it, else "ieee"; likewise each gradient, by its own rungs. Under torch.compile
+            the switch is read while tracing. Where torch.autocast takes the dtype from float32 to another, what is
+            named for float32 has no meaning, and is taken as None.
 
     Returns:
         (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give

@@ -31,7 +31,8 @@ MOST_BLOCKS = 24  # of a multiprocessor; more add nothing to what is under way
 WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor, each of which has a quarter of the registers
 LONGEST_SUM = 256  # products that are added up one by one
 ENOUGH_BLOCKS = 264  # two for every multiprocessor of a large GPU; where a tile leaves fewer, a smaller one is taken
-# Of an output: with more, tensor cores gain more by their rate than they lose by padding few channels.
+# Of an output: with more, tensor cores should gain more by their rate than they lose by padding few channels. Pqmf has
+# 64; where exactly they begin to gain has not been measured.
 MOST_TERMS = 128
 MINIMUM_CC = (8, 0)  # for cp.async
 
@@ -226,7 +227,7 @@ def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
     """Whether the selection takes this form, rather than k4 and tensor cores, on a GPU of compute capability ``cc``.
 
     It multiplies at the rate of CUDA cores whatever the number of channels, while the others' tiles of 8 or more
-    channels and rows stay partly empty. Up to MOST_TERMS products an output, that is the better bargain.
+    channels and rows stay partly empty. Up to MOST_TERMS products an output, that is taken for the better bargain.
     """
     return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
 

@@ -7,7 +7,8 @@
   nothing. Where the outputs go is worked out sample by sample as before, which is simple for tiles that are written
   straight from their registers (k6_part.py), so it is done for those.
 
-The constants were fitted to a script's measurements (H200; no recorded rows).
+The constants were fitted to a script's measurements of torch's copies (H200; no recorded rows); those of row_copy.py
+take less, to which they have not been fitted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .k6_config import Config, sample_columns
 from .row_copy import copied, kernels_of, to_rows
 from .tensor_map import row_pitch
 
-COPY, FILL = 0.004, 0.0015  # ms, of the launches that copy and that clear
+COPY, FILL = 0.004, 0.0015  # ms, of the launch that copies, and of what joined samples take besides
 BANDWIDTH = 1.5e9  # bytes of the input that are copied in a millisecond
 
 
