@@ -38,37 +38,53 @@ class Half:
         assert bits == 16
         return Half(0, self.both[0])
 
+    def __and__(self, mask):
+        return Half(self.both[0] if mask & 0xFFFF else 0, self.both[1] if mask >> 16 else 0)
+
     def __or__(self, other):
         assert self.both[1] == 0 == other.both[0]
         return Half(self.both[0], other.both[1])
+
+
+class Whole:
+    """32 bits."""
+
+    def __init__(self, value):
+        self.both = (value,)
+
+    def __and__(self, mask):
+        assert mask in (0, 0xFFFFFFFF)
+        return Whole(self.both[0] if mask else 0)
+
+
+def spread(a, b, selector):
+    """prmt.b32, of whose selector's digits each spreads the uppermost bit of a byte."""
+    digits = [selector >> 4 * z & 15 for z in range(4)]
+    assert all(digit >= 8 for digit in digits)
+    uppermost = [word >> 8 * z + 7 & 1 for word in (a, b) for z in range(4)]
+    return sum(0xFF << 8 * z for z, digit in enumerate(digits) if uppermost[digit - 8])
 
 
 class Shared:
     """Shared memory: elements by their address, what the kernel asked of it, and who asks."""
 
     def __init__(self, monkeypatch):
-        self.elements, self.words, self.thread, self.itemsize, self.met = {}, {}, 0, 2, set()
+        self.elements, self.words, self.itemsize = {}, {}, 2
         fakes = {
             "device_function": lambda function: function,
             "ld_shared": lambda count, kind: self.load_word if count == 1 else self.load_pair,
             "ld_shared_u16": lambda at: Half(self.element(at)),
+            "int32": lambda value: (int(value) + (1 << 31)) % (1 << 32) - (1 << 31),
+            "prmt": spread,
             "recomputed": lambda value: value,
-            "fence_async": lambda: None,
             "st_shared_b32": lambda at, word: self.words.update({int(at): int(word)}),
             "st_shared_v2_b32": self.store_pair,
-            "st_shared_f32": lambda at, value: self.clear(at),
-            "st_shared_halves": lambda low, high, value: self.clear(low),
-            "barrier_sync": lambda barrier, threads: self.met.add((int(barrier), int(threads))),
-            "cuda": SimpleNamespace(threadIdx=self, syncwarp=lambda: None),
+            "uint64": lambda value: int(value) % (1 << 64),
         }
         for module in (grad_input_wgmma_stage, grad_input_wgmma):
             for name, fake in fakes.items():
-                if hasattr(module, name) and (module, name) != (grad_input_wgmma, "cuda"):
+                if hasattr(module, name):
                     monkeypatch.setattr(module, name, fake)
-
-    @property
-    def x(self):
-        return self.thread
 
     def element(self, at):
         return self.elements[int(at)]  # a KeyError: no box has arrived there
@@ -78,7 +94,7 @@ class Shared:
         if at in self.words:
             return self.words[at]
         assert at % 4 == 0
-        return self.element(at) if self.itemsize == 4 else Half(self.element(at), self.element(at + 2))
+        return Whole(self.element(at)) if self.itemsize == 4 else Half(self.element(at), self.element(at + 2))
 
     def load_pair(self, at):
         assert at % 8 == 0
@@ -86,10 +102,6 @@ class Shared:
 
     def store_pair(self, at, low, high):
         self.words.update({int(at): int(low), int(at) + 4: int(high)})
-
-    def clear(self, at):
-        assert int(at) in self.elements
-        self.elements[int(at)] = 0
 
 
 @pytest.fixture
@@ -149,7 +161,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     fill, advance = grad_input_wgmma_stage.make_fill(config), grad_input_wgmma_stage.make_advance(config)
     start, prepare = grad_input_wgmma_stage.make_start(config), grad_input_wgmma_stage.make_prepare(config)
     prepare = getattr(prepare, "py_func", prepare)
-    load, _ = grad_input_wgmma.make_operands(config)
+    (load, _), (bits_of, _) = grad_input_wgmma_stage.make_operands(config), grad_input_wgmma_stage.make_bits(config)
     shared.words.clear()
     for thread in range(grad_ring.THREADS):
         fill(table, thread, shear)
@@ -160,14 +172,14 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     count = config.stages_of(p) // splits
     row, phase = start(part * count)
     row += group * (p.out_channels_per_group // sheared)
-    signal, before = p.out_length if cropped else grad_ring.LONGEST_SIGNAL, -first - position * p.stride
+    signal = p.out_length if cropped else grad_ring.LONGEST_SIGNAL
     first_at = SLOT + config.b_bytes + (first & (vector - 1)) * itemsize
     lane_entries = 2 if config.halves else 1
     known, phases = {}, {}
     for crew, warp in itertools.product(range(2), range(4)):
         phases[crew, warp] = [[int(phase) * config.table_bytes] for _ in range(32)]
         for lane in range(32):
-            rows = []
+            rows, ahead = [], []
             for z in range(2 * config.blocks):
                 m = (
                     16 * warp
@@ -176,6 +188,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
                     + z % 2 * 8
                     + (0 if config.in_turns else 64 * config.blocks * crew)
                 )
+                ahead.append((position + m) * p.stride + first)
                 rows.append(first_at + m // config.piece * config.spacing + m % config.piece * p.stride * itemsize)
             places = []
             for z in range(8 * lane_entries):
@@ -185,9 +198,15 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
                 places.append(grad_input_wgmma_config.place_of(e, *shape) * itemsize)
             first_entry = grad_input_wgmma_config.entry_of(0, lane % 4, halves)
             at = table + first_entry * config.table_bytes
+            meets = [bits_of(x, int(phase) % p.kernel_size, signal) for x in ahead] * 2
             known[crew, warp, lane] = (
-                *(rows, places, first_entry, at, phases[crew, warp][lane], first_at, shear, before, signal, cropped),
+                *(rows, places, first_entry, at, phases[crew, warp][lane], False, ahead, meets, signal),
             )
+        last_tap = (p.kernel_size - 1) * p.dilation
+        lanes = [known[crew, warp, lane] for lane in range(32)]
+        beside = any(x < 0 or x + last_tap >= signal for knows in lanes for x in knows[6])
+        for lane, knows in enumerate(lanes):
+            known[crew, warp, lane] = (*knows[:5], beside, *knows[6:])
     for s in range(part * count, (part + 1) * count):
         arrived = {}
         for z in range(config.boxes):
@@ -197,11 +216,9 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
             arrived |= {at + e * itemsize: value for e, value in enumerate(brought)}
         assert max(arrived) < SLOT + config.slot
         for crews in ((0,), (1,)) if config.in_turns else ((0, 1),):  # those that multiply a stage
-            shared.elements, shared.met = dict(arrived), set()
+            shared.elements = dict(arrived)
             for crew, warp, lane in itertools.product(crews, range(4), range(32)):
-                shared.thread = 128 * crew + 32 * warp + lane
                 prepare(known[crew, warp, lane], 0, 0)
-            assert shared.met <= {(1 + crews[0], 128) if config.in_turns else (1, 256)}
             for (crew, warp), lane in itertools.product(warps, range(32)):
                 if crew not in crews:
                     continue
@@ -220,7 +237,7 @@ def check_lane(shared, p, config, load, lane_knows, where, position, s, sample, 
         for block in range(config.blocks):
             for i in range(4):
                 found = v[4 * block + i]
-                found = found.both if isinstance(found, Half) else (found,) * halves
+                found = found.both if isinstance(found, Half | Whole) else (found,) * halves
                 for h in range(halves):
                     m, e = fragments.wgmma_a(warp, lane, i, h, halves)
                     m += 64 * block + (0 if config.in_turns else 64 * config.blocks * crew)
@@ -247,6 +264,9 @@ CASES = {
     "4 taps, every fourth row alike": (Problem(2, 16, 32, 4, 260, stride=2, padding=1), 4),
     "16 taps, every fourth row alike: half a set a stage": (Problem(1, 16, 16, 16, 60, stride=8, padding=4), 4),
     "more taps than a stage": (Problem(2, 16, 5, 77, 40, stride=3, padding=11), 1),
+    "more taps than bits": (Problem(2, 16, 6, 77, 40, stride=3, padding=11), 2),
+    "more taps than bits, dilated": (Problem(1, 16, 4, 70, 50, stride=2, padding=35, dilation=2), 2),
+    "as many taps as bits": (Problem(1, 16, 4, 64, 50, stride=4, padding=20), 2),
     "more padding than a tile": (Problem(1, 16, 12, 3, 500, stride=2, padding=300), 2),
     "shorter than its padding": (Problem(2, 16, 40, 7, 9, stride=2, padding=9), 4),
     "groups, stages to their ends": (Problem(1, 32, 64, 10, 70, stride=5, padding=1, groups=2), 1),

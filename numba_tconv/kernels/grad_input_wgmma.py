@@ -29,7 +29,7 @@ import math
 from functools import cache, lru_cache, partial
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import GIVEN, Kernel, Prepared, alike, flat
@@ -41,8 +41,6 @@ from ..ptx import (
     device_function,
     fence_mbarrier_init,
     griddepcontrol_launch_dependents,
-    ld_shared,
-    ld_shared_u16,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -53,7 +51,6 @@ from ..ptx import (
     shared_address,
     swizzled_descriptor,
     tensormap_acquire,
-    wgmma,
     wgmma_wait,
 )
 from . import device as gpu
@@ -62,7 +59,7 @@ from . import partial_sum, row_copy
 from .grad_input_planes import adjoint, reads_grad_output
 from .grad_input_wgmma_config import Config, choose, entry_of, place_of
 from .grad_input_wgmma_split import second_stage, splits_of
-from .grad_input_wgmma_stage import make_advance, make_fill, make_prepare, make_start
+from .grad_input_wgmma_stage import make_advance, make_bits, make_fill, make_operands, make_prepare, make_start
 from .grad_input_wgmma_store import make_store
 from .grad_ring import (
     BLOCK,
@@ -89,50 +86,6 @@ SHORTEST_PRODUCT = 48
 FULL_ENOUGH = 3 / 4
 
 
-def make_operands(config: Config):
-    """Two device functions, for the main loop: load the operands of one product, and multiply them.
-
-    A lane knows the addresses of its positions in slot 0, where its entries lie from there, and its first entry.
-    """
-    blocks, sums, entries = config.blocks, config.channels // 2, config.entries
-    neighbours, halves = 4 // config.itemsize, config.halves
-    lanes_entries = 2 if halves else 1  # places of a register
-    entry_at = device_function(entry_of)
-    load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
-    masked = entries * config.itemsize < ROW  # the rest of a row of weights is the next channel's
-
-    @device_function
-    def load_register(row, places, at, entry):
-        """The elements of a position (``row``) for the lane's entries from ``at`` on; zero beyond the last entry."""
-        if halves:
-            low, high = ld_shared_u16(int32(row + places[at])), ld_shared_u16(int32(row + places[at + 1]))
-            if masked:
-                low = low if entry < entries else int32(0)
-                high = high if entry + 1 < entries else int32(0)
-            return low | high << 16
-        value = load_word(int32(row + places[at]))
-        if masked:
-            value = value if entry < entries else int32(0)
-        return value
-
-    @device_function
-    def load(k, v, at, lane, offset):
-        rows, places, lane_entry = lane[0], lane[1], lane[2]
-        for half in range(2):
-            entry = int32(lane_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
-            for row in range(2 * blocks):
-                z = at + row // 2 * 4 + 2 * half + row % 2
-                v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
-
-    @device_function
-    def multiply(acc, v, at, descriptor):
-        for block in range(blocks):
-            z = at + 4 * block
-            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor, int32(1))
-
-    return load, multiply
-
-
 @cache
 def make_kernel(config: Config) -> Kernel:
     stages, slot, w_bytes, spacing = config.stages, config.slot, config.b_bytes, config.spacing
@@ -140,18 +93,19 @@ def make_kernel(config: Config) -> Kernel:
     stage_bytes, itemsize = config.stage_bytes, config.itemsize
     stride, dilation, kernel_size, sheared = config.stride, config.dilation, config.kernel_size, config.sheared
     through, clears, table_bytes, partial_sums = config.through, config.clears, config.table_bytes, config.partial
+    last_tap = (kernel_size - 1) * dilation
     barriers, words, table_at, map_at = config.barriers, config.words, config.words + 8 * CONSUMERS, config.map
     in_turns, blocks = config.in_turns, config.blocks
     width, neighbours, halves, vector = config.width, 4 // itemsize, config.halves, 16 // itemsize
     entries, entry, place = config.entries, device_function(entry_of), device_function(place_of)
     operands = 4 * blocks
-    all_sums, all_operands, lane_rows = config.sums, 2 * operands, 2 * blocks
+    all_sums, all_operands, lane_rows, all_meets = config.sums, 2 * operands, 2 * blocks, 4 * blocks
     lanes_entries = 2 if halves else 1
     all_places = 2 * PRODUCTS * lanes_entries
     turns_on = CONSUMERS if in_turns else 1  # from a warpgroup's tile to its next
     arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, BLOCK * blocks)
     start, advance = make_start(config), make_advance(config)
-    fill, prepare = make_fill(config), make_prepare(config)
+    fill, prepare, (bits_of, _) = make_fill(config), make_prepare(config), make_bits(config)
     loop, wait_for_all = make_loop(config, *make_operands(config), operands, 1, prepare=prepare), wgmma_wait(0)
     store_tile = make_store(config)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
@@ -169,7 +123,7 @@ def make_kernel(config: Config) -> Kernel:
 
     def grad_input_wgmma(
         g_template, w_template, g_address, w_address, maps, grad, first, length, groups, group_rows, group_channels,
-        along, across, tiles, tile_stages, shear, signal, cropped, splits,
+        along, across, tiles, tile_stages, shear, signal, splits,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
@@ -233,7 +187,9 @@ def make_kernel(config: Config) -> Kernel:
             v = cuda.local.array(all_operands, dtype=int32)
             rows = cuda.local.array(lane_rows, dtype=int32)
             places = cuda.local.array(all_places, dtype=int32)
-            table_phase = cuda.local.array(1, dtype=int32)
+            phase = cuda.local.array(1, dtype=int32)
+            ahead = cuda.local.array(lane_rows, dtype=int32)
+            meets = cuda.local.array(all_meets, dtype=uint64)
             for z in range(lane_rows):
                 m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
                 element = m % piece * stride + (int32(first) & (vector - 1))
@@ -244,7 +200,6 @@ def make_kernel(config: Config) -> Kernel:
                 places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(shear)) * itemsize)
             first_entry = int32(entry(int32(0), lane & 3, neighbours))
             table = int32(base + table_at + first_entry * table_bytes)
-            first_at = int32(base + w_bytes + (int32(first) & (vector - 1)) * itemsize)
             descriptor = descriptor_of(int64(base))
             s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
             if in_turns and crew == 1:
@@ -256,15 +211,23 @@ def make_kernel(config: Config) -> Kernel:
                     acc[z] = opaque(float32(0))
                 if in_turns:  # a warpgroup that ran ahead would take a stage's older phase for the one it waits for
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
-                before, table_phase[0] = int32(0), int32(0)
+                phase[0], beside = int32(0), int32(0)
                 if clears or partial_sums:
                     _, _, part, _, position = locate(tile, along, across, groups, splits)
-                    before = int32(-first - position * stride)
                     if partial_sums:
-                        _, phase = start(int32(part * tile_stages))
-                        table_phase[0] = int32(phase * table_bytes)
-                knows = (rows, places, first_entry, table, table_phase, first_at, int32(shear), before, int32(signal),
-                         int32(cropped))  # fmt: skip
+                        _, begins = start(int32(part * tile_stages))
+                        phase[0] = int32(begins * table_bytes)
+                    if clears:
+                        for z in range(lane_rows):
+                            m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
+                            ahead[z] = int32((position + m) * stride + first)
+                            beside |= int32(ahead[z] < 0 or ahead[z] + last_tap >= signal)
+                        beside = int32(cuda.any_sync(0xFFFFFFFF, beside))
+                        if beside:
+                            for z in range(lane_rows):
+                                tap = int32(phase[0] // table_bytes % kernel_size)
+                                meets[z] = bits_of(ahead[z], tap, int32(signal))
+                knows = rows, places, first_entry, table, phase, beside, ahead, meets, int32(signal)
                 s, parity, last = loop(acc, v, knows, descriptor, s, parity, tile_stages, full, empty, lane == 0)
                 if in_turns and lane == 0:
                     mbarrier_arrive(product_turn + 8 * (1 - crew))
@@ -288,7 +251,7 @@ def make_kernel(config: Config) -> Kernel:
 
     template, integers = types.UniTuple(types.int64, MAP_WORDS), (types.int64,)
     stored = float32 if config.partial else ELEMENTS[config.dtype].storage
-    signature = (template, template, *integers * 3, flat(stored), *integers * 13)
+    signature = (template, template, *integers * 3, flat(stored), *integers * 12)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -388,7 +351,6 @@ def _prepared(
         *(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN, sums),
         *(-p.padding, p.length, p.groups, p.out_channels_per_group // config.sheared, p.in_channels_per_group),
         *(along, across, tiles * splits, config.stages_of(p) // splits),
-        *(rows_of_grad.shear_of(g_strides, config), p.out_length if cropped else LONGEST_SIGNAL, cropped),
-        splits,
+        *(rows_of_grad.shear_of(g_strides, config), p.out_length if cropped else LONGEST_SIGNAL, splits),
     )
     return blocks, launch, second
