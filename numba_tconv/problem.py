@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from .taps import Taps
@@ -79,6 +79,12 @@ class Problem:
     def _hash(self) -> int:
         """Computed once: what is remembered of a problem is looked up at every call."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @cached_property
+    def layer(self) -> Problem:
+        """The same for every batch and length of a layer: one sample, about as short as padding allows, no bias. What
+        depends on nothing else is found and kept for this one, so that a new length does not wait for it."""
+        return replace(self, batch=1, length=2 * self.padding + 1, output_padding=0, bias=False)
 
     @cached_property
     def taps(self) -> Taps:

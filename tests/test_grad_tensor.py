@@ -16,6 +16,7 @@ from numba_tconv.kernels import (
     grad_input_wgmma_config,
     grad_weight_wgmma,
     grad_weight_wgmma_config,
+    grad_weight_wgmma_split,
     planes,
     tensor_map,
     tensor_tile,
@@ -161,11 +162,11 @@ def test_tiles_fit(precision):
 def test_splits_are_no_longer_than_sums_may_be(reason, precision):
     p = PROBLEMS[reason]
     config = choose_for_weight(p, precision, 0)
-    splits = grad_weight_wgmma_config.splits_of(p, config)
+    splits = grad_weight_wgmma_split.splits_of(p, config)
     of_sample, stages = config.stages_of(p)
     assert of_sample * config.positions >= p.length > (of_sample - 1) * config.positions
     assert 1 <= splits <= stages
-    assert -(-stages // splits) * config.positions <= grad_weight_wgmma_config.LONGEST_SUM + config.positions
+    assert -(-stages // splits) * config.positions <= grad_weight_wgmma_split.LONGEST_SUM + config.positions
 
 
 def test_taps_of_odd_chunks_do_not_shift_words():

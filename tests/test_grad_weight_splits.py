@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import grad_weight_direct
+from numba_tconv.kernels import grad_weight_direct, grad_weight_wgmma, grad_weight_wgmma_config
 from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.grad_weight_wgmma_config import LONGEST_SUM, splits_of, whole_is_faster
+from numba_tconv.kernels.grad_weight_wgmma_split import LONGEST_SUM, splits_of, whole_is_faster
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.ptx import SIMULATOR
 
@@ -37,8 +37,49 @@ def test_sums_of_short_signals_are_stored_at_once(name, whole):
     problem, config = config_of(name)
     assert grad_weight_direct.suits(problem, replace(config, direct=False))
     assert config.direct == whole
-    if name in ("head", "small"):
+    if name == "small":
         assert splits_of(problem, config) > 1  # which would fill more multiprocessors, but takes a second launch
+
+
+@pytest.mark.parametrize(
+    ("name", "by_taps", "sizes"),
+    [
+        ("seamless_u1", True, {}),  # of eleven taps, five phases have fifteen
+        ("hifigan_u1", True, {}),  # the usual tiles, 48, fill 96 multiprocessors
+        ("hifigan_u1", False, dict(batch=256)),  # what a lane reads serves two taps
+        ("patch", False, {}),  # a tap a phase anyway
+        ("kb64", False, {}),
+    ],
+)
+def test_which_tiles_have_pairs_of_any_tap(name, by_taps, sizes):
+    problem, config = config_of(name, **sizes)
+    assert config.by_taps == by_taps
+    assert config.phases_of(problem) == config.window.phases
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("alike", [1, 2, 4])
+def test_rows_of_tiles_by_taps_are_the_next_ones(precision, alike):
+    """Each row of a tile is the pair that comes next, of channels that the tile's boxes have."""
+    kinds = set()
+    for name in ("seamless_u1", "encodec_u2", "demucs_u2"):
+        problem = workloads.get(name).problem
+        for config in grad_weight_wgmma_config.candidates(problem, precision, alike):
+            kinds.add(config.by_taps)
+            begin_of = grad_weight_wgmma.make_begin(config).py_func
+            _, pair_tiles, _ = config.tiles(problem)
+            pair, reached = 0, 0
+            for tile in range(pair_tiles):
+                channel, begin = map(int, begin_of(tile))
+                assert channel % alike == 0
+                for row in range(config.pairs):
+                    of_box, phase = divmod(begin + row, config.window.phases)
+                    assert (channel + of_box, phase) == divmod(pair, config.window.phases)
+                    reached = max(reached, of_box)
+                    pair += 1
+            assert pair >= problem.out_channels_per_group * config.phases_of(problem)
+            assert config.g_channels - alike <= reached < config.g_channels
+    assert kinds == {False, True}
 
 
 @pytest.mark.parametrize("name", ["hifigan_u1", "small", "oobleck_u3"])

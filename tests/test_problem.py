@@ -135,6 +135,16 @@ def test_shown_with_what_differs_from_the_default():
     assert shown == "(2, 4->6, k3, s2, p1, op1, d3, groups 2, L 8, bias)"
 
 
+def test_calls_of_a_layer_have_it_in_common():
+    calls = [
+        Problem(batch, 4, 6, 3, length, stride=2, padding=50, output_padding=output_padding, groups=2, bias=bias)
+        for batch, length, output_padding, bias in ((3, 90, 0, True), (0, 100, 1, False), (1, 1 << 20, 0, False))
+    ]
+    assert len({call.layer for call in calls}) == 1
+    assert calls[0].layer == dataclasses.replace(calls[0].layer.layer)
+    assert calls[0].layer != dataclasses.replace(calls[0], padding=49).layer
+
+
 def test_equal_problems_are_one_key():
     one, same, other = (Problem(2, 4, 6, 3, 9, stride=2, bias=bias) for bias in (True, True, False))
     assert hash(one) == hash(same) == hash(pickle.loads(pickle.dumps(one)))

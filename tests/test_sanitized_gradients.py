@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_sum, grad_weight_wgmma_config
+from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_sum, grad_weight_wgmma_split
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.sanitized import as_if_large
@@ -75,10 +75,15 @@ def weight_properties(case):
         "rows that begin unlike": config.alike > 1,
         "beginnings cleared": config.clears > 0,
         "boxes in pieces": config.pieces > 1,
+        "pairs of any tap": config.by_taps,
+        "pairs of any tap, rows that begin unlike": config.by_taps and config.alike > 1,
+        "pairs of any tap, beginnings cleared": config.by_taps and config.clears > 0,
+        "pairs of any tap, stored as the gradient": config.by_taps and config.direct,
+        "pairs of any tap, in turn": config.by_taps and config.in_turns,
         "words at odd places": bool(config.odd),
         "chunks of taps": config.tap_chunk < case.problem.taps.taps_per_row,
         "several tiles": pairs * channels > 1,
-        "splits": grad_weight_wgmma_config.splits_of(case.problem, config, gpu) > 1,
+        "splits": grad_weight_wgmma_split.splits_of(case.problem, config, gpu) > 1,
     }
 
 

@@ -231,10 +231,14 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
     return False, 0
 
 
-@lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
     """The tile with the fewest estimated clocks; None if none fits. It depends on neither batch nor length."""
-    return min(candidates(problem, precision, sheared), key=lambda c: _cost(problem, c), default=None)
+    return _choose(problem.layer, precision, sheared)
+
+
+@lru_cache(maxsize=1024)
+def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
+    return min(candidates(layer, precision, sheared), key=lambda config: _cost(layer, config), default=None)
 
 
 def _cost(problem: Problem, config: Config) -> float:

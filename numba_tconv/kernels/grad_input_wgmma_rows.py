@@ -8,14 +8,13 @@ is wider. Where too many of its bytes would be of no use, a copy whose rows begi
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ..layout import Layout
 from ..problem import Problem
 from .device import Device
 from .grad_input_wgmma_config import Config, choose
-from .grad_input_wgmma_split import COPYING, LAUNCH_CLOCKS, splits_of
+from .grad_input_wgmma_split import COPYING, LAUNCH_CLOCKS, filling
 from .tensor_map import ALIGNMENT, encode, row_bytes, rows_alike
 
 
@@ -52,14 +51,10 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:
-        return plain and _in_parts(problem, plain, device)
+        return plain and filling(problem, plain, device)
     copied = 2 * problem.batch * problem.out_channels * problem.out_length * plain.itemsize / COPYING + LAUNCH_CLOCKS
 
     def clocks(config):
         return max(1, config.tiles(problem)[2] / device.multiprocessors) * config.clocks(problem)
 
-    return _in_parts(problem, in_place if clocks(in_place) <= clocks(plain) + copied else plain, device)
-
-
-def _in_parts(problem: Problem, config: Config, device: Device) -> Config:
-    return replace(config, partial=splits_of(problem, config, device) > 1)
+    return filling(problem, in_place if clocks(in_place) <= clocks(plain) + copied else plain, device)

@@ -1,21 +1,38 @@
-"""Tiles of grad_input_wgmma whose stages are split into parts, where there are too few to keep a GPU busy.
+"""How tiles of grad_input_wgmma fill a GPU's multiprocessors: by their width, and in parts.
 
-Each part leaves its sums in float32; partial_sum.py adds them up, in a fixed order.
+Blocks take tiles in turn, so a GPU is as long at work as the block with the most of them: 336 tiles keep 132
+multiprocessors for three rounds, of which the last leaves 60 idle; 392 narrower ones keep nearly all of them. Where
+tiles are too few, parts of their stages are tiles of their own. Each part leaves its sums in float32; partial_sum.py
+adds them up, in a fixed order.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ..problem import Problem
 from . import partial_sum
 from .device import Device
 from .grad_input_wgmma_config import Config
+from .grad_ring import deepest
 
 # Bytes of both directions that a GPU copies in a clock of its multiprocessors (4.29 TB/s on an H200), and clocks that
 # one more launch takes, about.
 COPYING, LAUNCH_CLOCKS = 2400, 5000
-LARGEST_SHARE = 3 / 4  # of the clocks of whole sums: the estimates are no better
+# Of the clocks of whole sums, and of the widest tiles: the estimates are no better.
+LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
+
+
+def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
+    """Estimated clocks of the whole gradient, of tiles in so many parts."""
+    p, (_, _, tiles) = problem, config.tiles(problem)
+    rounds = -(-tiles * splits // device.multiprocessors)
+    if splits == 1:
+        return rounds * config.clocks(p)
+    first = rounds * (config.stages_of(p) // splits * config.stage_clocks + config.storing_clocks)
+    sums = p.batch * p.in_channels * p.length
+    return first + (2 * 4 * splits + config.itemsize) * sums / COPYING + LAUNCH_CLOCKS
 
 
 @lru_cache(maxsize=1024)
@@ -28,14 +45,28 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
         return 1
 
     def clocks(splits):
-        waves = -(-tiles * splits // device.multiprocessors)
-        first = waves * (stages // splits * config.stage_clocks + config.storing_clocks)
-        added = (2 * 4 * splits + config.itemsize) * sums / COPYING + LAUNCH_CLOCKS
-        return first + (added if splits > 1 else 0)
+        return clocks_of(p, config, splits, device)
 
     parts = range(1, min(stages, 2 * device.multiprocessors // tiles, partial_sum.MOST_SUMS // sums) + 1)
     best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
     return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
+
+
+@lru_cache(maxsize=1024)
+def filling(problem: Problem, config: Config, device: Device) -> Config:
+    """The configuration, in parts or not; or, where that takes clearly fewer estimated clocks, one of narrower tiles:
+    one more along the input channels, or twice as many. So a layer has three widths at most, whatever the length."""
+
+    def clocks(config):
+        return clocks_of(problem, config, splits_of(problem, config, device), device)
+
+    _, across, _ = config.tiles(problem)
+    widths = [-(-problem.in_channels_per_group // count // 8) * 8 for count in (across + 1, 2 * across)]
+    narrower = (deepest(replace(config, channels=width, stages=0)) for width in widths)
+    best = min(filter(None, narrower), key=clocks, default=config)
+    if clocks(best) > LARGEST_SHARE_OF_WIDEST * clocks(config):
+        best = config
+    return replace(best, partial=splits_of(problem, best, device) > 1)
 
 
 def second_stage(problem: Problem, splits: int, config: Config) -> partial_sum.SecondStage:

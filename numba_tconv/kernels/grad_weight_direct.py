@@ -27,7 +27,7 @@ VECTOR = 4  # float32 elements of 16 bytes
 
 
 def run_of(config: Config) -> int:
-    """Elements of a channel's run: all taps of the tile's output channels."""
+    """Elements of a channel's run: all taps of the tile's output channels, or the tile's taps."""
     return config.pairs * config.tap_chunk
 
 
@@ -51,9 +51,9 @@ def make_store(config: Config):
     """Store: a device function of the sums, the shared memory and its first element that is free, the gradient, and
     where the tile is in it."""
     blocks, chunk, channels, sums = config.blocks, config.tap_chunk, config.channels, config.channels // 2
-    phases, pairs, g_channels = config.window.phases, config.pairs, config.g_channels
+    phases, pairs, run = config.window.phases, config.pairs, run_of(config)
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
-    of_run = run_of(config) // vector
+    of_run = run // vector
     place, store = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
 
     @device_function
@@ -80,11 +80,11 @@ def make_store(config: Config):
         barrier_sync(BARRIER, THREADS)  # the last products have read the ring
         stage_all(int32(0), (acc, shared, free, runs, group_warp, lane))
         barrier_sync(BARRIER, THREADS)
-        first_co, first_channel = pair_tile * int64(g_channels), channel_tile * int64(channels)
-        left = int32(min(int64(g_channels), group_rows - first_co) * kernel_size)
+        first, first_channel = pair_tile * int64(run), channel_tile * int64(channels)
         channels_left = int32(min(int64(channels), group_channels - first_channel))
         length = group_rows * kernel_size
-        start = (group * group_channels + first_channel) * length + first_co * kernel_size
+        left = int32(min(int64(run), length - first))
+        start = (group * group_channels + first_channel) * length + first
         values = cuda.local.array(vector, dtype=float32)
         e = int32((crew * 4 + group_warp) * 32 + lane)
         while e < of_run * channels_left:

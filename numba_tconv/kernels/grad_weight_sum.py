@@ -165,7 +165,7 @@ def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
         _grid(p, own),
         *(partials, alike((p.in_channels * weight_row,), own.dtype), splits, tile.tile_sums, tile.blocks_of(p)),
         *(p.groups, p.in_channels_per_group),
-        *(weight_row, p.kernel_size, min(p.taps.rows, p.kernel_size), tile.tap_chunk, taps),
+        *(weight_row, p.kernel_size, tile.phases_of(p), tile.tap_chunk, taps),
         *(tile.rows, tile.pairs, pair_tiles, tile.channels, channel_tiles),
         early=True,
     )

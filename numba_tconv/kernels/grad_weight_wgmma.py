@@ -10,7 +10,9 @@ copy engine cannot fetch grad_output's rows, or a tile cannot hold their phases,
   grad_output's rows that meet them; what lies outside of the signal the copy engine makes zeros, and in tf32 it rounds
   on the way.
 * Multiply: two warpgroups, each with its own pairs, or, where the pairs are few, with every other stage. A lane loads
-  the words of its rows that all taps need together; the next ones are loaded while the tensor cores multiply.
+  the words of its rows that all taps need together; the next ones are loaded while the tensor cores multiply. Where the
+  taps of a phase are unequal in number, or tiles too few for the GPU, each tap has rows of its own instead
+  (``by_taps``): more is loaded, but nothing multiplied that does not exist, and tiles have other sizes.
 * Store: the sums go to a workspace as they lie in registers; a second kernel adds up the splits, in a fixed order and
   in float64, and puts them in the order of the weight (grad_weight_sum.py): equal calls give equal bits. Sums that are
   whole go into the weight's gradient at once (grad_weight_direct.py).
@@ -80,7 +82,8 @@ from .grad_ring import (
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
 from .grad_weight_clear import make_clear
-from .grad_weight_wgmma_config import Config, choose, operand_places, splits_of, whole_is_faster
+from .grad_weight_wgmma_config import Config, choose, operand_places
+from .grad_weight_wgmma_split import filling, splits_of
 from .row_copy import in_rows
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, lies_in_rows, make_publish, publish, rows_alike
 from .tensor_rung import default_precision
@@ -130,13 +133,30 @@ def make_operands(config: Config):
     return load, multiply
 
 
+def make_begin(config: Config):
+    """A device function of the tile along pairs: the output channel with which its boxes begin, of the first set, and
+    the pair of it that is the tile's first."""
+    by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
+    phases, alike = config.window.phases, config.alike
+
+    @device_function
+    def begin_of(pair_tile):
+        if not by_taps:
+            return int32(pair_tile * g_channels), int32(0)
+        first = int32(pair_tile * pairs)
+        channel = int32(first // (phases * alike) * alike)
+        return channel, int32(first - channel * phases)
+
+    return begin_of
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     stages, slot, x_bytes, spacing = config.stages, config.slot, config.b_bytes, config.spacing
     alike, pieces, piece_positions = config.alike, config.pieces, config.positions // config.pieces
     stage_bytes, itemsize, odd, vector = config.stage_bytes, config.itemsize, config.odd, 16 // config.itemsize
     stride, dilation, phases = config.window.stride, config.window.dilation, config.window.phases
-    g_channels, lane_bytes, lane_rows = config.g_channels, config.lane_bytes, 2 * config.blocks
+    lane_bytes, lane_rows = config.lane_bytes, 2 * config.blocks
     positions, in_turns, blocks, chunk = config.positions, config.in_turns, config.blocks, config.tap_chunk
     rows, pairs, channels, tile_sums = config.rows, config.pairs, config.channels, config.tile_sums
     all_sums, all_operands, sums = config.sums, config.sets * config.operands, config.channels // 2
@@ -151,6 +171,7 @@ def make_kernel(config: Config) -> Kernel:
     wait_for_all, (publish_sets, acquire_sets) = wgmma_wait(0), make_publish(itemsize)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     descriptor_of, place = device_function(swizzled_descriptor), device_function(wgmma_d)
+    begin_of = make_begin(config)
     store_pair, store_sums = st_global_if(2), grad_weight_direct.make_store(config) if config.direct else None
     direct, out_storage = config.direct, ELEMENTS[DTYPES[config.precision]].storage if config.direct else float32
 
@@ -186,7 +207,8 @@ def make_kernel(config: Config) -> Kernel:
                 publish(x_template, x_address, x_map, base + map_at, lane)
                 acquire_sets(maps, alike + 1, lane)
                 if lane == 0:
-                    g_row = int32(group * group_rows + pair_tile * g_channels) // alike
+                    g_channel, _ = begin_of(pair_tile)
+                    g_row = int32(group * group_rows + g_channel) // alike
                     x_row = int32(group * group_channels + channel_tile * channels)
                     # Splits take stages in turn, so that at any time all blocks read the same stretch of the signals.
                     sample, hop = int32(split // sample_stages), int32(splits // sample_stages)
@@ -226,7 +248,8 @@ def make_kernel(config: Config) -> Kernel:
             starts = cuda.local.array(all_starts, dtype=int32)
             for z in range(lane_rows):  # rows that mean nothing read what the last one reads
                 m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
-                m = int32(min(m, pairs - 1))
+                _, begin = begin_of(pair_tile)
+                m = int32(begin + min(m, pairs - 1))
                 channel = m // phases
                 element = (g_first + channel % alike * int32(g_stride_c)) & (vector - 1)
                 box_at = channel % alike * (pieces * spacing) + channel // alike * pitch
@@ -283,7 +306,7 @@ class WeightWarpgroup(WgmmaGradient):
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         found = _config(p, precision or default_precision(dtype), rows_alike(shape, strides, dtype.itemsize))
-        return _directly(p, *found, device or gpu.H200)
+        return _filling(p, *found, device or gpu.H200)
 
     def kernels(self, config):
         apart, own = config
@@ -298,7 +321,7 @@ class WeightWarpgroup(WgmmaGradient):
         precision = precision or default_precision(result.dtype)
         offset = grad_output.offset % ALIGNMENT
         alike = 0 if offset else rows_alike(grad_output.shape, grad_output.strides, result.dtype.itemsize)
-        apart, own = config or _directly(p, *_config(p, precision, alike), device)
+        apart, own = config or _filling(p, *_config(p, precision, alike), device)
         if own.direct and result.offset % ALIGNMENT:
             own = replace(own, direct=False)
         for_others = apart is None and own.alike != alike  # a configuration for other tensors
@@ -369,8 +392,6 @@ def _config(problem: Problem, precision: str, alike: int):
     return planes.make_config(problem, DTYPES[precision]), choose(problem, precision, 0)
 
 
-def _directly(problem: Problem, apart, own: Config, device: gpu.Device):
-    """The configurations, of which the second stores its sums directly where they are whole."""
-    if apart is None and (splits_of(problem, own, device) == 1 or whole_is_faster(problem, own, device)):
-        own = replace(own, direct=grad_weight_direct.suits(problem, own))
-    return apart, own
+def _filling(problem: Problem, apart, own: Config, device: gpu.Device):
+    """The configurations, of which the second is the one for the device."""
+    return apart, own if apart else filling(problem, own, device)

@@ -1,19 +1,21 @@
-"""Tiles of grad_weight_wgmma: what they are, which one a problem gets, and into how many splits its reduction goes.
+"""Tiles of grad_weight_wgmma: what they are, and which one a problem gets.
 
 The letters of wgmma: m counts pairs of an output channel and a phase (grad_window.py), n input channels of a group, and
-k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk.
+k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk: what a lane reads of
+a row serves all of them. Where phases have unequal numbers of taps, some of those sums are of taps that do not exist;
+so a pair may also be of a channel and any tap, as if taps were phases (``by_taps``). The rows of a tile are then simply
+the next ones, wherever in a channel they begin.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import gcd
 
 from ..problem import Problem
-from .device import H200, Device
 from .grad_ring import (
-    ARRIVING,
     CONSUMERS,
     MOST_CHANNELS,
     PRODUCTS,
@@ -28,10 +30,8 @@ from .tensor_map import ALIGNMENT, LARGEST_BOX
 
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
 MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
-LONGEST_SUM = 1 << 15  # positions of one split: tensor cores cut off what an addition cannot hold
-# Clocks of the second stage's launch, and bytes that it, or a direct store, moves a clock on the whole GPU: of profiles
-# of head and small (H200; no recorded rows).
-SECOND_STAGE, MOVED = 5000, 1640
+MOST_BEGINS = 16  # of a tile's rows within a channel, that an estimate looks at
+LARGEST_SHARE = 0.95  # of the usual tile's clocks: the estimates are no better
 WORD = 4  # bytes of a register
 
 
@@ -59,11 +59,17 @@ class Config(Ring):
     sets: int = 2  # of operands in registers; of two, one is loaded while the other is multiplied
     stages: int = 0
     direct: bool = False  # the sums are whole, and stored as the gradient (grad_weight_direct.py)
+    by_taps: bool = False  # every tap is a phase of its own, and a tile's rows may begin within a channel
 
-    @property
+    @cached_property
     def g_channels(self) -> int:
         """Output channels of a tile."""
-        return self.rows // self.window.phases // self.alike * self.alike
+        rows, phases, alike = self.rows, self.window.phases, self.alike
+        if not self.by_taps:
+            return rows // phases // alike * alike
+        of_set = phases * alike  # a tile's boxes begin with a channel of the first set
+        most = max(first + rows for first in range(0, of_set, gcd(rows, of_set)))
+        return -(-most // of_set) * alike
 
     @property
     def own_words(self) -> int:
@@ -73,7 +79,7 @@ class Config(Ring):
     @property
     def pairs(self) -> int:
         """Of a tile: the rows that mean something."""
-        return self.g_channels * self.window.phases
+        return self.rows if self.by_taps else self.g_channels * self.window.phases
 
     @property
     def positions(self) -> int:
@@ -108,15 +114,12 @@ class Config(Ring):
         widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
         return min(widths, key=lambda width: (self._conflicts(width), width))
 
-    def _conflicts(self, width: int) -> int:
-        w, neighbours, vector = self.window, 4 // self.itemsize, 16 // self.itemsize
-        words = set()
-        for m in range(8):
-            channel = m // w.phases  # whose row begins somewhere in 16 bytes; boxes do at multiples of all banks
-            row = channel // self.alike * width + channel % self.alike * (vector // self.alike) % vector
-            for t in range(4):
-                words.add((row + m % w.phases * w.dilation + t * neighbours * w.stride) * self.itemsize // 4)
-        return max(Counter(word % 32 for word in words).values())
+    def _conflicts(self, width: int) -> float:
+        """Turns in which a warp's load gets its words: the most of one bank's; of tiles that begin within a channel, on
+        average of where its rows may begin."""
+        phases = self.window.phases
+        begins = range(0, phases, -(-phases // MOST_BEGINS)) if self.by_taps else range(1)
+        return sum(_turns(self.window, self.alike, self.itemsize, width, begin) for begin in begins) / len(begins)
 
     @cached_property
     def entries(self) -> tuple[tuple[int, int], ...]:
@@ -153,10 +156,15 @@ class Config(Ring):
     def tile_sums(self) -> int:
         return self.tap_chunk * self.rows * self.channels
 
+    def phases_of(self, problem: Problem) -> int:
+        """Pairs of an output channel."""
+        return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
+
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
         """Of a group: along tap chunks, pairs and channels."""
-        p, phases = problem, min(problem.taps.rows, problem.kernel_size)
-        counts = p.taps.taps_per_row, p.out_channels_per_group * phases, p.in_channels_per_group
+        p = problem
+        taps = 1 if self.by_taps else p.taps.taps_per_row
+        counts = taps, p.out_channels_per_group * self.phases_of(p), p.in_channels_per_group
         sizes = self.tap_chunk, self.pairs, self.channels
         return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
 
@@ -170,6 +178,7 @@ class Config(Ring):
         of_sample = -(-problem.length // self.positions)
         return of_sample, problem.batch * of_sample
 
+    @cached_property
     def clocks(self) -> float:
         """Estimated clocks that a stage keeps a multiprocessor: products, shared memory, or what arrives."""
         warpgroups = 1 if self.in_turns else CONSUMERS
@@ -178,6 +187,19 @@ class Config(Ring):
         shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
         alone = STAGE_CLOCKS if self.sets == 1 else 0
         return max(products * self.channels / 2, shared, self.arriving) + STAGE_CLOCKS + alone
+
+
+@lru_cache(maxsize=8192)
+def _turns(window: Window, alike: int, itemsize: int, width: int, begin: int) -> int:
+    """Of ``Config._conflicts``: of the eight rows from ``begin`` on."""
+    neighbours, vector = 4 // itemsize, 16 // itemsize
+    words = set()
+    for m in range(begin, begin + 8):
+        channel = m // window.phases  # whose row begins somewhere in 16 bytes; boxes do at multiples of all banks
+        row = channel // alike * width + channel % alike * (vector // alike) % vector
+        for t in range(4):
+            words.add((row + m % window.phases * window.dilation + t * neighbours * window.stride) * itemsize // 4)
+    return max(Counter(word % 32 for word in words).values())
 
 
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
@@ -199,15 +221,38 @@ def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=1024)
+def cost(problem: Problem, config: Config) -> float:
+    """Estimated clocks that a stage of all tiles keeps multiprocessors."""
+    return config.blocks_of(problem) * config.clocks
+
+
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
     """The tile with the fewest estimated clocks; None if none fits. ``alike``: as in Config; 0: it reads planes, not
     grad_output itself. It depends on neither batch nor length."""
+    return _choose(problem.layer, precision, alike)
 
-    def cost(config):
-        return config.blocks_of(problem) * config.clocks()
 
-    return min(candidates(problem, precision, alike), key=cost, default=None)
+@lru_cache(maxsize=1024)
+def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
+    def best(by_taps):
+        kind = (config for config in candidates(layer, precision, alike) if config.by_taps == by_taps)
+        return min(kind, key=lambda config: cost(layer, config), default=None)
+
+    usual, by_taps = best(False), best(True)
+    clearly = usual is None or (by_taps and cost(layer, by_taps) < LARGEST_SHARE * cost(layer, usual))
+    return by_taps if clearly else usual
+
+
+@lru_cache(maxsize=1024)
+def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
+    """The tiles of a kind that may be the best where there are few: of each size, with the sets of operands that cost
+    least."""
+    best = {}
+    for config in candidates(layer, precision, alike):
+        size = config.tap_chunk, config.blocks, config.channels, config.in_turns
+        if config.by_taps == by_taps and (size not in best or cost(layer, config) < cost(layer, best[size])):
+            best[size] = config
+    return tuple(best.values())
 
 
 def candidates(problem: Problem, precision: str, alike: int):
@@ -222,18 +267,27 @@ def candidates(problem: Problem, precision: str, alike: int):
         return  # the groups' first rows are of different sets
     if alike > ALIGNMENT // WORD and window.stride == 1:
         return  # rows begin within a word of two positions
+    read = precision, window, max(1, alike), clears
     for tap_chunk in range(1, t.taps_per_row + 1):
         if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
             continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
-        for blocks in (1, 2):
-            for in_turns in (False, True):
-                most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * tap_chunk) // 8 * 8)
-                fewest = -(-problem.in_channels_per_group // most) if most else 0
-                for tiles in (fewest, fewest + 1) if most else ():
-                    channels = -(-problem.in_channels_per_group // tiles // 8) * 8
-                    for sets in (2, 1):
-                        tile = tap_chunk, blocks, channels, in_turns, sets
-                        yield from _fitting(Config(precision, window, max(1, alike), clears, *tile))
+        yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))
+    if alike and t.taps_per_row > 1 and window.stride > 1:
+        by_taps = replace(window, phases=problem.kernel_size)
+        yield from _sized(problem, Config(precision, by_taps, *read[2:], 1, 0, 0, False, by_taps=True))
+
+
+def _sized(problem: Problem, config: Config):
+    """The configuration with every number of blocks and channels."""
+    for blocks in (1, 2):
+        for in_turns in (False, True):
+            most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
+            fewest = -(-problem.in_channels_per_group // most) if most else 0
+            for tiles in (fewest, fewest + 1) if most else ():
+                channels = -(-problem.in_channels_per_group // tiles // 8) * 8
+                for sets in (2, 1):
+                    sizes = dict(blocks=blocks, channels=channels, in_turns=in_turns, sets=sets)
+                    yield from _fitting(replace(config, **sizes))
 
 
 def _fitting(config: Config):
@@ -248,40 +302,3 @@ def _fitting(config: Config):
     # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
     if deep := deepest(config, 2 if config.in_turns else 1):
         yield deep
-
-
-@lru_cache(maxsize=1024)
-def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
-    """Splits: as many as take the fewest estimated clocks, none longer than sums may be."""
-    _, stages = config.stages_of(problem)
-    blocks = config.blocks_of(problem)
-    # Each split writes its sums and another kernel reads them.
-    of_split = 3 * 4 * config.tile_sums * (2 if config.in_turns else 1) / ARRIVING
-
-    def cost(splits):
-        waves = -(-blocks * splits // device.multiprocessors)
-        return _multiplying(problem, config, splits, device) + waves * of_split
-
-    least = -(-stages * config.positions // LONGEST_SUM)
-    most = max(least, min(stages, -(-4 * device.multiprocessors // blocks)))
-    return min(range(least, most + 1), key=cost)
-
-
-def _multiplying(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks until the last block has all products, the first four stages of which nothing hides."""
-    _, stages = config.stages_of(problem)
-    waves = -(-config.blocks_of(problem) * splits // device.multiprocessors)
-    return waves * (-(-stages // splits) + 4) * config.clocks()
-
-
-@lru_cache(maxsize=1024)
-def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> bool:
-    """Whether sums of one split, stored as the gradient, take fewer estimated clocks than those of several, which a
-    second stage adds up: of short signals, whose sums are soon formed."""
-    _, stages = config.stages_of(problem)
-    sums = config.blocks_of(problem) * config.tile_sums
-    splits = splits_of(problem, config, device)
-    added_up = SECOND_STAGE + 2 * 4 * splits * sums / MOVED
-    several = _multiplying(problem, config, splits, device) + added_up
-    one = _multiplying(problem, config, 1, device) + config.itemsize * sums / MOVED
-    return stages * config.positions <= LONGEST_SUM and one < several

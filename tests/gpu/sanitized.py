@@ -176,6 +176,11 @@ INPUT_GRADIENTS = {
     "parts of a tile, ten taps": Problem(1, 24, 96, 10, 37, stride=5, padding=2),
     "parts of a tile, eight taps": Problem(1, 24, 192, 8, 40, stride=4, padding=2),
 }
+# For grad_weight_wgmma: tiles that begin within a channel.
+WEIGHT_GRADIENTS = {
+    "eleven taps, rows that begin unlike": Problem(3, 264, 24, 11, 38, stride=5, padding=3),
+    "eleven taps, warpgroups in turn": Problem(2, 24, 4, 11, 200, stride=5, padding=3),
+}
 FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
 
@@ -331,7 +336,7 @@ def _of_gradients():
 
 def _of_gradients_on_tensor_cores():
     for name, rung in ON_TENSOR_CORES.items():
-        own = INPUT_GRADIENTS if name == "grad_input_wgmma" else {}
+        own = {"grad_input_wgmma": INPUT_GRADIENTS, "grad_weight_wgmma": WEIGHT_GRADIENTS}.get(name, {})
         for reason, problem in {**TENSOR_GRADIENTS, **own}.items():
             for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
                 if rung.supports(problem, dtype, precision) is None:

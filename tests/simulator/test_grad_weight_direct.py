@@ -19,21 +19,25 @@ from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# Tiles and channels that the last ones do not fill; groups; more rows than pairs; two blocks of rows.
+# Tiles and channels that the last ones do not fill; groups; more rows than pairs; two blocks of rows; tiles that begin
+# within a channel.
 PROBLEMS = {
-    "two taps": (Problem(1, 20, 20, 16, 8, stride=8), 1, 2, 16),
-    "four taps, groups, more rows than pairs": (Problem(1, 24, 40, 12, 8, stride=3, groups=2), 1, 4, 8),
-    "two blocks": (Problem(1, 8, 40, 4, 8, stride=4), 2, 1, 8),
+    "two taps": (Problem(1, 20, 20, 16, 8, stride=8), 1, 2, 16, False),
+    "four taps, groups, more rows than pairs": (Problem(1, 24, 40, 12, 8, stride=3, groups=2), 1, 4, 8, False),
+    "two blocks": (Problem(1, 8, 40, 4, 8, stride=4), 2, 1, 8, False),
+    "by taps": (Problem(1, 20, 24, 11, 8, stride=5), 1, 1, 8, True),
+    "by taps, groups, two blocks": (Problem(1, 16, 80, 10, 8, stride=5, groups=2), 2, 1, 8, True),
 }
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
-    p, blocks, chunk, channels = PROBLEMS[name]
+    p, blocks, chunk, channels, by_taps = PROBLEMS[name]
     monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
-    window = Window(p.stride, 1, min(p.stride, p.kernel_size), 1, False)
-    config = Config(precision, window, 1, 0, chunk, blocks, channels, False, stages=4, direct=True)
+    window = Window(p.stride, 1, p.kernel_size if by_taps else min(p.stride, p.kernel_size), 1, False)
+    tile = chunk, blocks, channels, False
+    config = Config(precision, window, 1, 0, *tile, stages=4, direct=True, by_taps=by_taps)
     assert grad_weight_direct.suits(p, config)
     store_sums = grad_weight_direct.make_store(config)
     taps, pair_tiles, channel_tiles = config.tiles(p)
@@ -53,8 +57,8 @@ def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
             block_and_tap, z = divmod(at, sums)
             m, n = wgmma_d(warp, lane, z)
             row = m + BLOCK * (blocks * crew + block_and_tap // chunk)
-            co, phase = divmod(row, window.phases)
-            co, c = pair_tile * config.g_channels + co, channel_tile * channels + n
+            co, phase = divmod(pair_tile * config.pairs + row, window.phases)
+            c = channel_tile * channels + n
             if row < config.pairs and co < group_rows and c < group_channels:
                 acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * window.phases + phase]
         store_sums(acc, shared, 0, result, crew, warp, lane, group, pair_tile, channel_tile, group_rows, group_channels)
