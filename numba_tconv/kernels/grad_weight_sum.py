@@ -22,7 +22,7 @@ from numba import cuda, float32, float64, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
-from ..ptx import device_function, griddepcontrol_wait, load_run, recomputed, repeated, store_run
+from ..ptx import device_function, griddepcontrol_wait, load_vector, recomputed, repeated, store_run
 from .device import H200
 from .divided import divided
 from .grad_weight_wgmma_config import Config as Tile
@@ -57,10 +57,10 @@ def make_kernel(config: Config) -> Kernel:
     store = store_run(element) if run > 1 else element.store
 
     @device_function
-    def load_one(values, partials, source, skip):
-        values[0] = partials[uint64(source)]
+    def load_one(values, at, partials, source):
+        values[at] = partials[uint64(source)]
 
-    load = load_run(ELEMENTS[torch.float32], VECTOR) if channels_of_thread == VECTOR else load_one
+    load = load_vector if channels_of_thread == VECTOR else load_one
 
     @device_function
     def load_piece(z, state):
@@ -68,7 +68,7 @@ def make_kernel(config: Config) -> Kernel:
         split = int32(first + z // elements)
         if split < splits:
             source = at + rows_at[row + z % elements] + split * all_sums
-            load(values[z * channels_of_thread : (z + 1) * channels_of_thread], partials, source, int32(0))
+            load(values, z * channels_of_thread, partials, source)
 
     load_all = repeated(load_piece, loads)
 

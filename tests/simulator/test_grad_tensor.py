@@ -29,7 +29,7 @@ def few_threads(monkeypatch):
     monkeypatch.setattr(planes, "THREADS", 4)
     for name, number in (("CHANNELS", 8), ("THREADS", 32)):
         monkeypatch.setattr(grad_weight_sum, name, number)
-    for name, number in (("COLUMNS", 32), ("PHASES", 32), ("THREADS", 64)):
+    for name, number in (("AREA", 512), ("LANES", 2)):
         monkeypatch.setattr(planes_turned, name, number)
     for module in (planes, planes_turned, grad_weight_sum):
         module.make_kernel.cache_clear()
@@ -53,26 +53,87 @@ def test_planes_of_any_strides(layout):
     assert torch.equal(planes.make_planes(g, SMALL[FEW[0]]), planes_by_definition(g, SMALL[FEW[0]]))
 
 
-LONG = [
-    Problem(2, 3, 2, 140, 9, stride=70, padding=3),  # three tiles of phases, of which the last is of six
-    Problem(1, 3, 2, 35, 30, stride=35, output_padding=9),  # as many columns as a tile has, but for two
-    Problem(1, 2, 1, 20, 40, stride=41, dilation=3, padding=50),  # more columns than a tile has; phases without taps
-    Problem(1, 3, 2, 17, 3, stride=17),  # the fewest phases that are turned around
-]
+LONG = {
+    "no phases to spare, several blocks": Problem(2, 3, 2, 64, 9, stride=32),
+    "padding of whole vectors": Problem(1, 3, 2, 48, 7, stride=24, padding=8),
+    "phases without taps, a square of few phases": Problem(1, 3, 2, 19, 5, stride=24, output_padding=5),
+    "rows that begin unlike": Problem(2, 3, 2, 140, 9, stride=70, padding=3),
+    "rows that begin alike, a stride that does not": Problem(1, 3, 2, 36, 12, stride=36, output_padding=4),
+    "an end within a vector": Problem(1, 3, 1, 48, 18, stride=24, output_padding=3),
+    "dilation": Problem(1, 2, 1, 20, 40, stride=41, dilation=3, padding=50),
+    "the fewest phases that are turned": Problem(1, 3, 2, 17, 3, stride=17),
+}
+BY_VECTORS = list(LONG)[:3]  # all of them, if the tensor itself is aligned
+long_strides = pytest.mark.parametrize("reason", LONG)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("problem", LONG, ids=str)
-def test_planes_of_long_strides(dtype, problem):
-    assert planes.make_config(problem, dtype).turned
-    for layout in LAYOUTS if dtype == torch.float32 else ["contiguous"]:
+@pytest.fixture
+def vectors(monkeypatch):
+    """Of long strides, the names of the loads and stores of vectors, each of which begins where a GPU can have one."""
+    calls = []
+
+    def counted(name, position):
+        meaning = getattr(planes_turned, name)
+
+        def call(*arguments):
+            array, index = arguments[position : position + 2]
+            assert index >= 0
+            assert (array.ctypes.data + int(index) * array.itemsize) % 16 == 0
+            calls.append(name)  # which threads can do at the same time
+            meaning(*arguments)
+
+        monkeypatch.setattr(planes_turned, name, call)
+
+    counted("load_vector", 2)
+    counted("store_vector", 0)
+    return calls
+
+
+@every_dtype
+@long_strides
+def test_planes_of_long_strides(dtype, reason, vectors):
+    problem = LONG[reason]
+    config = planes.make_config(problem, dtype)
+    assert config.turned
+    vector = 16 // dtype.itemsize
+    for layout in LAYOUTS if dtype != torch.float16 else ["contiguous"]:
+        vectors.clear()
         g, _, _ = gradient_operands(problem, dtype, layout=layout)
-        assert torch.equal(planes.make_planes(g, problem), planes_by_definition(g, problem))
+        result = planes.make_planes(g, problem)
+        assert torch.equal(result, planes_by_definition(g, problem))
+        rows = problem.batch * problem.out_channels
+        assert vectors.count("store_vector") == rows * config.phases * (result.stride(1) // vector)
+        if reason in BY_VECTORS:
+            square_phases = -(-config.phases // vector) * vector
+            inside = sum(
+                0 <= j * problem.stride + a - problem.padding < problem.out_length
+                for j in range(result.stride(1))
+                for a in range(0, square_phases, vector)
+            )
+            assert vectors.count("load_vector") == (rows * inside if layout in ("contiguous", "expanded") else 0)
+
+
+@every_dtype
+@pytest.mark.parametrize("output_padding", [0, 6])
+def test_squares_away_from_the_ends_are_loaded_in_vectors(dtype, output_padding, vectors):
+    """Where columns begin at multiples of 16 bytes, but grad_output does not, whether or not it has whole vectors."""
+    problem = Problem(1, 3, 1, 48, 26, stride=24, padding=3, output_padding=output_padding)
+    vector = 16 // dtype.itemsize
+    assert (problem.out_length % vector == 0) == (output_padding > 0)
+    storage = torch.randn(problem.out_length + vector).to(dtype)
+    first = problem.padding % vector
+    g = storage[first : first + problem.out_length].view(1, 1, -1)
+    assert torch.equal(planes.make_planes(g, problem), planes_by_definition(g, problem))
+    squares = [(j, a) for j in range(0, planes.columns_of(problem), vector) for a in range(0, 24, vector)]
+    within = [j * 24 + a >= 3 and (j + vector - 1) * 24 + a + vector <= problem.out_length + 3 for j, a in squares]
+    assert 0 < sum(within) < len(squares)
+    assert vectors.count("load_vector") == sum(within) * vector
 
 
 def workspace(weight, problem, config, splits):
     """Sums as the first stage leaves them, which add up to ``weight``; NaN where there are none to be read."""
-    p, phases = problem, min(problem.taps.rows, problem.kernel_size)
+    p, phases = problem, config.phases_of(problem)
     taps, pair_tiles, channel_tiles = config.tiles(p)
     tiles = (splits, p.groups, taps, pair_tiles, channel_tiles, config.tap_chunk, config.rows, config.channels)
     partials = torch.full(tiles, torch.nan)
@@ -113,8 +174,8 @@ def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, spl
     monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
     monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
     weight = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)
-    for tap_chunk in (1, 2):
-        tile = replace(config, tap_chunk=tap_chunk)
+    by_taps = replace(config, window=replace(window, phases=problem.kernel_size), by_taps=True)
+    for tile in (config, replace(config, tap_chunk=2), by_taps):
         result = torch.full_like(weight, torch.nan)
         grad_weight_sum.prepare(problem, tile, splits, own)(workspace(weight, problem, tile, splits), result)
         torch.testing.assert_close(result, weight, atol=1e-5, rtol=1e-5)
