@@ -6,16 +6,51 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, k4_cost, k4_pack, k4_register_tile
+from numba_tconv.kernels import RUNGS, k4_cost, k4_few, k4_pack, k4_register_tile
 from numba_tconv.kernels.channel_parts import second_stage_ms, split
-from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.k4_config import candidates
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.k4_config import candidates, fits, make, register_window, terms_of_a_partial_sum
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
 from numba_tconv.kernels.k4_plan import vector_of
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
 HEAD, ISTFT, KB64, DEMUCS = (workloads.get(name).problem for name in ("head", "istft", "kb64", "demucs_u2"))
+# Microseconds of k4 at batch 1 on an H200, medians of 15 launches with nothing in L2 (a search by a script, 2026-11-24;
+# no recorded rows): (workload, length): [(time, parts, block_m, block_n, thread_m, thread_n, lanes_m, block_k, stages,
+# min_blocks)], of each the fastest that was tried, then a usual tile, and some that stand for others.
+MEASURED = {
+    ("waveglow", 63): [
+        (47.6, 1, 256, 24, 8, 4, 16, 10, 2, 2),
+        (75.1, 1, 64, 128, 8, 8, 8, 4, 2, 4),
+        (66.6, 2, 256, 24, 8, 4, 16, 10, 2, 2),
+        (89.7, 1, 128, 128, 8, 8, 8, 8, 2, 2),
+    ],
+    ("oobleck_u1", 256): [
+        (450.8, 2, 256, 144, 8, 12, 16, 16, 2, 1),
+        (616.1, 2, 128, 128, 8, 8, 8, 16, 2, 2),
+        (454.9, 2, 192, 96, 12, 12, 16, 8, 2, 2),
+        (467.8, 2, 128, 144, 8, 12, 16, 8, 2, 2),
+        (511.6, 1, 192, 96, 12, 12, 16, 8, 2, 2),
+    ],
+    ("hifigan_u1", 512): [
+        (75.4, 4, 96, 192, 12, 12, 8, 16, 3, 2),
+        (87.1, 4, 64, 128, 8, 8, 8, 16, 2, 4),
+        (77.4, 4, 128, 144, 8, 12, 8, 16, 3, 2),
+        (97.5, 4, 128, 128, 8, 8, 8, 16, 2, 2),
+    ],
+    ("small", 128): [
+        (9.0, 1, 32, 64, 4, 4, 2, 64, 2, 3),
+        (15.1, 1, 32, 256, 4, 8, 8, 16, 2, 2),
+        (9.3, 1, 32, 64, 4, 4, 4, 32, 2, 5),
+        (11.3, 2, 32, 64, 4, 4, 4, 32, 2, 5),
+    ],
+}
+WHOLE_TILES = {  # the same where all columns are those of whole tiles
+    ("oobleck_u1", 252): [(416.2, 2, 128, 128, 8, 8, 8, 16, 2, 2), (455.7, 2, 192, 96, 12, 12, 16, 8, 2, 2)],
+    ("hifigan_u1", 508): [(70.3, 4, 128, 128, 8, 8, 8, 16, 2, 2), (77.8, 4, 96, 192, 12, 12, 8, 16, 3, 2)],
+}
+TILE = "block_m", "block_n", "thread_m", "thread_n", "lanes_m", "block_k", "stages", "min_blocks"
 LAUNCH = 0.008  # ms, about what every launch costs, which the model leaves out
 
 
@@ -46,6 +81,7 @@ def test_what_takes_the_gpu_less_than_a_call_takes_the_host_is_not_split(monkeyp
 def test_a_split_must_gain_more_than_the_model_errs(monkeypatch):
     k4_cost.choose.cache_clear()
     monkeypatch.setattr(k4_cost, "LEAST_GAIN", 1.0)
+    monkeypatch.setattr(k4_few, "CLEARLY", 0.0)
     assert choose(HEAD, torch.float32).splits == 1
     k4_cost.choose.cache_clear()
 
@@ -102,6 +138,108 @@ def test_rows_of_unequal_taps_get_blocks_of_one_phase_where_channels_are_many():
     assert not choose(replace(seamless, out_channels=4), torch.float32, 4).one_phase
     equal = choose(replace(seamless, kernel_size=10), torch.float32, 4)
     assert (equal.ragged, equal.one_phase, equal.phases) == (False, False, 5)
+
+
+def measured(key):
+    """The problem, and its times by configuration."""
+    problem = replace(workloads.get(key[0]).problem, batch=1, length=key[1])
+    x = Layout.contiguous((1, problem.in_channels, problem.length), torch.float32, NO_GPU)
+
+    def config(splits, *sizes):
+        tile = dict(zip(TILE, sizes, strict=True), x_vector=vector_of(x))
+        return replace(make(split(problem, splits), torch.float32, **tile), splits=splits)
+
+    return problem, vector_of(x), {config(*row): time for time, *row in (MEASURED | WHOLE_TILES)[key]}
+
+
+@pytest.mark.parametrize("key", MEASURED)
+def test_few_blocks_get_a_tile_within_five_percent_of_the_fastest(key):
+    problem, x_vector, times = measured(key)
+    assert times[choose(problem, torch.float32, x_vector)] < 1.05 * min(times.values())
+
+
+@pytest.mark.parametrize("key", WHOLE_TILES)
+def test_whole_tiles_stay(key):
+    problem, x_vector, times = measured(key)
+    config, (usual, other) = choose(problem, torch.float32, x_vector), times
+    assert (config.block_m, config.block_n) not in {tile[:2] for tile in k4_few.TILES}
+    assert k4_few.cost(problem, usual, H200) < k4_few.cost(problem, other, H200)
+
+
+@pytest.mark.parametrize("key", MEASURED | WHOLE_TILES)
+def test_the_estimate_of_few_blocks(key):
+    problem, _, times = measured(key)
+    for config, time in times.items():
+        assert 1e3 * k4_few.cost(problem, config, H200) == pytest.approx(time, rel=0.15), config
+
+
+def test_other_tiles_are_for_few_blocks_alone():
+    """Of what was not measured the choice is the same as without them, but for the short-time Fourier transform's."""
+    others = {tile[:2] for tile in k4_few.TILES}
+
+    def few(config):
+        return (config.block_m, config.block_n) in others
+
+    for name, workload in workloads.WORKLOADS.items():
+        for problem in (workload.problem, replace(workload.problem, batch=1)):
+            x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), torch.float32, NO_GPU)
+            config = choose(problem, torch.float32, vector_of(x))
+            expected = problem.batch == 1 and name in ("waveglow", "oobleck_u1", "hifigan_u1", "small", "istft")
+            assert few(config) == expected, problem
+            assert not few(choose(problem, torch.float64))
+            assert not few(choose(problem, torch.float32, vector_of(x), A100))
+
+
+def test_two_rounds_of_blocks_are_not_few(monkeypatch):
+    problem, others = replace(DEMUCS, batch=3, length=2049), {tile[:2] for tile in k4_few.TILES}
+    config = choose(problem, torch.float32)
+    assert (config.block_m, config.block_n) not in others
+    k4_cost.choose.cache_clear()
+    monkeypatch.setattr(k4_cost, "FEW_ROUNDS", 4)
+    config = choose(problem, torch.float32)
+    assert (config.block_m, config.block_n) in others
+    k4_cost.choose.cache_clear()
+
+
+def test_tiles_of_few_blocks_are_legal():
+    layers = {workload.problem.layer for workload in workloads.WORKLOADS.values()}
+    layers |= {replace(p, dilation=4) for p in layers} | {split(p, 2) for p in layers if p.in_channels_per_group > 2}
+    assert not k4_few.tiles(workloads.get("seamless_u1").problem.layer, 4, H200), "rows of unequal taps gain nothing"
+    found = [(p, c) for p in layers for x_vector in (1, 2, 4) for c in k4_few.tiles(p, x_vector, H200)]
+    assert {(c.block_m, c.block_n) for _, c in found} == {tile[:2] for tile in k4_few.TILES}
+    for p, c in found:
+        assert fits(c, H200)
+        assert c.shared_bytes <= H200.shared_per_block
+        assert c.window <= register_window(H200)
+        assert (c.block_m, c.block_n) == (c.lanes_m * c.thread_m * c.warps_m, 32 // c.lanes_m * c.thread_n * c.warps_n)
+        stages = c.channel_chunks(p) * c.tap_chunks(p)
+        longest = c.partial or stages
+        assert longest * c.block_k * c.tap_chunk <= terms_of_a_partial_sum(p) or stages == 1, "a float32 sum"
+        assert not c.once or stages <= 2 * c.partial
+    assert {c.stages for _, c in found} == {2, 3}
+
+
+def test_the_blocks_of_the_last_columns_come_last():
+    problem, _, times = measured(("oobleck_u1", 256))
+    usual, narrow = list(times)[1:3]
+    part = split(problem, 2)
+    # Three tiles of 128 rows of blocks on 132 multiprocessors: two full ones share one, then one with a warp in four.
+    assert [r for r in k4_few.rounds(part, usual, H200) if r[0]] == [(1, 2, 16), (1, 1, 2)]
+    # Three tiles of 96 are 68 of the last one's columns, three warps of four.
+    assert [r for r in k4_few.rounds(part, narrow, H200) if r[0]] == [(1, 2, 8)]
+    assert [r for r in k4_few.rounds(part, replace(narrow, min_blocks=1), H200) if r[0]] == [(2, 1, 4)]
+    long = replace(part, length=10 * 256)
+    blocks_of_it = blocks(long, narrow)
+    assert sum(number * beside for number, beside, _ in k4_few.rounds(long, narrow, H200)) == -(-blocks_of_it // 132)
+
+
+def test_tiles_of_few_blocks_store_vectors_where_they_are_aligned(monkeypatch):
+    monkeypatch.setattr(k4_few, "CLEARLY", 100)
+    problem = Problem(1, 64, 64, 9, 64, padding=4)
+    usual = choose(problem, torch.float64)
+    for length, y_vector in ((64, 4), (66, 1), (68, 4)):
+        config = k4_few.clearly_better(replace(problem, length=length), usual, 2, H200, [1, 2])
+        assert config.y_vector == y_vector
 
 
 def test_the_largest_vectors_of_the_input():

@@ -50,6 +50,11 @@ TILES = {
     "the same on Ampere, copies of two elements": ("seamless_u1", F32, 2, AMPERE),
     SEVERAL_PHASES: ("seamless_u1", F32, 4, HOPPER),
     "copies of two elements": ("encodec_u1", F32, 2, HOPPER),
+    "few columns": ("waveglow@batch1", F32, 1, HOPPER),
+    "12 x 12 sums a thread": ("oobleck_u1@batch1", F32, 4, HOPPER),
+    "as many, put aside once": ("hifigan_u1@batch1", F32, 4, HOPPER),
+    "as many, single-element copies": ("hifigan_u1@batch1", F32, 1, HOPPER),
+    "few sums": ("small", F32, 4, HOPPER),
     "float64": ("kb64", F64, 2, HOPPER),
     "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
 }
@@ -69,7 +74,8 @@ def simple_report(case):
 def tile(reason):
     """k4's configuration in a row of TILES."""
     workload, dtype, x_vector, cc = TILES[reason]
-    problem = workloads.get(workload).problem
+    name, _, batch = workload.partition("@batch")
+    problem = workloads.expand([name], int(batch) if batch else None)[0].problem
     config = choose(problem, dtype, x_vector, DEVICES[cc])
     assert config.x_vector == x_vector
     if reason != SEVERAL_PHASES:

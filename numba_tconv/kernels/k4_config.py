@@ -65,6 +65,12 @@ class Config(WarpTile):
         return -(-self.taps.rows // self.phases)
 
     @property
+    def at_once(self) -> int:
+        """Channels in one turn of the loop: two are fewer turns, and loads of one behind products of the other. Sums
+        that are put aside leave the registers for it, unless rows have unequal taps."""
+        return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
+
+    @property
     def halo(self) -> int:
         """Columns before the block that its taps reach, a whole number of vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
@@ -198,10 +204,17 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
         block_k=block_k,
         **tile,
     )
+    return storing_vectors(config, problem)
+
+
+def storing_vectors(config: Config, problem: Problem) -> Config:
+    """``config``, storing vectors if and only if those of ``problem`` are aligned."""
+    if problem.stride > 1:
+        return config
     first, columns = config.columns(problem)
     # Without a stride a column is an output: vectors of outputs are aligned if rows and columns begin at multiples.
     aligned = not any(v % config.vector for v in (problem.out_length, first - problem.padding, columns))
-    return replace(config, y_vector=config.vector) if problem.stride == 1 and aligned else config
+    return replace(config, y_vector=config.vector if aligned else 1)
 
 
 def fits(config: Config, device: Device) -> bool:

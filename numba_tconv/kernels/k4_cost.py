@@ -11,6 +11,7 @@ from ..problem import Problem
 from .channel_parts import LEAST_GAIN, second_stage_ms, split, worthwhile
 from .device import H200, Device
 from .k4_config import Config, candidates
+from .k4_few import FEW_ROUNDS, clearly_better
 
 # Fitted to times of 184 configurations of 22 problems (H200, a script; no recorded rows). The root mean square of what
 # the model is off is 8%.
@@ -70,8 +71,9 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
     whole = min(candidates(problem, dtype, x_vector, device), key=time)
     share = blocks(problem, whole) / (whole.min_blocks * device.multiprocessors)
-    if dtype != torch.float32 or share >= MOST_ROUNDS or time(whole) < CALL:  # partial sums are in float32
+    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
         return whole
-    parts = worthwhile(problem, share, MOST_ROUNDS)
+    parts = worthwhile(problem, share, MOST_ROUNDS) if time(whole) >= CALL else []
     best = min(split_candidates(problem, dtype, x_vector, device, parts), key=time, default=whole)
-    return best if time(best) + LEAST_GAIN < time(whole) else whole
+    usual = best if time(best) + LEAST_GAIN < time(whole) else whole
+    return clearly_better(problem, usual, x_vector, device, [1, *parts]) if share < FEW_ROUNDS else usual

@@ -16,6 +16,7 @@ they meet in the same block and are interleaved on the way out.
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
   0.101 to 0.088 ms). Since these two, istft takes 4% longer and waveglow 2% (rows of two runs); why is not known.
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
+* Few blocks (k4_few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
 four or two elements wide.
@@ -80,13 +81,12 @@ def make_kernel(config: Config) -> Kernel:
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
     whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
-    # Two channels at once are fewer steps of the loop, and loads of one behind products of the other. Sums that are put
-    # aside leave the registers for it, unless rows have unequal taps.
-    at_once = 2 if partial and block_k % 2 == 0 and not ragged else 1
+    at_once = config.at_once
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
+    all_store = threads % lanes_run == 0
     if once:
         add_partial_sums = add_upper_halves(sums // SUMS, threads * vector)
         store_partial_sums = store_upper_halves(sums // SUMS, threads * vector)
@@ -226,7 +226,8 @@ def make_kernel(config: Config) -> Kernel:
         """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
         n_first, column_first = place[0], place[1]
         thread = int32(cuda.threadIdx.x)
-        for e in range(thread % lanes_run * y_vector, run, lanes_run * y_vector):
+        end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
+        for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
             # Position and phase are worked out once and serve the output channels of the block.
             offset, row_column = e % gap, e // gap
             a, column = row_column % phases, row_column // phases

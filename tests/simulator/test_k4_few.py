@@ -1,0 +1,60 @@
+"""The thread tiles of k4_few.py, in blocks of one to three warps, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1
+(`make test`)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels import RUNGS, k4_few, partial_sum
+from numba_tconv.kernels.channel_parts import split
+from numba_tconv.kernels.k4_config import make
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from tests.few_blocks import few_threads
+from tests.parity import operands, parameters, poisoned, scatter, verdict
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+# Rows and columns past a tile, samples that end in it, warps behind the last column, runs that are no part of a block.
+PROBLEMS = {
+    "a decoder's layer, several samples": Problem(3, 6, 26, 8, 9, stride=4, padding=2, bias=True),
+    "groups, without a bias": Problem(1, 12, 6, 4, 26, stride=2, groups=2),
+    "unequal taps": Problem(1, 6, 34, 7, 5, stride=3, padding=1, output_padding=1, bias=True),
+    "stride 1, dilation": Problem(2, 6, 7, 3, 27, dilation=2, padding=2, bias=True),
+    "a long stride, parts of its phases": Problem(1, 6, 1, 260, 3, stride=130),
+}
+# With 2 warps along the columns, or as many as a tile of 24 has; two and three stages; sums put aside once, or more
+# often.
+SHAPES = [
+    dict(thread_m=12, thread_n=12, lanes_m=16, block_m=192, block_n=48, partial=1),
+    dict(thread_m=12, thread_n=12, lanes_m=8, block_m=96, block_n=48, stages=3, partial=1),
+    dict(thread_m=8, thread_n=4, lanes_m=16, block_m=128, block_n=24, partial=2),
+    dict(thread_m=4, thread_n=4, lanes_m=4, block_m=32, block_n=32, stages=3, partial=1),
+]
+
+
+@pytest.fixture(autouse=True)
+def tiny_blocks():
+    with few_threads(partial_sum, 8):
+        yield
+
+
+def test_the_shapes_are_those_of_the_tiles():
+    warps = {(tile[2], tile[3], tile[4]) for tile in k4_few.TILES}
+    assert warps == {(shape["thread_m"], shape["thread_n"], shape["lanes_m"]) for shape in SHAPES}
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("reason", PROBLEMS)
+def test_tiles_of_few_blocks(reason, splits):
+    problem = PROBLEMS[reason]
+    part = split(problem, splits)
+    x, w, bias = operands(problem, torch.float32)
+    oracle = scatter(x, w, bias, problem)
+    torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    for shape in SHAPES:
+        config = replace(make(part, torch.float32, 2, **shape), splits=splits)
+        y = poisoned(problem, torch.float32)
+        RUNGS["k4_register_tile"].run(x, w, bias, y, problem, config)
+        assert verdict(y, torchs, oracle) is None, config
