@@ -280,7 +280,8 @@ def test_float32_sums_are_short(reason):
     config = grad_input_config.choose(problem, F32)
     depth = problem.out_channels_per_group * problem.kernel_size
     terms = config.partial * config.pairs * config.tap_chunk if config.partial else depth
-    assert terms <= max(MOST_TERMS, math.isqrt(depth))
+    most_terms = MOST_TERMS * (grad_input_config.JOINED_TERMS if config.min_blocks == 1 else 1)
+    assert terms <= max(most_terms, math.isqrt(depth))
     assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are a sum too
 
     config = grad_weight_config.choose(problem, F32)

@@ -10,7 +10,8 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   Where the columns of the phases lie in memory stands in a table, so that a copy takes few instructions: the same
   schedulers issue those and the multiply-adds.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. What a load brings is
-  written to registers, too, which are then not read for products: so a thread has 128 sums where it can.
+  written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
+  is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 
 Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.

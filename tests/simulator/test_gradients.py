@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_weight_config
+from numba_tconv.kernels import device, grad_input_config, grad_weight_config
 from numba_tconv.kernels.grad_bias import splits_of
 from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
 from numba_tconv.problem import Problem
@@ -119,6 +119,19 @@ def test_the_configurations_that_are_chosen(layout):
     for of, result in results.items():
         oracle = references_gradient(of, g, x, w, problem)
         assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None, of
+
+
+def test_the_threads_of_joined_blocks():
+    """Two groups of rows and four vectors of columns a thread, in one warp, of which two rows and most columns are
+    behind the last ones; two stages, the sums put aside after each."""
+    problem = Problem(1, 126, 2, 4, 9, stride=2, padding=1)
+    sizes = grad_input_config.JOINED | dict(block_m=128, block_n=32, partial=1)
+    config = grad_input_config.make(problem, torch.float32, 2, **sizes)
+    g, x, w = gradient_operands(problem, torch.float32)
+    oracle = references_gradient("grad_input", g, x, w, problem)
+    result = poisoned_gradient("grad_input", problem, torch.float32)
+    GRADIENTS["grad_input_tile"].run(g, w, result, problem, config)
+    assert verdict(result, torchs_gradient("grad_input", g, x, w, problem), oracle) is None
 
 
 @pytest.mark.parametrize("of", OF)
