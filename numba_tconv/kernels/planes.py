@@ -62,7 +62,7 @@ class Config:
     def along(self, columns: int) -> int:
         """Blocks along a row."""
         if self.turned:
-            return planes_turned.along(columns, self.phases)
+            return planes_turned.along(columns, self.phases, self.itemsize)
         return -(-columns // (THREADS * self.words * self.elements))
 
 

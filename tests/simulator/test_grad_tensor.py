@@ -2,8 +2,11 @@
 grad_weight. Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
-from dataclasses import replace
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import gradient_operands
-from tests.parity import LAYOUTS, SMALL
+from tests.parity import LAYOUTS, SMALL, far_apart
 from tests.test_grad_tensor import planes_by_definition
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -24,12 +27,15 @@ FEW = [
 ]
 
 
+TILE = {name: getattr(planes_turned, name) for name in ("COLUMNS", "SQUARES")}
+
+
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch):
     monkeypatch.setattr(planes, "THREADS", 4)
     for name, number in (("CHANNELS", 8), ("THREADS", 32)):
         monkeypatch.setattr(grad_weight_sum, name, number)
-    for name, number in (("AREA", 512), ("LANES", 2)):
+    for name, number in (("COLUMNS", 16), ("SQUARES", 2)):
         monkeypatch.setattr(planes_turned, name, number)
     for module in (planes, planes_turned, grad_weight_sum):
         module.make_kernel.cache_clear()
@@ -68,26 +74,49 @@ long_strides = pytest.mark.parametrize("reason", LONG)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
+@dataclass(frozen=True)
+class Vector:
+    """A load or store of 16 bytes."""
+
+    name: str
+    shared: bool  # memory
+    index: int  # in vectors
+    block: tuple
+    thread: int
+
+
 @pytest.fixture
 def vectors(monkeypatch):
-    """Of long strides, the names of the loads and stores of vectors, each of which begins where a GPU can have one."""
+    """Of long strides, the loads and stores of vectors, each of which begins where a GPU can have one."""
     calls = []
 
-    def counted(name, position):
+    def recorded(name, position):
         meaning = getattr(planes_turned, name)
 
         def call(*arguments):
             array, index = arguments[position : position + 2]
-            assert index >= 0
+            assert 0 <= index <= array.size - 16 // array.itemsize
             assert (array.ctypes.data + int(index) * array.itemsize) % 16 == 0
-            calls.append(name)  # which threads can do at the same time
+            thread, shared = threading.current_thread(), isinstance(array, np.ndarray)
+            at = int(index) * array.itemsize // 16
+            calls.append(Vector(name, shared, at, tuple(thread.blockIdx), thread.threadIdx.x))
             meaning(*arguments)
 
         monkeypatch.setattr(planes_turned, name, call)
 
-    counted("load_vector", 2)
-    counted("store_vector", 0)
+    recorded("load_vector", 2)
+    recorded("store_vector", 0)
     return calls
+
+
+def loads(vectors):
+    """Of grad_output."""
+    return sum(v.name == "load_vector" and not v.shared for v in vectors)
+
+
+def stored(vectors):
+    """Where in the planes."""
+    return sorted(v.index for v in vectors if v.name == "store_vector" and not v.shared)
 
 
 @every_dtype
@@ -103,7 +132,10 @@ def test_planes_of_long_strides(dtype, reason, vectors):
         result = planes.make_planes(g, problem)
         assert torch.equal(result, planes_by_definition(g, problem))
         rows = problem.batch * problem.out_channels
-        assert vectors.count("store_vector") == rows * config.phases * (result.stride(1) // vector)
+        in_planes = rows * config.phases * (result.stride(1) // vector)
+        assert stored(vectors) == list(range(in_planes))
+        if not loads(vectors):  # single elements, of phases that there are
+            assert sum(v.name == "store_vector" and v.shared for v in vectors) == in_planes
         if reason in BY_VECTORS:
             square_phases = -(-config.phases // vector) * vector
             inside = sum(
@@ -111,7 +143,7 @@ def test_planes_of_long_strides(dtype, reason, vectors):
                 for j in range(result.stride(1))
                 for a in range(0, square_phases, vector)
             )
-            assert vectors.count("load_vector") == (rows * inside if layout in ("contiguous", "expanded") else 0)
+            assert loads(vectors) == (rows * inside if layout in ("contiguous", "expanded") else 0)
 
 
 @every_dtype
@@ -128,7 +160,48 @@ def test_squares_away_from_the_ends_are_loaded_in_vectors(dtype, output_padding,
     squares = [(j, a) for j in range(0, planes.columns_of(problem), vector) for a in range(0, 24, vector)]
     within = [j * 24 + a >= 3 and (j + vector - 1) * 24 + a + vector <= problem.out_length + 3 for j, a in squares]
     assert 0 < sum(within) < len(squares)
-    assert vectors.count("load_vector") == sum(within) * vector
+    assert loads(vectors) == sum(within) * vector
+
+
+def test_long_strides_of_samples_far_apart_and_more_rows_than_a_grid_has(monkeypatch):
+    monkeypatch.setattr(planes, "GRID_AXIS", 4)
+    for problem in (Problem(2, 3, 3, 20, 9, stride=24), Problem(1, 3, 5, 19, 7, stride=24, padding=8)):
+        g, _, _ = gradient_operands(problem, torch.bfloat16)
+        assert torch.equal(planes.make_planes(far_apart(g), problem), planes_by_definition(g, problem))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 12, 17, 25], ids="{} vectors".format)
+def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, monkeypatch):
+    """Eight neighbours access 16 bytes each at a time, which is as many as there are banks. And what they store to the
+    planes lies side by side: the vectors of a tile, phase by phase."""
+    for name, number in TILE.items():
+        monkeypatch.setattr(planes_turned, name, number)
+    vector, phases = 16 // dtype.itemsize, 72
+    g = torch.randn(1, 1, count * vector * phases).to(dtype)
+    problem = Problem(1, 1, 1, phases, count * vector, stride=phases)
+    assert torch.equal(planes.make_planes(g, problem), planes_by_definition(g, problem))
+    tiles = -(-count * vector // TILE["COLUMNS"])
+    width = -(-count // tiles)
+    width += width % 2
+    of_thread, of_block = defaultdict(list), defaultdict(list)
+    for v in vectors:
+        of_thread[v.block, v.thread, v.name, v.shared].append(v.index)
+    at_once = defaultdict(list)
+    for (block, thread, name, shared), indices in of_thread.items():
+        for turn, index in enumerate(indices):
+            if shared:
+                at_once[block, thread // 8, name, turn].append(index)
+            elif name == "store_vector":
+                of_block[block].append((turn, thread, index))
+    assert all(len({index % 8 for index in indices}) == len(indices) for indices in at_once.values())
+    strips = -(-phases // (TILE["SQUARES"] * vector))
+    assert len(of_block) == strips * tiles
+    for (x, _, _), stores in of_block.items():
+        tile, strip = divmod(x, strips)
+        own_phases = range(phases)[strip * TILE["SQUARES"] * vector :][: TILE["SQUARES"] * vector]
+        own_columns = range(count)[tile * width :][:width]
+        assert [index for *_, index in sorted(stores)] == [a * count + k for a in own_phases for k in own_columns]
 
 
 def workspace(weight, problem, config, splits):
