@@ -16,8 +16,9 @@ most of a window, so each element of grad_output is fetched about once a tile.
   (grad_input_wgmma_store.py).
 
 Recorded (H200, tf32): hifigan_u3 0.166 ms, 2.4 times as fast as torch and 1.9 times as grad_input_planes; bf16: 0.134.
-Of 11 taps, seamless_u1 0.067 ms (by planes 0.142); in parts, head 0.019 ms (whole, 0.084); read where its rows lie,
-encodec_u3 0.072 ms in bf16 (copied, 0.212).
+Of 11 taps, seamless_u1 0.067 ms (by planes 0.142); in parts, head 0.018 ms (whole, 0.084); read where its rows lie,
+encodec_u3 0.072 ms in bf16 (copied, 0.212), and seamless_u1, with zeros beside the signal, 0.046 (cleared in shared
+memory, 0.066).
 
 Where the stride is 1, grad_input is a transposed convolution, which k6 computes with weights that stay in shared memory
 (grad_input_planes.py).

@@ -1,9 +1,9 @@
 """How tiles of grad_input_wgmma fill a GPU's multiprocessors: by their width, and in parts.
 
-Blocks take tiles in turn, so a GPU is as long at work as the block with the most of them: 336 tiles keep 132
-multiprocessors for three rounds, of which the last leaves 60 idle; 392 narrower ones keep nearly all of them. Where
-tiles are too few, parts of their stages are tiles of their own. Each part leaves its sums in float32; partial_sum.py
-adds them up, in a fixed order.
+Blocks take tiles in turn, so a GPU is as long at work as the block with the most of them: dac_u1's 336 tiles keep 132
+multiprocessors for three rounds, of which the last leaves 60 idle; 392 narrower ones keep nearly all of them, and take
+0.356 ms instead of 0.382 in bfloat16 (H200, rows of 490f28d and 79f8300). Where tiles are too few, parts of their
+stages are tiles of their own. Each part leaves its sums in float32; partial_sum.py adds them up, in a fixed order.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The letters of wgmma: m counts pairs of an output channel and a phase (grad_wind
 k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk: what a lane reads of
 a row serves all of them. Where phases have unequal numbers of taps, some of those sums are of taps that do not exist;
 so a pair may also be of a channel and any tap, as if taps were phases (``by_taps``). The rows of a tile are then simply
-the next ones, wherever in a channel they begin.
+the next ones, wherever in a channel they begin: seamless_u1, of eleven taps, takes 0.065 ms so in bfloat16, instead of
+0.081 (H200, rows of 490f28d and 79f8300).
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 are stored at once, and by which of a few tiles.
 
 Each split's sums go through memory to a second stage. What tiles and splits leave idle in the last round of blocks, and
-what the second stage takes, is little of long sums; of short ones it decides.
+what the second stage takes, is little of long sums; of short ones it decides. With 64 tiles of any tap instead of 48 of
+two, in two splits, hifigan_u1 takes 0.063 ms instead of 0.077 in bfloat16; with 256, whole, instead of 192 in two
+splits, oobleck_u2 0.189 instead of 0.242 (H200, rows of 490f28d and 79f8300).
 """
 
 from __future__ import annotations
