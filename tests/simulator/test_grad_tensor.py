@@ -234,8 +234,7 @@ def workspace(weight, problem, config, splits):
     ids=["taps of unequal rows", "groups", "K < stride", "more channels than a block's"],
 )
 @pytest.mark.parametrize("channels", [1, grad_weight_sum.VECTOR])
-@pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize("splits", [1, 11])
+@pytest.mark.parametrize(("splits", "aligned"), [(1, False), (11, False), (11, True)])
 def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, aligned, channels, monkeypatch):
     own = replace(grad_weight_sum.config_of(problem, torch.float32, aligned), channels=channels)
     row = problem.out_channels_per_group * problem.kernel_size

@@ -24,6 +24,7 @@ PROBLEMS = {
     "stride 1, dilation": Problem(2, 6, 7, 3, 27, dilation=2, padding=2, bias=True),
     "a long stride, parts of its phases": Problem(1, 6, 1, 260, 3, stride=130),
 }
+IN_PARTS = ("a decoder's layer, several samples", "groups, without a bias")
 # With 2 warps along the columns, or as many as a tile of 24 has; two and three stages; sums put aside once, or more
 # often.
 SHAPES = [
@@ -45,8 +46,9 @@ def test_the_shapes_are_those_of_the_tiles():
     assert warps == {(shape["thread_m"], shape["thread_n"], shape["lanes_m"]) for shape in SHAPES}
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("reason", PROBLEMS)
+@pytest.mark.parametrize(
+    ("reason", "splits"), [*((reason, 1) for reason in PROBLEMS), *((reason, 2) for reason in IN_PARTS)]
+)
 def test_tiles_of_few_blocks(reason, splits):
     problem = PROBLEMS[reason]
     part = split(problem, splits)
