@@ -7,7 +7,7 @@ import pytest
 from numba_tconv import workloads
 from numba_tconv.kernels import grad_input_wgmma_config, grad_input_wgmma_rows
 from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.grad_input_wgmma_split import splits_of
+from numba_tconv.kernels.grad_input_wgmma_split import LARGEST_SHARE_OF_WIDEST, clocks_of, splits_of
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
@@ -74,3 +74,25 @@ def test_few_tiles_are_split(precision):
     assert parts("head") >= 8
     assert parts("seamless_u1", batch=1) > 1
     assert parts("hifigan_u1") == parts("small") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"), [("dac_u1", 224), ("demucs_u2", 192), ("hifigan_u1", 256), ("seamless_u1", 256)]
+)
+def test_narrower_tiles_where_they_fill_more_multiprocessors(name, channels):
+    p = workloads.get(name).problem
+    config = GRADIENTS["grad_input_wgmma"].config(p, DTYPES["bf16"], H200, "bf16")
+    widest = grad_input_wgmma_config.choose(p, "bf16", config.sheared)
+    assert (config.channels, widest.channels) == (channels, 256)
+    took, takes = (clocks_of(p, tile, splits_of(p, tile, H200), H200) for tile in (widest, config))
+    assert takes < LARGEST_SHARE_OF_WIDEST * took if channels < 256 else config == replace(widest, partial=False)
+    many = replace(p, batch=64 * p.batch)  # whose last round is one of many
+    assert GRADIENTS["grad_input_wgmma"].config(many, DTYPES["bf16"], H200, "bf16").channels == 256
+
+
+@pytest.mark.parametrize("name", ["dac_u1", "hifigan_u2", "encodec_u2", "head"])
+def test_a_layer_has_three_widths_of_tiles_at_most(name):
+    p, rung = replace(workloads.get(name).problem, batch=1), GRADIENTS["grad_input_wgmma"]
+    lengths = [1 << log for log in range(3, 17)] + [3 << log for log in range(3, 15)]
+    found = {rung.config(replace(p, length=8 * n), DTYPES["bf16"], H200, "bf16").channels for n in lengths}
+    assert 1 < len(found) <= 3

@@ -120,7 +120,8 @@ def swizzled_descriptor(address):
 
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
-    """prmt.b32: four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the digits of ``selector``."""
+    """prmt.b32: four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the digits of ``selector``; of a digit
+    of 8 or more, eight times the uppermost bit of the byte that is 8 less."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
