@@ -75,9 +75,11 @@ def test_a_problem_of_few_blocks_has_smaller_ones():
 
 
 def test_long_sums_are_added_up_in_parts():
-    for kernel_size, apart in ((64, False), (256, False), (1000, True)):
-        for config in tiles(replace(PQMF, kernel_size=kernel_size), torch.float32):
+    for kernel_size, apart in ((64, False), (65, True), (1000, True)):
+        problem = replace(PQMF, kernel_size=kernel_size)
+        for config in (*tiles(problem, torch.float32), tiny(problem, torch.float32)[-1]):
             assert config.apart == apart
+        assert not any(config.apart for config in tiles(problem, torch.bfloat16))
 
 
 @varied
