@@ -56,7 +56,7 @@ class Call:
             kernels += tensor_pack.kernels_of(self.problem, config.tile, tensor_pack.ORDERS[self.rung])
         if self.rung == "k6_wgmma":
             kernels += k6_input.copy_kernels(self.problem, config)
-        return kernels + partial_sum.kernels_of(config, self.dtype) + k6_tail.kernels_of(config)
+        return kernels + partial_sum.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)
 
     def _kernels_of_gradient(self) -> list[Kernel]:
         rung, p = gradients.GRADIENTS[self.rung], self.problem

@@ -9,7 +9,7 @@ import torch
 from numba_tconv import cache, cli, commands, compile_ahead, launch, workloads
 from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, device, grad_input_wgmma_rows, grad_ring, grad_weight_sum, k6_box
+from numba_tconv.kernels import RUNGS, device, grad_input_wgmma_rows, grad_ring, grad_weight_sum, k6_box, partial_sum
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.tensor_map import ALIGNMENT, LARGEST_BOX
@@ -88,6 +88,14 @@ def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, 
     assert calls
     for call in calls:
         assert set(call.kernels()) == launched(call), call
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
+    """So their kernel is another one: which, the test above asks."""
+    call = compile_ahead.Call("k4_register_tile", workloads.get("head").problem, torch.float32, "ieee", gpu)
+    (sums,) = [kernel for kernel in call.kernels() if kernel.name == "partial_sum"]
+    assert sums is partial_sum.make_kernel(torch.float32, gpu == H200)
 
 
 def but_for_sums(kernels, launched):

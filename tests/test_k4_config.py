@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, k4_cost, k4_few, k4_pack, k4_register_tile
+from numba_tconv.kernels import RUNGS, k4_cost, k4_few, k4_pack, k4_register_tile, partial_sum
 from numba_tconv.kernels.channel_parts import second_stage_ms, split
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.k4_config import candidates, fits, make, register_window, terms_of_a_partial_sum
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
-from numba_tconv.kernels.k4_plan import vector_of
+from numba_tconv.kernels.k4_plan import plan_of, vector_of
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
@@ -273,6 +273,15 @@ def test_partial_sums_are_stored_in_vectors_wherever_the_output_begins(monkeypat
     x, w, y = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in ((1, 256, 64), (256, 32, 9), (1, 32, 64)))
     RUNGS["k4_register_tile"].prepare(x, w, None, y._replace(offset=4), p)
     assert [config.y_vector for config in found] == [4]
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+def test_partial_sums_are_added_up_by_an_early_launch_on_gpus_that_have_it(gpu):
+    shapes = (1, 512, 86), (512, 256, 16)
+    x, w = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in shapes)
+    _, first, second = plan_of(k4_register_tile.make_kernel, HEAD, None, x, w, False, True, gpu)
+    assert (first.early, second.launch.early) == (False, gpu == H200)
+    assert second.launch.kernel is partial_sum.make_kernel(torch.float32, gpu == H200)
 
 
 def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():

@@ -3,6 +3,7 @@
 A rung that lost them could still compute the right thing, only slowly, and nothing else here would notice.
 """
 
+import itertools
 import re
 import time
 from functools import cache, lru_cache
@@ -18,6 +19,7 @@ from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
 from numba_tconv.kernels.k6_stage import BATCH
 from numba_tconv.offline import product_loops
+from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -344,6 +346,24 @@ def test_what_is_launched_early_waits(what):
 
 def test_sums_on_other_gpus_do_not_wait():
     assert "griddepcontrol" not in offline.report(partial_sum.make_kernel(BF16, early=False), AMPERE).ptx
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize(("early", "cc"), [(True, HOPPER), (False, AMPERE)])
+def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
+    """Those of a batch of parts under way together, of neighbouring outputs."""
+    report = offline.report(partial_sum.make_kernel(dtype, early), cc)
+    check_memory(report, 64)
+    assert max(part.count("ld.global.v4") for part in report.ptx.split("add.f32")) == partial_sum.BATCH
+    assert report.ptx.count(f"st.global.v{4 if dtype == F32 else 2}") == 1
+
+
+def test_one_kernel_adds_up_all_sums():
+    """Whatever their number, and the outputs': of vectors, a quarter of the threads."""
+    for splits, (length, blocks) in itertools.product((2, 3), ((1000, 2), (1001, 8))):
+        launch = partial_sum.prepare(Problem(1, 16, 1, 1, length), BF16, splits, has_bias=False, early=True)
+        assert launch.kernel is partial_sum.make_kernel(BF16, True)
+        assert launch.grid == (blocks, 1, 1)
 
 
 def test_k6_lets_the_next_kernel_begin():

@@ -23,6 +23,11 @@ class Device:
         """The most shared memory that one block can have, in bytes."""
         return self.shared_per_multiprocessor - RESERVED_SHARED
 
+    @property
+    def launches_early(self) -> bool:
+        """Whether a kernel's blocks can begin before the kernel before it has ended (Kernel.prepare)."""
+        return self.cc >= (9, 0)
+
 
 H200 = Device((9, 0), 132, LIMITS[9, 0][2])
 A100 = Device((8, 0), 108, LIMITS[8, 0][2])

@@ -33,7 +33,9 @@ def plan_of(
     """How the weights are packed, the launch that computes, and what adds up its partial sums, if it leaves any.
     ``y_aligned``: the output begins at a multiple of 16 bytes; a given ``config`` decides itself what it stores."""
     given, config = config, config or config_for(x, problem, device)
-    second = second_stage(problem, x.dtype, config.splits, has_bias)
+    # k4 does not say when the next kernel may begin: its blocks do when the last of k4's has ended, so that they do not
+    # gather on the multiprocessors that are free first (k6_tail.py), however many they are. Only their launch is early.
+    second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
         has_bias, y_aligned = False, True  # of what torch's allocator gives
     if not (given or y_aligned):

@@ -6,6 +6,7 @@ from llvmlite import ir
 from numba import types
 
 from .core import SHARED, asm, i16, i32, i64, instruction, item, no_meaning, word
+from .simulator_runs import address
 
 
 # ld.shared.v4.b32 / v2.b64: 16 bytes by one instruction, into as many consecutive elements of a local array.
@@ -274,7 +275,7 @@ def cp_async_to(size):
     return cp_async_bytes
 
 
-@instruction(no_meaning)
+@instruction(address)
 def global_address(typingctx, source, g):
     """The address of ``source[g]`` in global memory, in bytes."""
 

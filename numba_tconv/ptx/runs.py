@@ -157,7 +157,7 @@ def load_guarded(element, count):
 
 
 def pack_vector(builder, element, numbers):
-    """The numbers, narrowed, as a vector of 16 bytes."""
+    """The numbers, narrowed, as a vector."""
     if element.storage.bitwidth == 16:
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]
@@ -167,19 +167,20 @@ def pack_vector(builder, element, numbers):
     return value
 
 
-def store_run(element):
-    """(target, index, values, at): 16 bytes of ``values`` from ``at`` on, narrowed, to ``target[index]``, which lies at
-    a multiple of 16 bytes."""
-    vector = 128 // element.storage.bitwidth
+def store_run(element, count=None):
+    """(target, index, values, at): ``count`` of ``values`` from ``at`` on, by default 16 bytes of them, narrowed, to
+    ``target[index]``, which lies at a multiple of their size."""
+    vector = count or 128 // element.storage.bitwidth
+    size = vector * element.storage.bitwidth // 8
 
-    @instruction(lambda target, index, values, at: stored_run(element, target, index, values, at))
+    @instruction(lambda target, index, values, at: stored_run(element, target, index, values, at, vector))
     def store_run_of(typingctx, target, index, values, at):
         def codegen(context, builder, sig, args):
             local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
             numbers = [builder.load(builder.gep(local, [ir.Constant(i64, z)])) for z in range(vector)]
             value = pack_vector(builder, element, numbers)
             place = item(context, builder, sig.args[0], args[0], args[1])
-            builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=16)
+            builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=size)
             return context.get_dummy_value()
 
         return types.void(target, types.intp, values, types.intp), codegen

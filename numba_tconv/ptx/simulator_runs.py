@@ -15,12 +15,12 @@ def _whole(array, index, count, size):
     """As a GPU: ``count`` elements, loaded or stored by ``size`` bytes at once, lie in the array and begin aligned."""
     if index < 0 or index + count > array.size:
         raise IndexError(f"elements {index} to {index + count} of {array.size}")
-    if _address(array, index) % size:
+    if address(array, index) % size:
         raise ValueError(f"misaligned address: {size} bytes at element {index}")
 
 
-def _address(array, index):
-    return array.__array_interface__["data"][0] + index * array.itemsize
+def address(array, index):
+    return array.__array_interface__["data"][0] + int(index) * array.itemsize
 
 
 def run(element, count, window, source, first, skip):
@@ -43,9 +43,10 @@ def loaded_pair(element, lower, upper, z, source, index, exists):
     lower[z], upper[z] = _wide(element, source[index : index + 2]) if exists else (0, 0)
 
 
-def stored_run(element, target, index, values, at):
-    _whole(target, int(index), 128 // element.storage.bitwidth, 16)
-    for z in range(128 // element.storage.bitwidth):
+def stored_run(element, target, index, values, at, count=None):
+    count = count or 128 // element.storage.bitwidth
+    _whole(target, int(index), count, count * element.storage.bitwidth // 8)
+    for z in range(count):
         target[index + z] = element.store(values[at + z])
 
 

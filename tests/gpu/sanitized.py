@@ -25,7 +25,8 @@ from unittest import mock
 import torch
 
 from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, device, k6_config, k6_split
+from numba_tconv.kernels import RUNGS, device, k4_config, k6_config, k6_split
+from numba_tconv.kernels.channel_parts import split
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.problem import Problem
 from tests.few_blocks import few_blocks_are_enough
@@ -288,13 +289,18 @@ def _highest(problem, precision):
 
 
 def _of_split_sums():
-    """k6 and the kernel that adds up its partial sums: the outputs of a whole tile and of a part of the phases."""
+    """k6 and the kernel that adds up its partial sums: the outputs of a whole tile and of a part of the phases. That
+    kernel stores vectors; where y begins elsewhere, their outputs; after k4 it adds up outputs one by one."""
     whole = Problem(2, 64, 24, 8, 21, stride=4, padding=2, bias=True)
     part = Problem(3, 64, 2, 260, 37, stride=130, padding=7)
     for reason, problem in (("channels in parts", whole), ("channels in parts, part of the phases", part)):
         for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
             first = k6_split.candidates(problem, precision)[0]
-            yield Forward(reason, "k6_wgmma", problem, dtype, precision, config=first)
+            for offset in (0, 1):
+                yield Forward(reason, "k6_wgmma", problem, dtype, precision, offset=offset, config=first)
+    odd = Problem(2, 32, 3, 5, 21, padding=2, bias=True)
+    tile = k4_config.tiny(split(odd, 2), torch.float32)[0]
+    yield Forward("channels in parts", "k4_register_tile", odd, torch.float32, "ieee", config=replace(tile, splits=2))
 
 
 def _on_cuda_cores():
