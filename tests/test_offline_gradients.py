@@ -11,6 +11,7 @@ import pytest
 from numba_tconv import offline, workloads
 from numba_tconv.kernels import (
     grad_input_config,
+    grad_input_few,
     grad_input_pack,
     grad_weight_config,
     grad_weight_sum,
@@ -247,7 +248,7 @@ def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
 def test_the_kernels_beside_them_stay_in_their_registers(dtype):
-    config = grad_input_config.choose(workloads.get("kb79").problem, dtype)
+    config = grad_input_few.choose(workloads.get("kb79").problem, dtype)
     second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
     for kernel in (grad_input_pack.make_kernel(config), second_stage):
         check(offline.report(kernel, HOPPER), 64)
@@ -260,7 +261,7 @@ def test_every_workload_has_a_tile(dtype, cc):
     for workload in workloads.WORKLOADS.values():
         problem = workload.problem
         for config in (
-            grad_input_config.choose(problem, dtype, device),
+            grad_input_few.choose(problem, dtype, device),
             grad_weight_config.choose(problem, dtype, device),
         ):
             need = config.shared_bytes + offline.RESERVED_SHARED
@@ -281,9 +282,10 @@ MOST_TERMS = 128
 def test_float32_sums_are_short(reason):
     """The error of a sum grows with its length, and that of the sum of partial sums with theirs."""
     problem = SUMS[reason]
-    config = grad_input_config.choose(problem, F32)
+    config = grad_input_few.choose(problem, F32)
     depth = problem.out_channels_per_group * problem.kernel_size
-    terms = config.partial * config.pairs * config.tap_chunk if config.partial else depth
+    depth //= config.splits
+    terms = config.partial * config.channels * config.channel_taps if config.partial else depth
     most_terms = MOST_TERMS * (grad_input_config.JOINED_TERMS if config.min_blocks == 1 else 1)
     assert terms <= max(most_terms, math.isqrt(depth))
     assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are a sum too

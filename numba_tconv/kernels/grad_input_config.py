@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
@@ -17,6 +16,7 @@ from ..elements import ELEMENTS
 from ..offline import RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
+from .grad_input_parts import split
 from .grad_window import Window, columns, split_phases, split_taps
 from .thread_tile import WarpTile
 
@@ -51,6 +51,15 @@ class Config(WarpTile):
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     stages: int = 2
+    # Of a stage that has all phases and taps: phases of tap_chunk taps, before those of one tap less; 0: none are less.
+    long_phases: int = 0
+    splits: int = 1  # parts of the output channels, whose sums another kernel adds up (grad_input_few.py)
+    early_sums: bool = False  # that kernel is launched before this one has ended
+
+    @property
+    def alone(self) -> Config:
+        """What its kernels are compiled for: any number of parts shares them."""
+        return replace(self, splits=1, early_sums=False)
 
     @property
     def vector_m(self) -> int:
@@ -98,9 +107,15 @@ class Config(WarpTile):
         return self.pairs * self.pitch
 
     @property
+    def channel_taps(self) -> int:
+        """Taps of one channel in a stage, of all its phases."""
+        short_phases = self.phases - self.long_phases if self.long_phases else 0
+        return self.phases * self.tap_chunk - short_phases
+
+    @property
     def w_stage(self) -> int:
         """Packed weights in one stage, a whole number of vectors."""
-        return -(-self.pairs * self.tap_chunk * self.block_m // self.vector) * self.vector
+        return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
     def partials(self) -> int:
@@ -122,7 +137,8 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def column_tiles(self, problem: Problem) -> int:
-        return -(-problem.batch * columns(problem, self.tap_chunk) // self.block_n)
+        beyond = (self.tap_chunk - 1) * self.taps.step  # columns after the last position, which only windows read
+        return -(-(problem.batch * columns(problem, self.tap_chunk) - beyond) // self.block_n)
 
     def depth(self, problem: Problem) -> tuple[int, int, int]:
         """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the channels running fastest."""
@@ -171,14 +187,10 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     sums = tile["thread_m"] * tile["thread_n"]
     by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
     tap_chunk, tap_chunks = split_taps(problem, max(1, min(most_taps, by_window, UNROLL_LIMIT // sums)))
-    total, phases, _ = split_phases(problem, most_pairs)
+    total, phases, parts = split_phases(problem, most_pairs)
     channels = min(max(1, most_pairs // phases), problem.out_channels_per_group)
     whole = tap_chunk * tap_chunks == t.taps_per_row and problem.kernel_size % total == 0
-    depth = problem.out_channels_per_group * problem.kernel_size
-    if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
-        terms = max(PARTIAL_TERMS, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
-        tile["partial"] = max(1, terms // (phases * channels * tap_chunk))
-    return Config(
+    config = Config(
         dtype,
         problem.stride,
         problem.dilation,
@@ -187,8 +199,14 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
         whole_channels=problem.out_channels_per_group % channels == 0,
         phases=phases,
         channels=channels,
+        long_phases=problem.kernel_size % total if tap_chunks == parts == 1 else 0,
         **tile,
     )
+    depth = problem.out_channels_per_group * problem.kernel_size
+    if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
+        terms = max(PARTIAL_TERMS, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
+        config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
+    return config
 
 
 def shared_need(config: Config) -> int:
@@ -196,20 +214,24 @@ def shared_need(config: Config) -> int:
     return config.shared_bytes + 8 * config.table + RESERVED_SHARED
 
 
-def candidates(problem: Problem, dtype: torch.dtype, device: Device):
-    """Every tile, with the deepest stage that is not too large; with less shared memory fewer blocks share it."""
+def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device):
+    """A tile of ``sizes``, as in TILES, with the deepest stage that is not too large; with less shared memory fewer
+    blocks share it. None where not even one fits."""
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
-    for sizes in TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]:
-        tile = dict(zip(names, sizes, strict=True))
-        pairs, blocks = MOST_PAIRS, 0
-        while pairs:
-            config = make(problem, dtype, pairs, **tile)
-            blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
-            if blocks > 1 and (config.g_stage + config.w_stage) * config.itemsize <= STAGE_BYTES:
-                break
-            pairs //= 2
-        if blocks:
-            yield replace(config, min_blocks=blocks)
+    tile, pairs, blocks = dict(zip(names, sizes, strict=True)), MOST_PAIRS, 0
+    while pairs:
+        config = make(problem, dtype, pairs, **tile)
+        blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
+        if blocks > 1 and (config.g_stage + config.w_stage) * config.itemsize <= STAGE_BYTES:
+            break
+        pairs //= 2
+    return replace(config, min_blocks=blocks) if blocks else None
+
+
+def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Config]:
+    """Every tile that fits."""
+    tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
+    return [config for sizes in tiles if (config := with_stages(problem, dtype, sizes, device))]
 
 
 def turns(problem: Problem, config: Config, device: Device) -> int:
@@ -227,18 +249,25 @@ def joined(problem: Problem, tile: Config, device: Device):
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED["block_m"], JOINED["block_n"], LARGE, 2):
         return
-    for pairs in range(MOST_PAIRS, tile.pairs, -1):
-        config = make(problem, tile.dtype, pairs, **JOINED)
-        fits = shared_need(config) <= device.shared_per_multiprocessor
-        if fits and config.pairs > tile.pairs and 2 * turns(problem, config, device) <= turns(problem, tile, device):
+    for config in joined_stages(problem, device):
+        if config.pairs > tile.pairs and 2 * turns(problem, config, device) <= turns(problem, tile, device):
+            yield config
+
+
+def joined_stages(problem: Problem, device: Device):
+    """Blocks of JOINED, in float32, with every stage that fits, the deepest first."""
+    for pairs in range(MOST_PAIRS, 0, -1):
+        config = make(problem, torch.float32, pairs, **JOINED)
+        if shared_need(config) <= device.shared_per_multiprocessor:
             yield replace(config, partial=JOINED_TERMS * config.partial)
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
     """About how long it takes: the instructions of the blocks that a multiprocessor gets, in rounds."""
     sums = config.thread_m * config.thread_n
-    vectors = (config.thread_n + config.halo) // config.vector + config.tap_chunk * config.thread_m / config.vector_m
-    products = config.tap_chunk * sums
+    taps = config.channel_taps / config.phases  # of a pair, on average
+    vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m
+    products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
     a_stage = config.pairs * a_pair + STAGE * config.threads
     tap_chunks, channel_chunks, parts = config.depth(problem)
@@ -257,9 +286,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     return a_block * (rounds * a_round(config.min_blocks) + (a_round(rest) if rest else 0))
 
 
-@lru_cache(maxsize=1024)
-def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time."""
+def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
+    """The tile with the least estimated time, of whole sums."""
 
     def time(config):
         return cost(problem, config, device)
@@ -269,10 +297,13 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums."""
+    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
+    parts."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
+    first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)
     return [
-        make(problem, dtype, 2, block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1),
+        make(split(problem, in_two), dtype, 2, **first),
         make(problem, dtype, 3, 1, block_m=2 * v, block_n=16, thread_m=1, thread_n=v, lanes_m=2 * v, min_blocks=1),
         make(problem, dtype, 8, block_m=16, block_n=8 * v, thread_m=4, thread_n=v, lanes_m=4, min_blocks=1, partial=2),
     ]

@@ -9,16 +9,19 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   memory while the stage before is multiplied. Half types are converted on the way, and then have no copy under way.
   Where the columns of the phases lie in memory stands in a table, so that a copy takes few instructions: the same
   schedulers issue those and the multiply-adds.
-* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. What a load brings is
+* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. Phases that have one tap
+  less than others have a loop of their own: without questions the loads of all taps go out first. What a load brings is
   written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
   is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
+* Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
 
 Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 
 import torch
@@ -41,9 +44,12 @@ from ..ptx import (
     store_vectors,
 )
 from . import device as gpu
-from .grad_input_config import Config, choose, tiny
+from . import partial_sum
+from .grad_input_config import Config, tiny
+from .grad_input_few import choose
 from .grad_input_pack import make_kernel as make_pack
 from .grad_input_pack import prepare_pack
+from .grad_input_parts import second_stage, split
 from .grad_rung import GradientRung
 from .grad_window import columns, locate, make_aim, make_fetch
 from .rung import cuda_core_reason
@@ -60,9 +66,11 @@ def make_kernel(config: Config) -> Kernel:
     phases, channels, pairs = config.phases, config.channels, config.pairs
     g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
     pitch, result_pitch = config.pitch, config.result_pitch
-    stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
-    table, w_copies = config.table, -(-w_stage // (vector * threads))
-    lanes_run, pairs_a_turn = min(block_n, threads), 1 + (pairs % 2 == 0)
+    stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo  # of a thread
+    table, w_copies, long_phases = config.table, -(-w_stage // (vector * threads)), config.long_phases
+    lanes_run, pairs_a_turn = math.gcd(block_n, threads), 1 + (pairs % 2 == 0)
+    short_phases = phases - long_phases
+    short_a_turn, short_weights = 1 + (short_phases % 2 == 0), (tap_chunk - 1) * block_m
     element = ELEMENTS[config.dtype]
     store, accumulator = element.store, element.accumulator
     aim = make_aim(stride, config.dilation)
@@ -93,7 +101,7 @@ def make_kernel(config: Config) -> Kernel:
         """Tap ``b`` of a row."""
         acc, gs, ws, shared, w_at, own = state
         # A tap that a row does not have must not multiply: zero times NaN is NaN.
-        if whole or b < own:
+        if whole or long_phases or b < own:
             for m in range(0, thread_m, vector_m):
                 at = w_at + b * block_m + m * lanes_m
                 if vector_m == vector:
@@ -105,14 +113,20 @@ def make_kernel(config: Config) -> Kernel:
                 for n in range(thread_n):
                     acc[m * thread_n + n] += ws[m] * gs[n + b * step]
 
-    products = repeated(product, tap_chunk)
+    def multiply_taps(taps):
+        products = repeated(product, taps)
+        window = thread_n + -(-(taps - 1) * step // vector) * vector
 
-    @cuda.jit(device=True, inline="always")
-    def multiply(acc, gs, ws, shared, g_at, w_at, own):
-        """One pair: every tap reads the same register window at another offset."""
-        for q in range(0, window, vector):
-            load_vector(gs, q, shared, g_at + q)
-        products(int32(0), (acc, gs, ws, shared, w_at, own))
+        @cuda.jit(device=True, inline="always")
+        def multiply(acc, gs, ws, shared, g_at, w_at, own):
+            """One pair: every tap reads the same register window at another offset."""
+            for q in range(0, window, vector):
+                load_vector(gs, q, shared, g_at + q)
+            products(int32(0), (acc, gs, ws, shared, w_at, own))
+
+        return multiply
+
+    multiply, multiply_short = multiply_taps(tap_chunk), multiply_taps(max(1, tap_chunk - 1))
 
     def grad_input_tile(
         g, g_n, g_c, g_l, w, grad, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns,
@@ -174,13 +188,28 @@ def make_kernel(config: Config) -> Kernel:
             cp_async_commit()
             if s >= 0:
                 full, taps_left = int32(phases), int32(tap_chunk)  # of the stage: phases with all taps; taps of those
-                if not whole:
+                if not (whole or long_phases):
                     at_chunk, at_phase = place(s, channel_chunks, parts)
                     full, taps_left = int32(full_rows - at_phase), int32(taps_per_row - at_chunk * tap_chunk)
                 g_at = int32(multiply_at + column_at)
                 w_at = int32(multiply_at + g_stage + row_at)
                 multiply_at = int32(multiply_at + stage if multiply_at < (stages - 1) * stage else 0)
-                pair = int32(0)
+                channel_left = int32(channels if long_phases else 0)
+                while channel_left > 0:
+                    for _ in range(long_phases):
+                        multiply(acc, gs, ws, shared, g_at, w_at, taps_left)
+                        g_at = int32(g_at + pitch)
+                        w_at = int32(w_at + tap_chunk * block_m)
+                    p = int32(0)
+                    while p < short_phases:
+                        multiply_short(acc, gs, ws, shared, g_at, w_at, taps_left)
+                        if short_a_turn == 2:
+                            multiply_short(acc, gs, ws, shared, g_at + pitch, w_at + short_weights, taps_left)
+                        g_at = int32(g_at + short_a_turn * pitch)
+                        w_at = int32(w_at + short_a_turn * short_weights)
+                        p = int32(p + short_a_turn)
+                    channel_left = int32(channel_left - 1)
+                pair = int32(pairs if long_phases else 0)
                 while pair < pairs:
                     multiply(acc, gs, ws, shared, g_at, w_at, taps_of(pair, full, taps_left))
                     if pairs_a_turn == 2:
@@ -251,18 +280,26 @@ class InputTile(GradientRung):
         return tiny(problem, dtype)
 
     def kernels(self, config):
-        return [(make_kernel(config), config.shared_bytes), (make_pack(config), 0)]
+        alone = config.alone
+        sums = [(kernel, 0) for kernel in partial_sum.kernels_of(config, config.dtype)]
+        return [(make_kernel(alone), config.shared_bytes), (make_pack(alone), 0), *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
-        like, pack, launch = _prepared(
+        like, pack, launch, second = _prepared(
             *(problem, config, result.dtype, grad_output.strides, weight.strides, gpu.of(result.index)),
         )
         packed_room = room(like.shape, like.dtype, result.index)
+        sums_room = room((second.sums,), torch.float32, result.index) if second else None
 
         def fill(grad_output, weight, result):
             packed = packed_room()
             pack(weight, packed)
-            launch(grad_output, packed, result)
+            if second:
+                sums = sums_room()
+                launch(grad_output, packed, sums)
+                second.launch(sums, packed, result)
+            else:
+                launch(grad_output, packed, result)
 
         return fill
 
@@ -275,15 +312,17 @@ def _prepared(
     g_strides: tuple,
     w_strides: tuple,
     device: gpu.Device,
-) -> tuple[torch.Tensor, Prepared, Prepared]:
-    """What the packed weights are like, and the launches that pack them and compute the gradient."""
-    p, t = problem, problem.taps
-    config = config or choose(p, dtype, device)
+) -> tuple[torch.Tensor, Prepared, Prepared, partial_sum.SecondStage | None]:
+    """What the packed weights are like, the launches that pack them and compute the gradient, and what adds up its
+    parts, if there are any."""
+    config = config or choose(problem, dtype, device)
+    second = second_stage(problem, dtype, config.splits, config.early_sums)
+    packed, pack = prepare_pack(problem, config, w_strides)
+    p, t = split(problem, config.splits), problem.taps
     row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
     planes = -(-column_tiles // GRID_AXIS)
     phases = min(t.rows, p.kernel_size)
-    packed, pack = prepare_pack(p, config, w_strides)
-    launch = make_kernel(config).prepare(
+    launch = make_kernel(config.alone).prepare(
         (row_tiles * p.groups, -(-column_tiles // planes), planes),
         *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides, packed),
         alike((p.batch, p.in_channels, p.length), dtype),
@@ -291,4 +330,4 @@ def _prepared(
         *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
         *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
     )
-    return packed, pack, launch
+    return packed, pack, launch, second

@@ -14,6 +14,7 @@ from functools import lru_cache
 from ..problem import Problem
 from . import partial_sum
 from .device import Device
+from .grad_input_parts import summed
 from .grad_input_wgmma_config import Config
 from .grad_ring import deepest
 
@@ -71,7 +72,6 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 def second_stage(problem: Problem, splits: int, config: Config) -> partial_sum.SecondStage:
     """What adds up the parts."""
-    p, dtype = problem, config.dtype
-    results = Problem(p.batch, p.in_channels, p.in_channels, 1, p.length, groups=p.groups)  # those are its outputs
-    launch = partial_sum.prepare(results, dtype, splits, has_bias=False, early=True)
+    results = summed(problem)
+    launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
     return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)

@@ -1,0 +1,54 @@
+"""Tiles of grad_input_tile for few blocks: in parts of their sums, or narrower.
+
+With many blocks, what a multiprocessor multiplies counts alone (grad_input_config.py). Few leave multiprocessors idle;
+then their output channels are dealt out to parts (grad_input_parts.py), and any tile may be the best. Of nine layers at
+batch 1, the estimate picked what took 1.02 times as long as the best of 37 to 99 tiles and numbers of parts, in
+geometric mean, and 1.08 times at most (H200, a script).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..problem import Problem
+from .channel_parts import second_stage_ms
+from .device import H200, Device
+from .grad_input_config import Config, candidates, cost, joined_stages, turns, usual, with_stages
+from .grad_input_parts import numbers_of_parts, split, summed
+
+FEW_ROUNDS = 4  # of blocks of the usual tile: up to so many, others are weighed,
+CLEARLY = 0.95  # and taken where they are estimated to take less than this share of its time
+NARROWER = (128, 96, 8, 12, 16, 2)  # columns that 128 would leave mostly empty
+MULTIPLY_ADDS = 250e6  # that a multiprocessor issues in a millisecond, by rows of 490f28d
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
+    """The tile, and the number of parts, with the least estimated time."""
+    best = usual(problem, dtype, device)
+    if dtype != torch.float32 or turns(problem, best, device) > FEW_ROUNDS * best.min_blocks:
+        return best
+    least = CLEARLY * milliseconds(problem, best, device)
+    for splits in numbers_of_parts(problem):
+        part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
+        for config in tiles(part.layer, device):
+            time = milliseconds(part, config, device) + second
+            if time < least:
+                early = splits > 1 and device.launches_early
+                least, best = time, replace(config, splits=splits, early_sums=early)
+    return best
+
+
+@lru_cache(maxsize=1024)
+def tiles(layer: Problem, device: Device) -> tuple[Config, ...]:
+    """Those that a layer may have, at any batch and length."""
+    others = with_stages(layer, torch.float32, NARROWER, device), next(joined_stages(layer, device), None)
+    return (*candidates(layer, torch.float32, device), *filter(None, others))
+
+
+def milliseconds(problem: Problem, config: Config, device: Device) -> float:
+    """An estimate of a launch that does not add up parts."""
+    return cost(problem, config, device) / MULTIPLY_ADDS

@@ -1,0 +1,104 @@
+"""Which problems grad_input_tile computes in parts of their sums, and in which tiles; what the parts are."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import workloads
+from numba_tconv.kernels import partial_sum
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.grad_input_config import turns, usual
+from numba_tconv.kernels.grad_input_few import choose
+from numba_tconv.kernels.grad_input_parts import numbers_of_parts, split, summed
+from numba_tconv.kernels.grad_input_tile import InputTile
+from numba_tconv.launch import Kernel
+from numba_tconv.problem import Problem
+from tests.parity import SMALL
+
+F32 = torch.float32
+
+
+def of(name, **changes):
+    return replace(workloads.get(name).problem, **changes)
+
+
+SHORT = {
+    "hifigan_u1, one sample": of("hifigan_u1", batch=1),
+    "oobleck_u1": of("oobleck_u1"),
+    "oobleck_u1, one sample": of("oobleck_u1", batch=1),
+    "seamless_u1, one sample": of("seamless_u1", batch=1),
+    "dac_u1": of("dac_u1"),
+    "waveglow": of("waveglow"),
+    "patch, one sample": of("patch", batch=1),
+    "head": of("head"),
+}
+short = pytest.mark.parametrize("reason", SHORT)
+
+
+@short
+def test_few_blocks_become_many(reason):
+    """Most multiprocessors are busy for most of the time, where whole sums left many without a block, or nearly."""
+    problem, config = SHORT[reason], choose(SHORT[reason], F32)
+    assert config.splits > 1
+    part = split(problem, config.splits)
+    blocks = config.column_tiles(part) * config.row_tiles(part) * part.groups
+    assert blocks / (turns(part, config, H200) * H200.multiprocessors) > 0.75
+
+
+@pytest.mark.parametrize("workload", ["kb64", "hifigan_u2", "dac_u2", "oobleck_u4", "patch", "seamless_u1"])
+def test_many_blocks_keep_their_sums(workload):
+    problem = of(workload)
+    assert choose(problem, F32) == usual(problem, F32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@short
+def test_other_types_keep_their_sums(reason, dtype):
+    """Parts are float32, which would round digits of a double away; half types have tensor cores, but in odd layers."""
+    assert choose(SHORT[reason], dtype).splits == 1
+
+
+@short
+def test_early_where_the_gpu_can(reason):
+    assert choose(SHORT[reason], F32, H200).early_sums
+    assert not choose(SHORT[reason], F32, A100).early_sums
+
+
+def test_parts_are_of_whole_channels_and_counted_in_32_bits():
+    for problem in (*SHORT.values(), *SMALL.values(), of("kb64"), Problem(1, 64, 48, 4, 2**25, 2)):
+        for splits in numbers_of_parts(problem):
+            part = split(problem, splits)
+            assert part.out_channels_per_group * splits == problem.out_channels_per_group
+            assert part.in_channels_per_group == problem.in_channels_per_group
+            assert part.out_length == problem.out_length
+            assert splits == 1 or partial_sum.partial_sums(summed(problem), splits) <= partial_sum.MOST_SUMS
+    assert numbers_of_parts(Problem(1, 64, 48, 4, 2**25, 2)) == [1]
+
+
+@short
+def test_any_number_of_parts_shares_the_kernels(reason):
+    rung, config = InputTile(), choose(SHORT[reason], F32)
+    kernels = [kernel for kernel, _ in rung.kernels(config)]
+    assert [kernel.name for kernel in kernels] == ["grad_input_tile", "grad_input_pack", "partial_sum"]
+    assert all(isinstance(kernel, Kernel) for kernel in kernels)
+    others = [kernel for kernel, _ in rung.kernels(replace(config, splits=2 * config.splits))]
+    assert [kernel.key for kernel in kernels] == [kernel.key for kernel in others]
+    alone = [kernel.key for kernel, _ in rung.kernels(config.alone)]
+    assert alone == [kernel.key for kernel in kernels[:2]]
+
+
+def test_a_layer_has_few_tiles_whatever_the_length():
+    for name in ("hifigan_u1", "oobleck_u1", "seamless_u1"):
+        lengths = (int(2 ** (e / 4)) for e in range(12, 60))
+        found = {choose(of(name, batch=batch, length=n), F32).alone for n in lengths for batch in (1, 8)}
+        assert len(found) <= 6, name
+
+
+def test_the_last_window_needs_no_tile_of_its_own():
+    """What lies behind a batch's last position is only read: 256 positions of one sample are two tiles of 128."""
+    problem = of("oobleck_u1", batch=1)
+    config = replace(usual(problem, F32), block_n=128)
+    assert config.tap_chunk == 2
+    assert config.column_tiles(problem) == 2
+    assert config.column_tiles(replace(problem, batch=2)) == 5  # 257 columns of the first, 256 of the second
