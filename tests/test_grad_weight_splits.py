@@ -41,6 +41,26 @@ def test_sums_of_short_signals_are_stored_at_once(name, whole):
         assert splits_of(problem, config) > 1  # which would fill more multiprocessors, but takes a second launch
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_whole_sums_of_planes_are_stored_at_once(precision):
+    """Where a tile has all taps of its phases, which lie within one channel, and tiles are enough."""
+
+    def found(name, **sizes):
+        problem = replace(workloads.get(name).problem, **sizes)
+        dtype = torch.float32 if precision == "tf32" else torch.bfloat16
+        apart, config = GRADIENTS["grad_weight_wgmma"].config(problem, dtype, H200, precision)
+        assert apart is not None
+        assert config.plane_phases == (apart.phases if config.direct else 0)
+        return config.direct
+
+    assert found("waveglow")
+    assert found("waveglow", batch=1)
+    assert not found("waveglow", kernel_size=1000)  # a tile's last tap does not exist everywhere
+    assert not found("waveglow", stride=250, kernel_size=1000)  # a tile's pairs would be of two channels
+    assert not found("waveglow", length=100_000)  # too long for one sum
+    assert not found("istft")  # tiles of half of the taps
+
+
 @pytest.mark.parametrize(
     ("name", "by_taps", "sizes"),
     [

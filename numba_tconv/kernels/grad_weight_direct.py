@@ -4,7 +4,8 @@ Where a problem has tiles enough for all multiprocessors, one block adds up all 
 stage would only copy: without it dac_u1 takes 0.352 ms in bfloat16 and 0.621 in TF32, not 0.441 and 0.700 (H200, rows
 of 83e2cdf and 5c8cf74). So a tile that has all taps of its pairs turns its sums around itself, through the shared
 memory of the ring, which is free by then: in registers a lane has them by rows and channels; in the gradient an input
-channel's output channels and taps lie side by side, as one run.
+channel's output channels and taps lie side by side, as one run. Of planes (planes.py) a tile has some phases of one
+output channel, so its run is in pieces, one for each tap.
 """
 
 from __future__ import annotations
@@ -42,17 +43,30 @@ def suits(problem: Problem, config: Config) -> bool:
     in a gradient that does."""
     p, c = problem, config
     whole = not c.in_turns and c.tap_chunk * c.window.phases == p.kernel_size
-    fits = 4 * c.channels * pitch_of(c) <= c.barriers
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size
-    return whole and fits and all(length * c.itemsize % ALIGNMENT == 0 for length in lengths)
+    return whole and _fits(c) and all(length * c.itemsize % ALIGNMENT == 0 for length in lengths)
+
+
+def planes_suit(problem: Problem, config: Config, phases: int) -> bool:
+    """Whether tiles of planes, ``phases`` of a channel, have all taps of phases of one output channel."""
+    c = config
+    whole = not c.in_turns and c.tap_chunk * phases == problem.kernel_size and phases % c.rows == 0
+    return whole and _fits(c)
+
+
+def _fits(config: Config) -> bool:
+    """Whether the ring has room for a tile's sums."""
+    return 4 * config.channels * pitch_of(config) <= config.barriers
 
 
 def make_store(config: Config):
     """Store: a device function of the sums, the shared memory and its first element that is free, the gradient, and
     where the tile is in it."""
     blocks, chunk, channels, sums = config.blocks, config.tap_chunk, config.channels, config.channels // 2
-    phases, pairs, run = config.window.phases, config.pairs, run_of(config)
+    pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
+    phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
+    apart = plane_phases - phases  # elements between the pieces of a run
     of_run = run // vector
     place, store = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
 
@@ -82,8 +96,11 @@ def make_store(config: Config):
         barrier_sync(BARRIER, THREADS)
         first, first_channel = pair_tile * int64(run), channel_tile * int64(channels)
         channels_left = int32(min(int64(channels), group_channels - first_channel))
-        length = group_rows * kernel_size
+        length = group_rows * (chunk if plane_phases else kernel_size)
         left = int32(min(int64(run), length - first))
+        if plane_phases:
+            channel, phase = divided(int32(pair_tile * pairs), int32(plane_phases))
+            first = channel * int64(plane_phases * chunk) + phase
         start = (group * group_channels + first_channel) * length + first
         values = cuda.local.array(vector, dtype=float32)
         e = int32((crew * 4 + group_warp) * 32 + lane)
@@ -93,7 +110,8 @@ def make_store(config: Config):
             if at < left:
                 for u in range(0, vector, VECTOR):
                     load_vector(values, u, shared, int64(int32(free + n * pitch + at + u)))
-                store(result, start + n * length + at, values, 0)
+                to = int32(at + at // phases * apart if plane_phases else at)
+                store(result, start + n * length + to, values, 0)
             e = int32(e + THREADS)
 
     return store_sums

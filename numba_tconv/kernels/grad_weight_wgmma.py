@@ -83,7 +83,7 @@ from .grad_ring import (
 from .grad_rung import FEWEST_CHANNELS, too_few
 from .grad_weight_clear import make_clear
 from .grad_weight_wgmma_config import Config, choose, operand_places
-from .grad_weight_wgmma_split import filling, splits_of
+from .grad_weight_wgmma_split import filling, filling_planes, splits_of
 from .row_copy import in_rows
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, lies_in_rows, make_publish, publish, rows_alike
 from .tensor_rung import default_precision
@@ -323,7 +323,7 @@ class WeightWarpgroup(WgmmaGradient):
         alike = 0 if offset else rows_alike(grad_output.shape, grad_output.strides, result.dtype.itemsize)
         apart, own = config or _filling(p, *_config(p, precision, alike), device)
         if own.direct and result.offset % ALIGNMENT:
-            own = replace(own, direct=False)
+            own = replace(own, direct=False, plane_phases=0)
         for_others = apart is None and own.alike != alike  # a configuration for other tensors
         aligned = result.offset % ALIGNMENT == 0
 
@@ -394,4 +394,6 @@ def _config(problem: Problem, precision: str, alike: int):
 
 def _filling(problem: Problem, apart, own: Config, device: gpu.Device):
     """The configurations, of which the second is the one for the device."""
-    return apart, own if apart else filling(problem, own, device)
+    if apart:
+        return apart, filling_planes(problem, own, apart.phases, device)
+    return apart, filling(problem, own, device)

@@ -61,6 +61,7 @@ class Config(Ring):
     stages: int = 0
     direct: bool = False  # the sums are whole, and stored as the gradient (grad_weight_direct.py)
     by_taps: bool = False  # every tap is a phase of its own, and a tile's rows may begin within a channel
+    plane_phases: int = 0  # of an output channel, where planes are read and the sums are stored directly
 
     @cached_property
     def g_channels(self) -> int:

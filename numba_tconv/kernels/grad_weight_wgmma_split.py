@@ -74,6 +74,13 @@ def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> 
 
 
 @lru_cache(maxsize=1024)
+def filling_planes(problem: Problem, config: Config, phases: int, device: Device) -> Config:
+    """The tile of planes, ``phases`` of a channel; whether its sums are stored directly."""
+    direct = grad_weight_direct.planes_suit(problem, config, phases) and whole_is_faster(problem, config, device)
+    return replace(config, direct=True, plane_phases=phases) if direct else config
+
+
+@lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
     """The tile that is best for long sums, or, where that takes clearly fewer estimated clocks, the best one of the
     other kind (``by_taps``); either way, whether its sums are stored directly."""

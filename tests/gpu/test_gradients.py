@@ -11,7 +11,7 @@ import torch
 
 import numba_tconv
 from numba_tconv.directions import Operands
-from numba_tconv.kernels import grad_weight_direct
+from numba_tconv.kernels import grad_weight_direct, planes
 from numba_tconv.kernels.device import current_device
 from numba_tconv.kernels.grad_weight_wgmma_config import candidates
 from numba_tconv.kernels.gradients import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
@@ -205,6 +205,24 @@ def test_whole_sums_are_stored_as_the_gradient(dtype, precision, reason):
     suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.suits(problem, tile)}
     assert set(suiting) == {1, 2}
     configs = [(None, replace(tile, direct=True)) for tile in suiting.values()]
+    check(rung, problem, dtype, configs=configs, precision=precision)
+
+
+PLANES = {
+    "half of a channel's phases": Problem(2, 44, 5, 1024, 33, stride=256, padding=300),
+    "all of them, groups": Problem(3, 48, 10, 256, 70, stride=128, padding=7, output_padding=3, groups=2),
+}
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
+@pytest.mark.parametrize("reason", PLANES)
+def test_whole_sums_of_planes_are_stored_as_the_gradient(dtype, precision, reason):
+    problem, rung = PLANES[reason], GRADIENTS["grad_weight_wgmma"]
+    apart = planes.make_config(problem, dtype)
+    tiles = candidates(problem, precision, 0)
+    suiting = {tile.blocks: tile for tile in tiles if grad_weight_direct.planes_suit(problem, tile, apart.phases)}
+    configs = [(apart, replace(tile, direct=True, plane_phases=apart.phases)) for tile in suiting.values()]
+    assert configs
     check(rung, problem, dtype, configs=configs, precision=precision)
 
 

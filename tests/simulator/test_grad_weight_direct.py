@@ -34,16 +34,39 @@ PROBLEMS = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
     p, blocks, chunk, channels, by_taps = PROBLEMS[name]
-    monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
     window = Window(p.stride, 1, p.kernel_size if by_taps else min(p.stride, p.kernel_size), 1, False)
-    tile = chunk, blocks, channels, False
-    config = Config(precision, window, 1, 0, *tile, stages=4, direct=True, by_taps=by_taps)
+    config = Config(precision, window, 1, 0, chunk, blocks, channels, False, stages=4, direct=True, by_taps=by_taps)
     assert grad_weight_direct.suits(p, config)
+    check_store(monkeypatch, p, config, window.phases)
+
+
+# Channels that the last tile does not fill; groups; tiles of half of a channel's phases, of all, of two blocks.
+PLANES = {
+    "half of the phases": (Problem(1, 20, 5, 1024, 8, stride=256), 1, 4, 16),
+    "all of them, groups": (Problem(1, 16, 6, 256, 8, stride=128, groups=2), 1, 2, 8),
+    "two blocks": (Problem(1, 8, 3, 512, 8, stride=512), 2, 1, 8),
+}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", PLANES)
+def test_every_sum_of_planes_is_stored_in_its_place(monkeypatch, name, precision):
+    p, blocks, chunk, channels = PLANES[name]
+    tile = Config(precision, Window(1, 1, 1, 1, False), 1, 0, chunk, blocks, channels, False, stages=4)
+    assert grad_weight_direct.planes_suit(p, tile, p.stride)
+    check_store(monkeypatch, p, replace(tile, direct=True, plane_phases=p.stride), p.stride)
+
+
+def check_store(monkeypatch, p, config, phases):
+    """``phases``: of an output channel, which a tile has some or all of."""
+    monkeypatch.setattr(grad_weight_direct, "barrier_sync", lambda barrier, threads: cuda.syncthreads())
     store_sums = grad_weight_direct.make_store(config)
+    blocks, chunk, channels = config.blocks, config.tap_chunk, config.channels
     taps, pair_tiles, channel_tiles = config.tiles(p)
     assert taps == 1
     words = channels * grad_weight_direct.pitch_of(config)
     group_rows, group_channels, sums = p.out_channels_per_group, p.in_channels_per_group, channels // 2
+    rows = group_rows * (phases if config.plane_phases else 1)
 
     @cuda.jit
     def kernel(weight, result):
@@ -57,13 +80,13 @@ def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
             block_and_tap, z = divmod(at, sums)
             m, n = wgmma_d(warp, lane, z)
             row = m + BLOCK * (blocks * crew + block_and_tap // chunk)
-            co, phase = divmod(pair_tile * config.pairs + row, window.phases)
+            co, phase = divmod(pair_tile * config.pairs + row, phases)
             c = channel_tile * channels + n
             if row < config.pairs and co < group_rows and c < group_channels:
-                acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * window.phases + phase]
-        store_sums(acc, shared, 0, result, crew, warp, lane, group, pair_tile, channel_tile, group_rows, group_channels)
+                acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * phases + phase]
+        store_sums(acc, shared, 0, result, crew, warp, lane, group, pair_tile, channel_tile, rows, group_channels)
 
-    dtype = torch.float32 if precision == "tf32" else torch.bfloat16
+    dtype = torch.float32 if config.precision == "tf32" else torch.bfloat16
     weight = torch.randn(p.in_channels, group_rows, p.kernel_size).to(dtype)
     result = torch.full(weight.shape, torch.nan, dtype=dtype)
     bits = result if dtype == torch.float32 else result.view(torch.uint16)
