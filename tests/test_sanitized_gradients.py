@@ -21,12 +21,15 @@ def gradient_properties(case):
     """Of the two gradients that are made in tiles."""
     gpu, p = device.current_device(), case.problem
     config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
-    split = case.rung == "grad_weight_split" and grad_weight_config.splits_of(p, config, gpu)[0] > 1
+    if case.rung == "grad_weight_split":
+        own = {"splits": grad_weight_config.splits_of(p, config, gpu)[0] > 1}
+    else:
+        own = {"parts": config.splits > 1, "phases of one tap less": config.long_phases > 0}
     return {
+        **own,
         "partial sums": config.partial > 0,
         "chunks of taps": config.tap_chunk < p.taps.taps_per_row,
         "parts of the phases": config.phases < min(p.taps.rows, p.kernel_size),
-        "splits": split,
         "rows at 16 bytes": p.length * case.dtype.itemsize % 16 == 0,
     }
 
@@ -34,7 +37,6 @@ def gradient_properties(case):
 @pytest.mark.parametrize("rung", ["grad_input_tile", "grad_weight_split"])
 def test_gradients(rung):
     found = values(map(gradient_properties, of_rung(rung)))
-    assert found.pop("splits") == (BOTH if rung == "grad_weight_split" else {False})
     assert all(occurring == BOTH for occurring in found.values()), found
 
 
@@ -71,6 +73,7 @@ def weight_properties(case):
         "several channels a thread": not config.direct and second.channels > 1,
         "precision": case.precision,
         "planes": apart is not None,
+        "planes, stored as the gradient": config.plane_phases > 0,
         "warpgroups in turn": config.in_turns,
         "rows that begin unlike": config.alike > 1,
         "beginnings cleared": config.clears > 0,

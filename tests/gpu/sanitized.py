@@ -177,10 +177,11 @@ INPUT_GRADIENTS = {
     "parts of a tile, ten taps": Problem(1, 24, 96, 10, 37, stride=5, padding=2),
     "parts of a tile, eight taps": Problem(1, 24, 192, 8, 40, stride=4, padding=2),
 }
-# For grad_weight_wgmma: tiles that begin within a channel.
+# For grad_weight_wgmma: tiles that begin within a channel; of planes, stored as the gradient.
 WEIGHT_GRADIENTS = {
     "eleven taps, rows that begin unlike": Problem(3, 264, 24, 11, 38, stride=5, padding=3),
     "eleven taps, warpgroups in turn": Problem(2, 24, 4, 11, 200, stride=5, padding=3),
+    "phases taken apart, whole sums": Problem(2, 24, 3, 512, 20, stride=256, padding=100),
 }
 FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
@@ -334,6 +335,9 @@ def _of_gradients():
             yield Gradient(reason, name, SMALL[reason], torch.float32)
         for dtype in (torch.float64, torch.bfloat16):
             yield Gradient(FEW[0], name, SMALL[FEW[0]], dtype)
+    unequal = Problem(2, 6, 4, 11, 40, stride=5, padding=3)
+    for config in (None, *GRADIENTS["grad_input_tile"].tiny_configs(unequal, torch.float32)):
+        yield Gradient("unequal taps", "grad_input_tile", unequal, torch.float32, config=config)
     for name in ("grad_input_depthwise", "grad_weight_depthwise"):
         for reason in ("equal taps, many rows", "equal taps, a vector in a column"):
             for layout in ("contiguous", "expanded"):
