@@ -34,7 +34,9 @@ def make_kernel(config: Config) -> Kernel:
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps
     long_taps, places, squares_m = long_phases * tap_chunk, channels * channel_taps, -(-block_m // SIDE)
-    stage_taps, hop, pitch = channels * tap_chunk * phases, THREADS // SIDE, SIDE + 1
+    stage_taps, hop = channels * tap_chunk * phases, THREADS // SIDE
+    pitch = SIDE + 1  # of a square, so that its rows and its columns lie in different banks
+    numbers = SIDE * pitch
     element = ELEMENTS[config.dtype]
     load, accumulator = element.load, element.accumulator
 
@@ -55,7 +57,7 @@ def make_kernel(config: Config) -> Kernel:
         return int32(c * channel_taps + a * tap_chunk + b)
 
     def grad_input_pack(w, packed, row_tiles, tap_chunks, channel_chunks, parts, phases_total, in_per_group, splits):
-        square = cuda.shared.array(SIDE * pitch, dtype=accumulator)
+        square = cuda.shared.array(numbers, dtype=accumulator)
         number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # of the stage; of its rows
         rest, channel_chunk = divided(number, int32(channel_chunks))
         rest, part = divided(rest, int32(parts))

@@ -1,15 +1,18 @@
 """Tiles of grad_weight_split: what they are, which one a problem gets, and into how many splits its reduction goes.
 
 The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
-(grad_window.py), l counts positions, over which the sums run. A block computes ``block_m x block_p x tap_chunk`` sums
-from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums,
-make a slice, and the slices share the positions of a stage.
+(grad_window.py), or any tap (``by_taps``), l counts positions, over which the sums run. A block computes ``block_m x
+block_p x tap_chunk`` sums from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x
+thread_p x tap_chunk`` sums, make a slice, and the slices share the positions of a stage.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import product
 
 import torch
 
@@ -17,7 +20,8 @@ from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import H200, Device
-from .grad_window import Window, columns, split_phases, split_taps
+from .grad_weight_cost import BANKED, instructions, least_ms, milliseconds, products
+from .grad_window import Window, columns, split_taps
 from .thread_tile import ThreadTile
 
 THREADS = 128
@@ -25,12 +29,14 @@ WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
 PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
+AIM = 20  # instructions, about, that find a column in memory
 SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
 # Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
-AIM = 20  # instructions, about, that find a column in memory
-SPLIT_COST = 4  # what ends a split, in stages
+CLEARLY = 0.95  # the share of the usual tile's estimated time below which another one is taken
+LENGTHS = 128, 512, 8192  # for which a layer may have a tile of its own
+MOST_ROUNDS = 4  # of blocks, that splits are tried for, where sums need no more of them
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Config(ThreadTile):
     x_vector: int = 1  # elements of x that one cp.async copies
     whole_rows: bool = False  # the rows of a group are a whole number of blocks
     whole_channels: bool = False  # and so are its output channels
+    by_taps: bool = False  # every tap is a phase of its own: no tap is multiplied that an unequal row lacks
 
     @property
     def block_m(self) -> int:
@@ -132,10 +139,15 @@ class Config(ThreadTile):
         partials = self.sums * self.threads
         return max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
 
+    def phases_of(self, problem: Problem) -> int:
+        """Of the whole problem."""
+        return phases_of(problem, self.by_taps)
+
     def tiles(self, problem: Problem) -> tuple[int, int, int, int]:
         """Blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
-        p, phases = problem, min(problem.taps.rows, problem.kernel_size)
-        counts = (p.in_channels_per_group, p.out_channels_per_group, phases, p.taps.taps_per_row)
+        p = problem
+        taps = 1 if self.by_taps else p.taps.taps_per_row
+        counts = (p.in_channels_per_group, p.out_channels_per_group, self.phases_of(p), taps)
         sizes = (self.block_m, self.channels, self.phases, self.tap_chunk)
         return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
 
@@ -153,22 +165,37 @@ class Config(ThreadTile):
         return -(-problem.batch * self.columns(problem) // self.block_l)
 
 
-def make(problem: Problem, dtype: torch.dtype, most_taps: int = MOST_TAPS, block_l: int = 32, **tile) -> Config:
+def phases_of(problem: Problem, by_taps: bool) -> int:
+    """Phases that have taps; ``by_taps`` each tap is one."""
+    return problem.kernel_size if by_taps else min(problem.taps.rows, problem.kernel_size)
+
+
+def make(
+    problem: Problem,
+    dtype: torch.dtype,
+    most_taps: int = MOST_TAPS,
+    most_phases: int = THREADS,
+    block_l: int = 32,
+    by_taps: bool = False,
+    **tile,
+) -> Config:
     """The configuration of a tile: what the problem decides is filled in."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     tap_chunk, _ = split_taps(problem, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
     block_p = tile["thread_p"] * tile["lanes_p"]
     # A thread fetches columns of one phase: a window has no more phases than threads.
-    _, phases, _ = split_phases(problem, min(block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"]))
+    most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
+    of_all = phases_of(problem, by_taps)
+    phases = -(-of_all // -(-of_all // most_phases))  # as many in each part
     block_l = max(block_l, tile["slices"] * v)
     # Where many slices share a split, each thread's sum is short enough.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
-    sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
+    sizes = dict(tap_chunk=1 if by_taps else tap_chunk, phases=phases, channels=channels, block_l=block_l)
     sizes["whole_rows"] = problem.in_channels_per_group % (tile["thread_m"] * tile["lanes_m"]) == 0
     sizes["whole_channels"] = problem.out_channels_per_group % channels == 0
-    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile)
+    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile, by_taps=by_taps)
 
 
 def min_blocks(config: Config, device: Device) -> int:
@@ -180,61 +207,91 @@ def min_blocks(config: Config, device: Device) -> int:
     return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
 
 
-def candidates(problem: Problem, dtype: torch.dtype, device: Device):
+def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
     """Every tile of powers of two that fits and is not twice as large as the problem."""
     most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    pairs = problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
     powers = [2**e for e in range(8)]
-    for thread_m, thread_p in ((m, p) for m in powers[:4] for p in powers[:4]):
-        for lanes_m, lanes_p in ((m, p) for m in powers for p in powers if m * p <= THREADS):
-            large_m = thread_m * lanes_m >= max(2, 2 * problem.in_channels_per_group)
-            large_p = thread_p * lanes_p >= max(2, 2 * pairs)
-            if large_m or large_p:
+    unequal = problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
+    for by_taps, thread_m, thread_p in product((False, True)[: 1 + unequal], powers[:4], powers[:4]):
+        phases = phases_of(problem, by_taps)
+        pairs = problem.out_channels_per_group * phases
+        for lanes_m, lanes_p in ((m, p) for m, p in product(powers, powers) if m * p <= THREADS):
+            block_m, block_p = thread_m * lanes_m, thread_p * lanes_p
+            if block_m >= max(2, 2 * problem.in_channels_per_group) or block_p >= max(2, 2 * pairs):
                 continue
-            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p)
-            slices = THREADS // (lanes_m * lanes_p)
-            config = make(problem, dtype, slices=slices, **tile)
-            blocks = min_blocks(config, device)
-            vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
-            if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
-                yield replace(config, min_blocks=blocks)
+            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p, by_taps=by_taps)
+            tile["slices"] = THREADS // (lanes_m * lanes_p)
+            for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
+                config = make(problem, dtype, most_phases=most_phases, **tile)
+                blocks = min_blocks(config, device)
+                vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
+                if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
+                    yield replace(config, min_blocks=blocks)
+
+
+@lru_cache(maxsize=1024)
+def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
+    """Those that a layer may have, at any batch and length: the usual one, with the fewest estimated instructions, and
+    in float32 the ones with the least estimated time at a few lengths."""
+    found = list(candidates(layer, dtype, device))
+
+    def best(cost, least):
+        """By ``cost``, which takes longer to find than ``least``, and is no less."""
+        lowest, chosen = math.inf, None
+        for bound, z in sorted((least(config), z) for z, config in enumerate(found)):
+            if bound >= lowest:
+                break
+            if (of_this := cost(found[z])) < lowest:
+                lowest, chosen = of_this, found[z]
+        return chosen
+
+    usual = best(partial(instructions, layer), partial(products, layer))
+    if dtype != torch.float32 or device.cc < (9, 0):
+        return (usual,)
+    samples = (replace(layer, length=max(layer.length, length)) for length in LENGTHS)
+    others = (best(partial(_time, sample, device), partial(least_ms, sample, device)) for sample in samples)
+    return tuple(dict.fromkeys((usual, *others)))
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the fewest estimated instructions: products, shared loads, and copies into shared memory."""
+    """The layer's usual tile, or, as of short sums, one that clearly takes less time."""
+    usual, *others = tiles(problem.layer, dtype, device)
+    time = partial(_time, problem, device)
+    best = min(others, key=time, default=usual)
+    return best if time(best) < CLEARLY * time(usual) else usual
 
-    def cost(config):
-        windows = config.thread_p * config.window_columns // config.vector
-        loads = 3 * (config.thread_m + windows) / config.vector
-        copies = 8 * (config.block_m + config.block_p * config.width / config.block_l)
-        a_position = config.slice_threads * (config.sums + loads) + copies
-        return config.blocks(problem) * a_position
 
-    return min(candidates(problem, dtype, device), key=cost)
+def _time(problem: Problem, device: Device, config: Config) -> float:
+    """Estimated milliseconds, in the best number of splits."""
+    return min(milliseconds(problem, config, *parts, device) for parts in divisions(problem, config, device))
 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each: as many as make the shortest rounds of blocks, none longer than sums may be."""
-    stages, blocks = config.stages(problem), config.blocks(problem)
-    resident = device.multiprocessors * config.min_blocks
+    """Splits, and the stages of each: as many as take the least estimated time, none longer than sums may be."""
+    return min(divisions(problem, config, device), key=lambda parts: milliseconds(problem, config, *parts, device))
 
-    def cost(splits):
-        return -(-blocks * splits // resident) * (-(-stages // splits) + SPLIT_COST)
 
+def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
+    """Numbers of splits, with the stages of each: the most that give no multiprocessor more than so many blocks."""
+    stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     least = -(-stages * config.block_l // max(SPLIT_COLUMNS, PARTIAL_TERMS * config.slices))
-    most = max(least, min(stages, 4 * resident // blocks))
-    length = -(-stages // min(range(least, most + 1), key=cost))
-    return -(-stages // length), length
+    fewest = -(-least * blocks // device.multiprocessors)  # blocks of a multiprocessor
+    most = max(MOST_ROUNDS * config.min_blocks, fewest)
+    found = (min(stages, device.multiprocessors * each // blocks) for each in range(fewest, most + 1))
+    lengths = {-(-stages // splits) for splits in found}
+    return [(-(-stages // length), length) for length in sorted(lengths, reverse=True)]
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums."""
+    """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums,
+    pairs of any tap."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
         dict(thread_m=1, thread_p=1, lanes_m=4, lanes_p=2, slices=1, most_taps=1),
         dict(thread_m=4, thread_p=1, lanes_m=1, lanes_p=8, slices=1, most_taps=2, partial=2),
+        dict(thread_m=1, thread_p=4, lanes_m=2, lanes_p=2, slices=1, most_phases=2, by_taps=True, partial=1),
     )
     return [make(problem, dtype, block_l=2 * v, **shape) for shape in shapes]

@@ -10,7 +10,8 @@ workspace, and a second kernel adds them up in a fixed order (grad_sum.py): equa
   finds a column in memory once a stage and copies it for several channels (grad_window.py).
 * Multiply: a thread loads a vector of positions of its rows, and for each of its pairs the window that the taps meet
   there. With few rows and columns, slices of the threads share the positions of a stage.
-* Store: the slices' sums are added up through shared memory, in float64: they may be as many as the threads.
+* Store: straight from registers. Where there are slices, their sums are added up through shared memory, in float64:
+  they may be as many as the threads.
 
 A sum of thousands of products loses digits, so in float32 about a hundred are added up apart, and a split is short.
 Each element of x is read once a column tile (and tap chunk), each of grad_output once a row tile.
@@ -22,7 +23,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, float64, int32, int64, types, uint64
+from numba import cuda, float64, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
@@ -159,27 +160,44 @@ def make_kernel(config: Config) -> Kernel:
 
         if partial and total >= partial:
             add_partial_sums(acc, shared, partials + thread * vector)
-        cuda.syncthreads()  # the sums lie where the stages were
-        for z in range(sums):
-            shared[uint64(z * threads + thread)] = acc[z]
-        cuda.syncthreads()
-        e = thread
-        while e < sums * slice_threads:
-            number, within = int32(e // slice_threads), int32(e % slice_threads)
-            lane_m, lane_p = lane_of(within)
-            m = int32(number // (thread_p * tap_chunk) * lanes_m + lane_m)
-            pair = int32(number // tap_chunk % thread_p * lanes_p + lane_p)
-            c, a, b = int32(pair // phases), int32(pair % phases), int32(number % tap_chunk)
-            k = first_tap + a + b * rows
-            if m < rows_left and c < channels and c < channels_left and first_phase + a < phases_total and k < taps:
-                value = float64(0)
-                z = int32(0)
-                while z < slices:
-                    value += float64(shared[uint64(number * threads + z * slice_threads + within)])
-                    z = int32(z + 1)
-                ci = (split * groups + group) * in_per_group + first_row + m
-                result[uint64((ci * out_per_group + first_channel + c) * taps + k)] = accumulator(value)
-            e = int32(e + threads)
+        first_ci = (split * groups + group) * in_per_group + first_row
+        if slices == 1:
+            # A loop over the sums, each of which has to find its place, would take as long as four stages.
+            to_row = lanes_m * out_per_group * taps
+            rows_left = int32(rows_left - lane_m)
+            for p in range(thread_p):
+                pair = uint32(p * lanes_p + lane_p)
+                c, a = int32(pair // uint32(phases)), int32(pair % uint32(phases))
+                k = first_tap + a
+                exists = c < channels and c < channels_left and first_phase + a < phases_total
+                taps_left = int32(taps - k) if exists else int32(0)
+                at = ((first_ci + lane_m) * out_per_group + first_channel + c) * taps + k
+                for m in range(thread_m):
+                    for b in range(tap_chunk):
+                        if m * lanes_m < rows_left and b * rows < taps_left:
+                            result[uint64(at + b * rows)] = acc[(m * thread_p + p) * tap_chunk + b]
+                    at += to_row
+        else:
+            cuda.syncthreads()  # the sums lie where the stages were
+            for z in range(sums):
+                shared[uint64(z * threads + thread)] = acc[z]
+            cuda.syncthreads()
+            # A thread adds up some of the sums of the threads at its place in every slice.
+            within, number = int32(thread % slice_threads), uint32(thread // slice_threads)
+            while number < sums:
+                m = int32(number // uint32(thread_p * tap_chunk)) * lanes_m + lane_m
+                pair = number // uint32(tap_chunk) % uint32(thread_p) * uint32(lanes_p) + uint32(lane_p)
+                c, a, b = int32(pair // uint32(phases)), int32(pair % uint32(phases)), int32(number % uint32(tap_chunk))
+                k = first_tap + a + b * rows
+                if m < rows_left and c < channels and c < channels_left and first_phase + a < phases_total and k < taps:
+                    value = float64(0)
+                    z = int32(0)
+                    while z < slices:
+                        value += float64(shared[uint64(int32(number) * threads + z * slice_threads + within)])
+                        z = int32(z + 1)
+                    at = ((first_ci + m) * out_per_group + first_channel + c) * taps + k
+                    result[uint64(at)] = accumulator(value)
+                number = uint32(number + slices)
 
     stored, integers = flat(element.storage), (types.int64,)
     signature = (stored, *integers * 3, stored, *integers * 3, flat(accumulator), *integers * 16)
@@ -245,6 +263,6 @@ def _prepared(
         alike((splits * weights,), accumulator_of(dtype)),
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
         *(p.groups, p.padding, config.columns(p), *config.tiles(p)),
-        *(min(p.taps.rows, p.kernel_size), config.stages(p), length),
+        *(config.phases_of(p), config.stages(p), length),
     )
     return splits, launch

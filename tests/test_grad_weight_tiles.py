@@ -1,0 +1,166 @@
+"""Tiles and splits of grad_weight_split: what they cover, and how those of short sums fill a GPU."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels import grad_weight_config
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.grad_weight_config import choose, splits_of, tiles, tiny
+from numba_tconv.kernels.grad_weight_cost import BANKED, milliseconds
+from numba_tconv.kernels.grad_weight_split import make_kernel
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+
+F32 = torch.float32
+UNGROUPED = [name for name, workload in workloads.WORKLOADS.items() if workload.problem.groups == 1]
+
+
+def problem_of(name, **sizes):
+    return replace(workloads.get(name).problem, **sizes)
+
+
+def taps_of(problem, config):
+    """How often the blocks of one row tile have each output channel and tap."""
+    _, channel_tiles, parts, chunks = config.tiles(problem)
+    found = Counter()
+    for channel_tile in range(channel_tiles):
+        for part in range(parts):
+            for chunk in range(chunks):
+                for pair in range(config.channels * config.phases):
+                    c = channel_tile * config.channels + pair // config.phases
+                    a = part * config.phases + pair % config.phases
+                    if c < problem.out_channels_per_group and a < config.phases_of(problem):
+                        first = a + chunk * config.tap_chunk * problem.taps.rows
+                        taps = (first + b * problem.taps.rows for b in range(config.tap_chunk))
+                        found.update((c, k) for k in taps if k < problem.kernel_size)
+    return found
+
+
+@pytest.mark.parametrize("name", ["seamless_u1", "kb79", "hifigan_u1", "small"])
+def test_each_tap_is_in_one_tile(name):
+    problem = problem_of(name)
+    configs = [*tiles(problem.layer, F32, H200), *tiny(problem, F32)]
+    assert any(config.by_taps for config in configs)
+    every = {(c, k): 1 for c in range(problem.out_channels) for k in range(problem.kernel_size)}
+    for config in configs:
+        assert taps_of(problem, config) == every, config
+
+
+@pytest.mark.parametrize("name", UNGROUPED)
+def test_unequal_rows_have_pairs_of_any_tap(name):
+    """Equal ones gain nothing, and would copy more."""
+    layer = problem_of(name).layer
+    unequal = name == "seamless_u1"  # of eleven taps; five phases of three would have fifteen
+    assert unequal == (layer.kernel_size % layer.taps.rows > 0 and layer.kernel_size > layer.taps.rows)
+    for config in tiles(layer, F32, H200):
+        assert config.by_taps == unequal
+
+
+@pytest.mark.parametrize("batch", [1, 12])
+def test_channels_share_where_a_column_lies(batch):
+    """Of many phases a block takes few, whose columns lie in banks of their own."""
+    config = choose(problem_of("waveglow", batch=batch), F32)
+    assert config.channels >= 4
+    assert config.phases <= BANKED
+
+
+@pytest.mark.parametrize(
+    "name", ["small", "head", "seamless_u1", "xcodec_u1", "hifigan_u1", "hifigan_u4", "istft", "waveglow", "demucs_u2"]
+)
+def test_short_sums_fill_the_multiprocessors(name):
+    problem = problem_of(name, batch=1)
+    config = choose(problem, F32)
+    splits, length = splits_of(problem, config)
+    blocks = splits * config.blocks(problem)
+    assert blocks >= H200.multiprocessors
+    # None does more than twice as much as the average one.
+    assert -(-blocks // H200.multiprocessors) < 2 * blocks / H200.multiprocessors
+    assert splits * length < config.stages(problem) + splits
+
+
+@pytest.mark.parametrize("name", UNGROUPED)
+def test_other_tiles_are_clearly_better(name):
+    problem = problem_of(name, batch=1)
+    usual = tiles(problem.layer, F32, H200)[0]
+    config = choose(problem, F32)
+
+    def time(config):
+        return milliseconds(problem, config, *splits_of(problem, config), H200)
+
+    assert config == usual or time(config) < 0.95 * time(usual)
+
+
+# Tiles of long sums, as they were measured: (thread_m, lanes_m, thread_p, lanes_p), splits.
+LONG = {
+    "kb64": ((8, 8, 4, 16), 527),
+    "kb74": ((8, 4, 2, 32), 527),
+    "kb79": ((8, 4, 4, 16), 264),
+    "hifigan_u1": ((8, 8, 4, 16), 3),
+    "hifigan_u2": ((8, 8, 4, 16), 12),
+    "hifigan_u3": ((8, 8, 4, 16), 99),
+    "hifigan_u4": ((8, 8, 4, 16), 395),
+    "dac_u1": ((8, 8, 4, 16), 1),
+    "dac_u2": ((8, 8, 4, 16), 7),
+    "dac_u3": ((8, 8, 4, 16), 55),
+    "dac_u4": ((8, 8, 4, 16), 220),
+    "encodec_u4": ((8, 8, 4, 16), 395),
+    "oobleck_u1": ((8, 8, 4, 16), 1),
+    "oobleck_u5": ((8, 8, 4, 16), 148),
+    "patch": ((8, 8, 8, 16), 4),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_sums_keep_their_tiles(name):
+    problem = problem_of(name)
+    config = choose(problem, F32)
+    assert (config.thread_m, config.lanes_m, config.thread_p, config.lanes_p) == LONG[name][0]
+    assert splits_of(problem, config)[0] == LONG[name][1]
+
+
+@pytest.mark.parametrize("name", UNGROUPED)
+def test_a_layer_has_few_tiles(name):
+    layer = problem_of(name).layer
+    assert len(tiles(layer, F32, H200)) <= 4
+    assert len(tiles(layer, F32, A100)) == len(tiles(layer, torch.float16, H200)) == 1
+    lengths = range(max(1, layer.length), 3000, 171)
+    assert {choose(problem_of(name, length=n), F32) for n in lengths} <= set(tiles(layer, F32, H200))
+
+
+def test_a_new_length_does_not_look_for_tiles(monkeypatch):
+    problem = problem_of("seamless_u1")
+    choose(problem, F32)
+    monkeypatch.setattr(grad_weight_config, "candidates", None)
+    for length in (3, 50, 777, 12_345):
+        choose(replace(problem, length=length, batch=2), F32)
+
+
+def test_few_splits_are_looked_at(monkeypatch):
+    """However long the sums are, and however many the blocks."""
+    looked_at = []
+    monkeypatch.setattr(
+        grad_weight_config, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False
+    )
+    for channels, length in ((64, 2**33), (8192, 2**20), (8192, 2**31), (1, 1)):
+        problem = Problem(1, channels, channels, 4, length, stride=2)
+        config = choose(problem, F32)
+        looked_at.clear()
+        for splits, stages in grad_weight_config.divisions(problem, config, H200):
+            assert (splits - 1) * stages < config.stages(problem) <= splits * stages
+            assert stages * config.block_l <= 8192
+        assert 1 <= len(looked_at[0]) <= 32
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("name", "slices"), [("hifigan_u1", 1), ("kb79", 2)])
+def test_sums_of_one_slice_go_straight_from_registers(name, slices):
+    config = choose(problem_of(name), F32)
+    assert config.slices == slices
+    ptx = offline.report(make_kernel(config), (9, 0), config.shared_bytes).ptx
+    stores = ptx.count("st.global.f32")
+    assert stores == config.sums if slices == 1 else 1 <= stores < 8
+    assert ("st.shared.f32" in ptx) == (slices > 1)
