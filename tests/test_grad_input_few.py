@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv import workloads
+from numba_tconv import offline, workloads
 from numba_tconv.kernels import partial_sum
 from numba_tconv.kernels.device import A100, H200
-from numba_tconv.kernels.grad_input_config import turns, usual
-from numba_tconv.kernels.grad_input_few import choose
+from numba_tconv.kernels.grad_input_config import TALL, turns, usual, with_stages
+from numba_tconv.kernels.grad_input_few import NARROWER, choose
 from numba_tconv.kernels.grad_input_parts import numbers_of_parts, split, summed
-from numba_tconv.kernels.grad_input_tile import InputTile
+from numba_tconv.kernels.grad_input_tile import InputTile, make_kernel
 from numba_tconv.launch import Kernel
 from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
 from tests.parity import SMALL
+from tests.test_offline import HOPPER, check_memory, needs_sass
 
 F32 = torch.float32
 
@@ -49,7 +51,7 @@ def test_few_blocks_become_many(reason):
 @pytest.mark.parametrize("workload", ["kb64", "hifigan_u2", "dac_u2", "oobleck_u4", "patch", "seamless_u1"])
 def test_many_blocks_keep_their_sums(workload):
     problem = of(workload)
-    assert choose(problem, F32) == usual(problem, F32)
+    assert choose(problem, F32) == replace(usual(problem, F32), early=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -61,8 +63,9 @@ def test_other_types_keep_their_sums(reason, dtype):
 
 @short
 def test_early_where_the_gpu_can(reason):
-    assert choose(SHORT[reason], F32, H200).early_sums
-    assert not choose(SHORT[reason], F32, A100).early_sums
+    for device, early in ((H200, True), (A100, False)):
+        config = choose(SHORT[reason], F32, device)
+        assert config.early == config.early_sums == early
 
 
 def test_parts_are_of_whole_channels_and_counted_in_32_bits():
@@ -93,6 +96,27 @@ def test_a_layer_has_few_tiles_whatever_the_length():
         lengths = (int(2 ** (e / 4)) for e in range(12, 60))
         found = {choose(of(name, batch=batch, length=n), F32).alone for n in lengths for batch in (1, 8)}
         assert len(found) <= 6, name
+
+
+def test_tall_tiles_are_for_rows_that_others_leave_empty():
+    def is_tall(config):
+        return (config.block_m, config.block_n) == TALL[:2]
+
+    assert is_tall(usual(of("dac_u4"), F32))
+    assert is_tall(usual(of("dac_u3"), F32))
+    assert not is_tall(usual(of("dac_u2"), F32))  # joined blocks have no empty rows there, either
+    assert not is_tall(usual(of("dac_u4"), torch.bfloat16))
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+@needs_sass
+@pytest.mark.parametrize("workload", ["dac_u4", "seamless_u1"])
+@pytest.mark.parametrize("sizes", [TALL, NARROWER], ids=str)
+def test_tiles_that_are_no_powers_of_two_stay_in_their_registers(sizes, workload):
+    config = with_stages(of(workload), F32, sizes, H200)
+    report = offline.report(make_kernel(config), HOPPER)
+    check_memory(report, 255)
+    assert report.blocks_per_multiprocessor >= config.min_blocks == 2
 
 
 def test_the_last_window_needs_no_tile_of_its_own():

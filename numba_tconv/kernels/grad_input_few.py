@@ -29,16 +29,20 @@ MULTIPLY_ADDS = 250e6  # that a multiprocessor issues in a millisecond, by rows 
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
     """The tile, and the number of parts, with the least estimated time."""
     best = usual(problem, dtype, device)
-    if dtype != torch.float32 or turns(problem, best, device) > FEW_ROUNDS * best.min_blocks:
-        return best
+    if dtype == torch.float32 and turns(problem, best, device) <= FEW_ROUNDS * best.min_blocks:
+        best = clearly_better(problem, best, device)
+    return replace(best, early=device.launches_early)
+
+
+def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
+    """Any tile in any number of parts, or ``best`` where none takes clearly less."""
     least = CLEARLY * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
         for config in tiles(part.layer, device):
             time = milliseconds(part, config, device) + second
             if time < least:
-                early = splits > 1 and device.launches_early
-                least, best = time, replace(config, splits=splits, early_sums=early)
+                least, best = time, replace(config, splits=splits)
     return best
 
 

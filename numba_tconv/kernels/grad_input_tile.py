@@ -37,6 +37,7 @@ from ..ptx import (
     cp_async_commit,
     cp_async_wait,
     device_function,
+    griddepcontrol_wait,
     load_vector,
     recomputed,
     repeated,
@@ -67,6 +68,7 @@ def make_kernel(config: Config) -> Kernel:
     g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
     pitch, result_pitch = config.pitch, config.result_pitch
     stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo  # of a thread
+    early = config.early
     table, w_copies, long_phases = config.table, -(-w_stage // (vector * threads)), config.long_phases
     lanes_run, pairs_a_turn = math.gcd(block_n, threads), 1 + (pairs % 2 == 0)
     short_phases = phases - long_phases
@@ -147,6 +149,8 @@ def make_kernel(config: Config) -> Kernel:
         ws = cuda.local.array(thread_m, dtype=accumulator)
         for s in range(sums):
             acc[s] = accumulator(0)
+        if early:
+            griddepcontrol_wait()  # for the weights
 
         # The loads run stages - 1 ahead of the products: chunk, phase and channel are those of the next load.
         total = int32(tap_chunks * parts * channel_chunks)
@@ -316,7 +320,7 @@ def _prepared(
     """What the packed weights are like, the launches that pack them and compute the gradient, and what adds up its
     parts, if there are any."""
     config = config or choose(problem, dtype, device)
-    second = second_stage(problem, dtype, config.splits, config.early_sums)
+    second = second_stage(problem, dtype, config.splits, config.early)
     packed, pack = prepare_pack(problem, config, w_strides)
     p, t = split(problem, config.splits), problem.taps
     row_tiles, column_tiles = config.row_tiles(p), config.column_tiles(p)
@@ -329,5 +333,6 @@ def _prepared(
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
         *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
         *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
+        early=config.early,
     )
     return packed, pack, launch, second

@@ -10,6 +10,7 @@ import torch
 
 from numba_tconv.kernels import device, grad_input_config, grad_weight_config
 from numba_tconv.kernels.grad_bias import splits_of
+from numba_tconv.kernels.grad_input_parts import split
 from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -127,6 +128,19 @@ def test_the_threads_of_joined_blocks():
     problem = Problem(1, 126, 2, 4, 9, stride=2, padding=1)
     sizes = grad_input_config.JOINED | dict(block_m=128, block_n=32, partial=1)
     config = grad_input_config.make(problem, torch.float32, 2, **sizes)
+    g, x, w = gradient_operands(problem, torch.float32)
+    oracle = references_gradient("grad_input", g, x, w, problem)
+    result = poisoned_gradient("grad_input", problem, torch.float32)
+    GRADIENTS["grad_input_tile"].run(g, w, result, problem, config)
+    assert verdict(result, torchs_gradient("grad_input", g, x, w, problem), oracle) is None
+
+
+def test_tiles_that_are_no_powers_of_two():
+    """As tall ones: twelve rows and columns a thread, the last of which are not whole; two parts of the sums."""
+    problem = Problem(2, 100, 4, 4, 51, stride=2, padding=1)
+    sizes = dict(block_m=96, block_n=96, thread_m=12, thread_n=12, lanes_m=4, min_blocks=1, partial=1, splits=2)
+    config = grad_input_config.make(split(problem, 2), torch.float32, 2, **sizes)
+    assert config.block_n % config.threads
     g, x, w = gradient_operands(problem, torch.float32)
     oracle = references_gradient("grad_input", g, x, w, problem)
     result = poisoned_gradient("grad_input", problem, torch.float32)
