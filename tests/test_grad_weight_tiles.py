@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import grad_weight_config
+from numba_tconv.kernels import grad_weight_tiles
 from numba_tconv.kernels.device import A100, H200
-from numba_tconv.kernels.grad_weight_config import choose, splits_of, tiles, tiny
-from numba_tconv.kernels.grad_weight_cost import BANKED, milliseconds
+from numba_tconv.kernels.grad_weight_config import BANKED, tiny
+from numba_tconv.kernels.grad_weight_cost import milliseconds
 from numba_tconv.kernels.grad_weight_split import make_kernel
+from numba_tconv.kernels.grad_weight_tiles import choose, splits_of, tiles
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 
@@ -134,7 +135,7 @@ def test_a_layer_has_few_tiles(name):
 def test_a_new_length_does_not_look_for_tiles(monkeypatch):
     problem = problem_of("seamless_u1")
     choose(problem, F32)
-    monkeypatch.setattr(grad_weight_config, "candidates", None)
+    monkeypatch.setattr(grad_weight_tiles, "candidates", None)
     for length in (3, 50, 777, 12_345):
         choose(replace(problem, length=length, batch=2), F32)
 
@@ -142,14 +143,12 @@ def test_a_new_length_does_not_look_for_tiles(monkeypatch):
 def test_few_splits_are_looked_at(monkeypatch):
     """However long the sums are, and however many the blocks."""
     looked_at = []
-    monkeypatch.setattr(
-        grad_weight_config, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False
-    )
+    monkeypatch.setattr(grad_weight_tiles, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False)
     for channels, length in ((64, 2**33), (8192, 2**20), (8192, 2**31), (1, 1)):
         problem = Problem(1, channels, channels, 4, length, stride=2)
         config = choose(problem, F32)
         looked_at.clear()
-        for splits, stages in grad_weight_config.divisions(problem, config, H200):
+        for splits, stages in grad_weight_tiles.divisions(problem, config, H200):
             assert (splits - 1) * stages < config.stages(problem) <= splits * stages
             assert stages * config.block_l <= 8192
         assert 1 <= len(looked_at[0]) <= 32

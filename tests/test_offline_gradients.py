@@ -13,8 +13,8 @@ from numba_tconv.kernels import (
     grad_input_config,
     grad_input_few,
     grad_input_pack,
-    grad_weight_config,
     grad_weight_sum,
+    grad_weight_tiles,
     planes,
     row_copy,
 )
@@ -262,7 +262,7 @@ def test_every_workload_has_a_tile(dtype, cc):
         problem = workload.problem
         for config in (
             grad_input_few.choose(problem, dtype, device),
-            grad_weight_config.choose(problem, dtype, device),
+            grad_weight_tiles.choose(problem, dtype, device),
         ):
             need = config.shared_bytes + offline.RESERVED_SHARED
             assert 1 <= config.min_blocks <= device.shared_per_multiprocessor // need, workload.name
@@ -290,8 +290,8 @@ def test_float32_sums_are_short(reason):
     assert terms <= max(most_terms, math.isqrt(depth))
     assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are a sum too
 
-    config = grad_weight_config.choose(problem, F32)
-    splits, length = grad_weight_config.splits_of(problem, config)
+    config = grad_weight_tiles.choose(problem, F32)
+    splits, length = grad_weight_tiles.splits_of(problem, config)
     assert (splits - 1) * length < config.stages(problem) <= splits * length
     a_stage = config.block_l // config.slices  # products of a thread, for each of its sums
     assert (config.partial or length) * a_stage <= MOST_TERMS

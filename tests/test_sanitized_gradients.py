@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_bias, grad_weight_config, grad_weight_sum, grad_weight_wgmma_split
+from numba_tconv.kernels import device, grad_bias, grad_weight_sum, grad_weight_tiles, grad_weight_wgmma_split
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.sanitized import as_if_large
@@ -22,7 +22,7 @@ def gradient_properties(case):
     gpu, p = device.current_device(), case.problem
     config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
     if case.rung == "grad_weight_split":
-        own = {"splits": grad_weight_config.splits_of(p, config, gpu)[0] > 1}
+        own = {"splits": grad_weight_tiles.splits_of(p, config, gpu)[0] > 1}
     else:
         own = {"parts": config.splits > 1, "phases of one tap less": config.long_phases > 0}
     return {

@@ -1,4 +1,4 @@
-"""Tiles of grad_weight_split: what they are, which one a problem gets, and into how many splits its reduction goes.
+"""Tiles of grad_weight_split: what they are, and which there are for a problem (which it gets: grad_weight_tiles.py).
 
 The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
 (grad_window.py), or any tap (``by_taps``), l counts positions, over which the sums run. A block computes ``block_m x
@@ -8,10 +8,8 @@ thread_p x tap_chunk`` sums, make a slice, and the slices share the positions of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from itertools import product
 
 import torch
@@ -19,8 +17,7 @@ import torch
 from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
-from .device import H200, Device
-from .grad_weight_cost import BANKED, instructions, least_ms, milliseconds, products
+from .device import Device
 from .grad_window import Window, columns, split_taps
 from .thread_tile import ThreadTile
 
@@ -34,9 +31,7 @@ SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up 
 # Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
-CLEARLY = 0.95  # the share of the usual tile's estimated time below which another one is taken
-LENGTHS = 128, 512, 8192  # for which a layer may have a tile of its own
-MOST_ROUNDS = 4  # of blocks, that splits are tried for, where sums need no more of them
+BANKED = 8  # phases whose columns lie in banks of their own
 
 
 @dataclass(frozen=True)
@@ -227,61 +222,6 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> Iterator
                 vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
                 if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
                     yield replace(config, min_blocks=blocks)
-
-
-@lru_cache(maxsize=1024)
-def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
-    """Those that a layer may have, at any batch and length: the usual one, with the fewest estimated instructions, and
-    in float32 the ones with the least estimated time at a few lengths."""
-    found = list(candidates(layer, dtype, device))
-
-    def best(cost, least):
-        """By ``cost``, which takes longer to find than ``least``, and is no less."""
-        lowest, chosen = math.inf, None
-        for bound, z in sorted((least(config), z) for z, config in enumerate(found)):
-            if bound >= lowest:
-                break
-            if (of_this := cost(found[z])) < lowest:
-                lowest, chosen = of_this, found[z]
-        return chosen
-
-    usual = best(partial(instructions, layer), partial(products, layer))
-    if dtype != torch.float32 or device.cc < (9, 0):
-        return (usual,)
-    samples = (replace(layer, length=max(layer.length, length)) for length in LENGTHS)
-    others = (best(partial(_time, sample, device), partial(least_ms, sample, device)) for sample in samples)
-    return tuple(dict.fromkeys((usual, *others)))
-
-
-@lru_cache(maxsize=1024)
-def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The layer's usual tile, or, as of short sums, one that clearly takes less time."""
-    usual, *others = tiles(problem.layer, dtype, device)
-    time = partial(_time, problem, device)
-    best = min(others, key=time, default=usual)
-    return best if time(best) < CLEARLY * time(usual) else usual
-
-
-def _time(problem: Problem, device: Device, config: Config) -> float:
-    """Estimated milliseconds, in the best number of splits."""
-    return min(milliseconds(problem, config, *parts, device) for parts in divisions(problem, config, device))
-
-
-@lru_cache(maxsize=1024)
-def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each: as many as take the least estimated time, none longer than sums may be."""
-    return min(divisions(problem, config, device), key=lambda parts: milliseconds(problem, config, *parts, device))
-
-
-def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Numbers of splits, with the stages of each: the most that give no multiprocessor more than so many blocks."""
-    stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
-    least = -(-stages * config.block_l // max(SPLIT_COLUMNS, PARTIAL_TERMS * config.slices))
-    fewest = -(-least * blocks // device.multiprocessors)  # blocks of a multiprocessor
-    most = max(MOST_ROUNDS * config.min_blocks, fewest)
-    found = (min(stages, device.multiprocessors * each // blocks) for each in range(fewest, most + 1))
-    lengths = {-(-stages // splits) for splits in found}
-    return [(-(-stages // length), length) for length in sorted(lengths, reverse=True)]
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -12,17 +12,14 @@ the model is off is 4%. A sum cost 185 clocks to store then; sums of a single sl
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ..problem import Problem
 from . import grad_window
 from .channel_parts import SECOND_LAUNCH, SUM_BANDWIDTH
 from .device import Device
 from .grad_sum import BATCH
+from .grad_weight_config import BANKED, Config
 from .grad_window import Window
-
-if TYPE_CHECKING:
-    from .grad_weight_config import Config
 
 SCHEDULERS = 4  # of a multiprocessor
 CLOCKS = 1.53e6  # in a millisecond
@@ -38,7 +35,6 @@ BLOCK = 760  # what begins and ends one
 # Of a sum, not measured: straight from registers; through shared memory, and of each slice that is added up there.
 STORE, STORE_SHARED, SLICE = 7, 70, 30
 TOGETHER = 3.5  # power mean of what is issued and what is waited for: they hide each other, but for a part
-BANKED = 8  # phases whose columns lie in banks of their own
 SECOND_LATENCY = 0.0002  # ms, of the loads that a thread of the second stage has under way together
 
 

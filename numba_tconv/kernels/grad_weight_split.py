@@ -33,7 +33,8 @@ from . import device as gpu
 from .grad_rung import GradientRung
 from .grad_sum import accumulator_of, added_up
 from .grad_sum import make_kernel as make_sum
-from .grad_weight_config import Config, choose, splits_of, tiny
+from .grad_weight_config import Config, tiny
+from .grad_weight_tiles import choose, splits_of
 from .grad_window import NOWHERE, locate, make_aim, make_fetch
 from .k4_plan import vectors_align
 from .rung import cuda_core_reason

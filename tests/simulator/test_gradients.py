@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_input_config, grad_weight_config
+from numba_tconv.kernels import device, grad_input_config, grad_weight_config, grad_weight_tiles
 from numba_tconv.kernels.grad_bias import splits_of
 from numba_tconv.kernels.grad_input_parts import split
 from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
@@ -182,7 +182,7 @@ def test_the_reductions_are_split_into_several_stages():
     """Otherwise the tests above would not see how splits, stages and partial sums follow each other."""
     problem = SMALL["positions past one tile, strided"]
     tiny = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.partial]
-    splits = [grad_weight_config.splits_of(problem, config, SMALL_GPU) for config in tiny]
+    splits = [grad_weight_tiles.splits_of(problem, config, SMALL_GPU) for config in tiny]
     assert any(count > 1 for count, _ in splits)
     assert any(length > 2 * config.partial for (_, length), config in zip(splits, tiny, strict=True))
     assert any(
