@@ -19,12 +19,13 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..problem import Problem
+from ..ptx import SIMULATOR
 from .divided import divided
 from .grad_input_config import Config
 from .grad_input_parts import split
 
 SIDE = 32  # of a square
-THREADS = 256
+THREADS = 64 if SIMULATOR else 256  # those of the simulator are Python's
 TORCH = {32: torch.float32, 64: torch.float64}
 
 

@@ -42,8 +42,8 @@ def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
 
 # Channels that the last tile does not fill; groups; tiles of half of a channel's phases, of all, of two blocks.
 PLANES = {
-    "half of the phases": (Problem(1, 20, 5, 1024, 8, stride=256), 1, 4, 16),
-    "all of them, groups": (Problem(1, 16, 6, 256, 8, stride=128, groups=2), 1, 2, 8),
+    "half of the phases": (Problem(1, 12, 2, 512, 8, stride=256), 1, 2, 8),
+    "all of them, groups": (Problem(1, 16, 4, 256, 8, stride=128, groups=2), 1, 2, 8),
     "two blocks": (Problem(1, 8, 3, 512, 8, stride=512), 2, 1, 8),
 }
 
