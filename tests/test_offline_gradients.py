@@ -52,11 +52,8 @@ TILES = {
     "phases in parts": ("istft", F32, HOPPER),
     "many taps a row": ("pqmf", F32, HOPPER),
     "depthwise": ("depthwise", F32, AMPERE),
-    "depthwise, six taps a row": ("bigvgan_24", F32, HOPPER),
     "a small problem": ("small", F32, HOPPER),
     "float64": ("kb64", F64, HOPPER),
-    "float64 on Ampere": ("hifigan_u1", F64, AMPERE),
-    "float64, depthwise": ("depthwise", F64, HOPPER),
     "float16": ("hifigan_u3", F16, HOPPER),
     "bfloat16": ("kb64", BF16, AMPERE),
 }
