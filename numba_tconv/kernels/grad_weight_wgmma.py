@@ -81,7 +81,7 @@ from .grad_ring import (
     workspace,
 )
 from .grad_rung import FEWEST_CHANNELS, too_few
-from .grad_weight_clear import make_clear
+from .grad_weight_clear import BARRIER, NOT_MINE, make_clear
 from .grad_weight_wgmma_config import Config, choose, operand_places
 from .grad_weight_wgmma_split import filling, filling_planes, splits_of
 from .row_copy import in_rows
@@ -246,18 +246,20 @@ def make_kernel(config: Config) -> Kernel:
                 acc[z] = opaque(float32(0))
             lanes_rows = cuda.local.array(lane_rows, dtype=int32)
             starts = cuda.local.array(all_starts, dtype=int32)
+            _, begin = begin_of(pair_tile)
             for z in range(lane_rows):  # rows that mean nothing read what the last one reads
-                m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
-                _, begin = begin_of(pair_tile)
-                m = int32(begin + min(m, pairs - 1))
+                row = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
+                m = int32(begin + min(row, pairs - 1))
                 channel = m // phases
                 element = (g_first + channel % alike * int32(g_stride_c)) & (vector - 1)
                 box_at = channel % alike * (pieces * spacing) + channel // alike * pitch
                 start = int32(base + x_bytes + box_at + element * itemsize)
                 lanes_rows[z] = int32(start + (m % phases * dilation - odd) * itemsize + (lane & 3) * lane_bytes)
-                if clears:
-                    starts[z] = start
-            knows = lanes_rows, starts, int32(base + flags_at), int32(lane & 3), int32(-g_first)
+                if clears:  # of a channel's pairs, the tile's first
+                    mine = row < pairs and (row == 0 or m % phases == 0)
+                    starts[z] = start if mine else int32(NOT_MINE)
+            barrier = int32(BARRIER + crew if in_turns else BARRIER)
+            knows = lanes_rows, starts, int32(base + flags_at), int32(lane & 3), int32(-g_first), barrier
             descriptor = descriptor_of(int64(base))
             s = int32(crew if in_turns else 0)
             loop(acc, v, knows, descriptor, s, int32(0), int32(count - s), full, empty, lane == 0)
