@@ -56,6 +56,7 @@ TILES = {
     "as many, put aside once": ("hifigan_u1@batch1", F32, 4, HOPPER),
     "few sums": ("small", F32, 4, HOPPER),
     "float64": ("kb64", F64, 2, HOPPER),
+    "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),
 }
 K3 = ("k3_shared_tile", "kb79", F32, HOPPER)
 simple = pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[2]}-sm_{''.join(map(str, c[3]))}")
@@ -248,9 +249,10 @@ BESIDE = 20  # seconds; in as many, what else runs stays much the same
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 matrix_products = pytest.mark.parametrize(
     ("name", "workload", "precision"),
-    # The last two: a part of a long stride's phases, stored from registers; parts of sums, float32 of bfloat16.
+    # The last three: a part of a long stride's phases, stored from registers, and of split operands; parts of sums,
+    # float32 of bfloat16.
     [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS]
-    + [("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("head", "bf16"))],
+    + [("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))],
 )
 
 

@@ -63,6 +63,7 @@ class Config(WarpTile):
 
     @property
     def early_sums(self) -> bool:
+        """As partial_sum.kernels_of asks."""
         return self.early
 
     @property
@@ -177,8 +178,8 @@ TILES = {
     ),
 }
 
-# For float32: rows that tiles of powers of two leave empty. Of 192 channels, dac_u4 takes 6.07 ms; in tiles of 64 x 128
-# it took 6.50 (H200, a script).
+# For float32: rows that tiles of powers of two leave empty. Of 192 channels, dac_u4 takes 6.08 ms; in tiles of 64 x 128
+# it took 6.50 (H200, rows of 63ea18d and 88bf05e).
 TALL = (192, 96, 12, 12, 16, 2)
 
 # Two blocks of 128 x 128 that share a multiprocessor, as one. Its sums are put aside half as often, which takes 1 to 3%
@@ -221,7 +222,7 @@ def shared_need(config: Config) -> int:
     return config.shared_bytes + 8 * config.table + RESERVED_SHARED
 
 
-def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device):
+def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:
     """A tile of ``sizes``, as in TILES, with the deepest stage that is not too large; with less shared memory fewer
     blocks share it. None where not even one fits."""
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
@@ -300,8 +301,10 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
         return cost(problem, config, device)
 
     tile = min(candidates(problem, dtype, device), key=time)
-    tall = with_stages(problem, dtype, TALL, device) if dtype == torch.float32 else None
-    return min((tile, *joined(problem, tile, device), *filter(None, [tall])), key=time)
+    found = [tile, *joined(problem, tile, device)]
+    if dtype == torch.float32 and (tall := with_stages(problem, dtype, TALL, device)):
+        found.append(tall)
+    return min(found, key=time)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -2,8 +2,8 @@
 
 With many blocks, what a multiprocessor multiplies counts alone (grad_input_config.py). Few leave multiprocessors idle;
 then their output channels are dealt out to parts (grad_input_parts.py), and any tile may be the best. Of nine layers at
-batch 1, the estimate picked what took 1.02 times as long as the best of 37 to 99 tiles and numbers of parts, in
-geometric mean, and 1.08 times at most (H200, a script).
+batch 1, what the estimate picks of 53 to 99 tiles and numbers of parts took 1.02 times as long as the best in geometric
+mean, and 1.08 times at most (H200, a script with more tiles than were kept, and weights packed more slowly).
 """
 
 from __future__ import annotations

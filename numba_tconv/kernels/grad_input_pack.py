@@ -5,8 +5,8 @@ phase, tap, m). What is no weight (channels, phases and taps beyond the last) is
 w; of a stage that has all taps, shorter phases have no place for a tap that they do not have.
 
 In memory the taps of a row's output channels are neighbours, in a stage the rows are; so a block reads a square along
-the taps and writes it along the rows, from shared memory. Packed element by element, oobleck_u1's 134 MB took about
-half a millisecond.
+the taps and writes it along the rows, from shared memory. At batch 1, where oobleck_u1 has 134 MB of weights and few
+products, its gradient takes 0.556 ms so (H200, row of 88bf05e); packed element by element it took 0.993 (a script).
 """
 
 from __future__ import annotations

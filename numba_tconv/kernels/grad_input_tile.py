@@ -67,7 +67,7 @@ def make_kernel(config: Config) -> Kernel:
     phases, channels, pairs = config.phases, config.channels, config.pairs
     g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
     pitch, result_pitch = config.pitch, config.result_pitch
-    stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo  # of a thread
+    stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
     early = config.early
     table, w_copies, long_phases = config.table, -(-w_stage // (vector * threads)), config.long_phases
     lanes_run, pairs_a_turn = math.gcd(block_n, threads), 1 + (pairs % 2 == 0)
@@ -198,30 +198,32 @@ def make_kernel(config: Config) -> Kernel:
                 g_at = int32(multiply_at + column_at)
                 w_at = int32(multiply_at + g_stage + row_at)
                 multiply_at = int32(multiply_at + stage if multiply_at < (stages - 1) * stage else 0)
-                channel_left = int32(channels if long_phases else 0)
-                while channel_left > 0:
-                    for _ in range(long_phases):
-                        multiply(acc, gs, ws, shared, g_at, w_at, taps_left)
-                        g_at = int32(g_at + pitch)
-                        w_at = int32(w_at + tap_chunk * block_m)
-                    p = int32(0)
-                    while p < short_phases:
-                        multiply_short(acc, gs, ws, shared, g_at, w_at, taps_left)
-                        if short_a_turn == 2:
-                            multiply_short(acc, gs, ws, shared, g_at + pitch, w_at + short_weights, taps_left)
-                        g_at = int32(g_at + short_a_turn * pitch)
-                        w_at = int32(w_at + short_a_turn * short_weights)
-                        p = int32(p + short_a_turn)
-                    channel_left = int32(channel_left - 1)
-                pair = int32(pairs if long_phases else 0)
-                while pair < pairs:
-                    multiply(acc, gs, ws, shared, g_at, w_at, taps_of(pair, full, taps_left))
-                    if pairs_a_turn == 2:
-                        own = taps_of(pair + 1, full, taps_left)
-                        multiply(acc, gs, ws, shared, g_at + pitch, w_at + tap_chunk * block_m, own)
-                    g_at = int32(g_at + pairs_a_turn * pitch)
-                    w_at = int32(w_at + pairs_a_turn * (tap_chunk * block_m))
-                    pair = int32(pair + pairs_a_turn)
+                if long_phases:
+                    channel_left = int32(channels)
+                    while channel_left > 0:
+                        for _ in range(long_phases):
+                            multiply(acc, gs, ws, shared, g_at, w_at, taps_left)
+                            g_at = int32(g_at + pitch)
+                            w_at = int32(w_at + tap_chunk * block_m)
+                        p = int32(0)
+                        while p < short_phases:
+                            multiply_short(acc, gs, ws, shared, g_at, w_at, taps_left)
+                            if short_a_turn == 2:
+                                multiply_short(acc, gs, ws, shared, g_at + pitch, w_at + short_weights, taps_left)
+                            g_at = int32(g_at + short_a_turn * pitch)
+                            w_at = int32(w_at + short_a_turn * short_weights)
+                            p = int32(p + short_a_turn)
+                        channel_left = int32(channel_left - 1)
+                else:
+                    pair = int32(0)
+                    while pair < pairs:
+                        multiply(acc, gs, ws, shared, g_at, w_at, taps_of(pair, full, taps_left))
+                        if pairs_a_turn == 2:
+                            own = taps_of(pair + 1, full, taps_left)
+                            multiply(acc, gs, ws, shared, g_at + pitch, w_at + tap_chunk * block_m, own)
+                        g_at = int32(g_at + pairs_a_turn * pitch)
+                        w_at = int32(w_at + pairs_a_turn * (tap_chunk * block_m))
+                        pair = int32(pair + pairs_a_turn)
                 aside = int32(aside - 1)
                 if partial and aside == 0:
                     aside = int32(partial)

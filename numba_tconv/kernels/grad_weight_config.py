@@ -18,7 +18,7 @@ from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import Device
-from .grad_window import Window, columns, split_taps
+from .grad_window import Window, columns, evenly, split_taps
 from .thread_tile import ThreadTile
 
 THREADS = 128
@@ -26,11 +26,11 @@ WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
 PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
-AIM = 20  # instructions, about, that find a column in memory
 SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
 # Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
+AIM = 20  # instructions, about, that find a column in memory
 BANKED = 8  # phases whose columns lie in banks of their own
 
 
@@ -180,8 +180,7 @@ def make(
     block_p = tile["thread_p"] * tile["lanes_p"]
     # A thread fetches columns of one phase: a window has no more phases than threads.
     most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
-    of_all = phases_of(problem, by_taps)
-    phases = -(-of_all // -(-of_all // most_phases))  # as many in each part
+    phases, _ = evenly(phases_of(problem, by_taps), most_phases)
     block_l = max(block_l, tile["slices"] * v)
     # Where many slices share a split, each thread's sum is short enough.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:

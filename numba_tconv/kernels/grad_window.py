@@ -76,18 +76,21 @@ class Window:
         return self.slots_of(self.lanes)
 
 
+def evenly(count: int, most: int) -> tuple[int, int]:
+    """``count`` in even pieces of at most ``most``: the size of one, and pieces."""
+    pieces = -(-count // most)
+    return -(-count // pieces), pieces
+
+
 def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
     """Phases that have taps; how many of them a window of at most ``most`` pairs takes; windows that take them all."""
     phases = min(problem.taps.rows, problem.kernel_size)
-    parts = -(-phases // most)
-    return phases, -(-phases // parts), parts
+    return phases, *evenly(phases, most)
 
 
 def split_taps(problem: Problem, most: int) -> tuple[int, int]:
     """The taps of a row in even chunks of at most ``most``: taps of a chunk, and chunks."""
-    taps = problem.taps.taps_per_row
-    chunks = -(-taps // most)
-    return -(-taps // chunks), chunks
+    return evenly(problem.taps.taps_per_row, most)
 
 
 def columns(problem: Problem, tap_chunk: int) -> int:
