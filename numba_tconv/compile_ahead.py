@@ -12,7 +12,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -63,7 +63,7 @@ class Call:
         config = rung.config(p, self.dtype, device=self.device, precision=self.precision)
         if self.rung == "grad_weight_split" and self.dtype in (torch.float32, torch.float64):
             x = Layout.contiguous((p.batch, p.in_channels, p.length), self.dtype, NO_GPU)
-            config = replace(config, x_vector=config.vector) if vectors_align(x, 16 // x.dtype.itemsize) else config
+            config = config.copying_vectors() if vectors_align(x, 16 // x.dtype.itemsize) else config
         return [kernel for kernel, _ in rung.kernels(config)]
 
 

@@ -124,4 +124,15 @@ def test_the_last_window_needs_no_tile_of_its_own():
     config = replace(usual(problem, F32), block_n=128)
     assert config.tap_chunk == 2
     assert config.column_tiles(problem) == 2
-    assert config.column_tiles(replace(problem, batch=2)) == 5  # 257 columns of the first, 256 of the second
+
+
+def test_short_samples_begin_tiles_where_those_are_fewer():
+    """Laid end to end, two samples of 256 positions are 257 columns and 256, which would be five tiles of 128."""
+    problem = of("oobleck_u1", batch=2)
+    config = replace(usual(problem, F32), block_n=128)
+    assert config.tap_chunk == 2
+    assert config.columns(problem) == (256, 257)
+    assert config.column_tiles(problem) == 4
+    shorter = replace(problem, length=200)  # end to end 401 columns, four tiles, and so are two of two
+    assert config.columns(shorter) == (201, 201)
+    assert config.column_tiles(shorter) == 4

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from numba_tconv import offline, workloads
 from numba_tconv.kernels import grad_weight_tiles
 from numba_tconv.kernels.device import A100, H200
-from numba_tconv.kernels.grad_weight_config import BANKED, tiny
+from numba_tconv.kernels.grad_weight_config import ALL, BANKED, REST, WHOLE, min_blocks, tiny, unequal
 from numba_tconv.kernels.grad_weight_cost import milliseconds
 from numba_tconv.kernels.grad_weight_split import make_kernel
 from numba_tconv.kernels.grad_weight_tiles import choose, splits_of, tiles
@@ -26,18 +27,19 @@ def problem_of(name, **sizes):
 
 def taps_of(problem, config):
     """How often the blocks of one row tile have each output channel and tap."""
-    _, channel_tiles, parts, chunks = config.tiles(problem)
+    rows = problem.taps.rows
+    whole = problem.kernel_size // rows * rows
     found = Counter()
-    for channel_tile in range(channel_tiles):
-        for part in range(parts):
-            for chunk in range(chunks):
-                for pair in range(config.channels * config.phases):
-                    c = channel_tile * config.channels + pair // config.phases
-                    a = part * config.phases + pair % config.phases
-                    if c < problem.out_channels_per_group and a < config.phases_of(problem):
-                        first = a + chunk * config.tap_chunk * problem.taps.rows
-                        taps = (first + b * problem.taps.rows for b in range(config.tap_chunk))
-                        found.update((c, k) for k in taps if k < problem.kernel_size)
+    for tile in config.tiles:
+        begin, end = whole if tile.part == REST else 0, whole if tile.part == WHOLE else problem.kernel_size
+        _, channel_tiles, parts, chunks = tile.counts(problem)
+        for channel_tile, part, chunk in product(range(channel_tiles), range(parts), range(chunks)):
+            for pair in range(tile.channels * tile.phases):
+                c = channel_tile * tile.channels + pair // tile.phases
+                a = part * tile.phases + pair % tile.phases
+                if c < problem.out_channels_per_group and a < tile.phases_of(problem):
+                    taps = (begin + a + (chunk * tile.tap_chunk + b) * rows for b in range(tile.tap_chunk))
+                    found.update((c, k) for k in taps if k < end)
     return found
 
 
@@ -45,20 +47,48 @@ def taps_of(problem, config):
 def test_each_tap_is_in_one_tile(name):
     problem = problem_of(name)
     configs = [*tiles(problem.layer, F32, H200), *tiny(problem, F32)]
-    assert any(config.by_taps for config in configs)
     every = {(c, k): 1 for c in range(problem.out_channels) for k in range(problem.kernel_size)}
     for config in configs:
         assert taps_of(problem, config) == every, config
 
 
 @pytest.mark.parametrize("name", UNGROUPED)
-def test_unequal_rows_have_pairs_of_any_tap(name):
-    """Equal ones gain nothing, and would copy more."""
+def test_unequal_rows_have_two_kinds_of_blocks(name):
     layer = problem_of(name).layer
-    unequal = name == "seamless_u1"  # of eleven taps; five phases of three would have fifteen
-    assert unequal == (layer.kernel_size % layer.taps.rows > 0 and layer.kernel_size > layer.taps.rows)
+    assert unequal(layer) == (name == "seamless_u1")  # of eleven taps; five phases of three would have fifteen
     for config in tiles(layer, F32, H200):
-        assert config.by_taps == unequal
+        assert [tile.part for tile in config.tiles] == ([WHOLE, REST] if unequal(layer) else [ALL])
+    for config in tiny(layer, F32):
+        assert unequal(layer) or config.part == ALL
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("dtype", [F32, torch.float64, torch.float16], ids=str)
+def test_two_kinds_of_blocks_share_the_multiprocessors(gpu, dtype):
+    """As many of either are resident as of both together."""
+    for config in tiles(problem_of("seamless_u1").layer, dtype, gpu):
+        whole, rest = config.tiles
+        assert whole.threads == rest.threads
+        assert whole.min_blocks == rest.min_blocks
+        for tile in config.tiles:
+            assert min_blocks(replace(tile, rest=None), gpu) >= config.min_blocks
+        assert config.shared_bytes == max(replace(whole, rest=None).shared_bytes, rest.shared_bytes)
+        assert config.copying_vectors().rest.x_vector == config.copying_vectors().x_vector == config.vector
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_rest_is_cheaper_than_taps_that_phases_lack(batch):
+    """Eleven taps of five phases take at most a fifth more than ten, and clearly less than fifteen, which tiles of all
+    taps would multiply."""
+    problem = problem_of("seamless_u1", batch=batch)
+
+    def time(problem):
+        config = choose(problem, F32)
+        return milliseconds(problem, config, *splits_of(problem, config), H200)
+
+    ten, fifteen = (time(replace(problem, kernel_size=taps)) for taps in (10, 15))
+    assert choose(problem, F32).rest
+    assert ten <= time(problem) < min(1.2 * ten, 0.85 * fifteen)
 
 
 @pytest.mark.parametrize("batch", [1, 12])

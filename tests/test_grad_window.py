@@ -20,10 +20,11 @@ def test_each_phase_of_a_window_has_a_thread(name, groups, dtype):
         channels = groups * in_per_group, groups * out_per_group
         problem = Problem(2, *channels, kernel_size, 75, stride=stride, dilation=dilation, groups=groups)
         config = GRADIENTS[name].config(problem, dtype, device=H200)
-        assert 1 <= config.window.phases <= config.threads, problem
-        fetched = config.window.slots * config.window.lanes * config.window.vector
-        assert fetched >= config.window.width, "all columns"
-        pairs = min(problem.taps.rows, kernel_size) * out_per_group
-        if name == "grad_weight_split":
-            _, channels_tiles, parts, _ = config.tiles(problem)
-            assert channels_tiles * config.channels * parts * config.phases >= pairs, "all pairs"
+        for tile in config.tiles if name == "grad_weight_split" else (config,):
+            assert 1 <= tile.window.phases <= tile.threads, problem
+            fetched = tile.window.slots * tile.window.lanes * tile.window.vector
+            assert fetched >= tile.window.width, "all columns"
+            if name == "grad_weight_split":
+                pairs = tile.phases_of(problem) * out_per_group
+                _, channels_tiles, parts, _ = tile.counts(problem)
+                assert channels_tiles * tile.channels * parts * tile.phases >= pairs, "all pairs"

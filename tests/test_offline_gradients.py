@@ -18,6 +18,7 @@ from numba_tconv.kernels import (
     planes,
     row_copy,
 )
+from numba_tconv.kernels.grad_weight_split import make_kernel
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
@@ -97,12 +98,14 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
         assert "cp.async.wait_group" in report.ptx
 
 
-@pytest.mark.parametrize("reason", ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64"])
+@pytest.mark.parametrize(
+    "reason", ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64", "rows of unequal taps"]
+)
 def test_copies_of_16_bytes(reason):
     """grad_weight_split copies the input by vectors, where they are aligned."""
     cc = TILES[reason][2]
     config = tile_report("grad_weight_split", reason)[0]
-    config = replace(config, x_vector=config.vector)
+    config = config.copying_vectors()
     kernel, shared_bytes = GRADIENTS["grad_weight_split"].kernels(config)[0]
     report = offline.report(kernel, cc, shared_bytes)
     check(report, min(255, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
@@ -136,6 +139,26 @@ def test_a_stage_is_mostly_products(name, reason):
     assert products == turns * inner["FFMA"]
     share = products / (turns * inner.total() + stage.total() - inner.total())
     assert share > 2 / 3, share
+
+
+@needs_sass
+@pytest.mark.parametrize("batch", [1, 16])
+def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
+    """Neither takes registers from the other, and nothing is called."""
+    rung = GRADIENTS["grad_weight_split"]
+    config = rung.config(replace(workloads.get("seamless_u1").problem, batch=batch), F32).copying_vectors()
+    reports = [offline.report(make_kernel(c), HOPPER, c.shared_bytes) for c in (config, replace(config, rest=None))]
+    for report in reports:
+        check(report, min(255, offline.REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
+        assert not re.search(r"\bcall\b", report.ptx)
+    both, whole = ([offline.instructions(loop) for loop in product_loops(report.sass)] for report in reports)
+    assert len(both) == 2 * len(whole) == 4  # a turn's loop and that of the stages around it
+    inner = sorted(both, key=lambda mix: mix.total())[:2]
+    turns = [tile.sums * tile.vector * tile.vectors_a_turn for tile in config.tiles]
+    assert sorted(mix["FFMA"] for mix in inner) == sorted(turns)
+    assert all(mix["FFMA"] / mix.total() > 0.85 for mix in inner)
+    most = max(mix.total() for mix in inner)
+    assert most <= 1.02 * min(mix.total() for mix in whole)
 
 
 # What each row is there for; gradient, workload, precision.
@@ -290,6 +313,8 @@ def test_float32_sums_are_short(reason):
     config = grad_weight_tiles.choose(problem, F32)
     splits, length = grad_weight_tiles.splits_of(problem, config)
     assert (splits - 1) * length < config.stages(problem) <= splits * length
-    a_stage = config.block_l // config.slices  # products of a thread, for each of its sums
-    assert (config.partial or length) * a_stage <= MOST_TERMS
-    assert length * a_stage <= MOST_TERMS**2 / 2
+    for tile in config.tiles:
+        length = -(-tile.stages(problem) // splits)
+        a_stage = tile.block_l // tile.slices  # products of a thread, for each of its sums
+        assert (tile.partial or length) * a_stage <= MOST_TERMS
+        assert length * a_stage <= MOST_TERMS**2 / 2

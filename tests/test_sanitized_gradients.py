@@ -22,7 +22,7 @@ def gradient_properties(case):
     gpu, p = device.current_device(), case.problem
     config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
     if case.rung == "grad_weight_split":
-        own = {"splits": grad_weight_tiles.splits_of(p, config, gpu)[0] > 1}
+        own = {"splits": grad_weight_tiles.splits_of(p, config, gpu)[0] > 1, "two kinds": config.rest is not None}
     else:
         own = {"parts": config.splits > 1, "phases of one tap less": config.long_phases > 0}
     return {

@@ -22,6 +22,7 @@ from .thread_tile import WarpTile
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 UNROLL_LIMIT = 400  # multiply-adds of a pair: all of them are written out
+TURN = 512  # multiply-adds of a thread in one turn of the loop
 MOST_PAIRS = 16  # of a stage
 STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more
 # In multiply-adds: a vector loaded, an element copied, where it lies in memory found, what a stage takes a thread.
@@ -75,6 +76,23 @@ class Config(WarpTile):
     def pairs(self) -> int:
         """Pairs of a stage."""
         return self.phases * self.channels
+
+    @property
+    def pairs_a_turn(self) -> int:
+        """Pairs in one turn of the loop: with several, loads of one go out behind products of another."""
+        products = self.tap_chunk * self.thread_m * self.thread_n
+        return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
+
+    @property
+    def short_a_turn(self) -> int:
+        """Likewise, of the pairs that have a tap less."""
+        return math.gcd(self.phases - self.long_phases, 2)
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers. In
+        wider rows the compiler then finds a worse order of the products."""
+        return self.thread_n <= 8
 
     @property
     def halo(self) -> int:
@@ -141,9 +159,22 @@ class Config(WarpTile):
         """Blocks along the rows of one group."""
         return -(-problem.in_channels_per_group // self.block_m)
 
+    def columns(self, problem: Problem) -> tuple[int, int]:
+        """From a sample's first column to the next sample's, as tiles count them and as windows do.
+
+        Samples lie end to end, with what only windows read between them; but each begins a tile where those are fewer,
+        as of four samples of 256 positions, which are eight tiles of 128, or else 1,027 columns and nine.
+        """
+        in_windows = columns(problem, self.tap_chunk)
+        alone = -(-problem.length // self.block_n) * self.block_n
+        end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)
+        if problem.batch * alone < end_to_end * self.block_n:
+            return alone, alone + in_windows - problem.length
+        return in_windows, in_windows
+
     def column_tiles(self, problem: Problem) -> int:
-        beyond = (self.tap_chunk - 1) * self.taps.step  # columns after the last position, which only windows read
-        return -(-(problem.batch * columns(problem, self.tap_chunk) - beyond) // self.block_n)
+        of_tiles, _ = self.columns(problem)  # of the last sample, those after its last position need no tile
+        return -(-((problem.batch - 1) * of_tiles + problem.length) // self.block_n)
 
     def depth(self, problem: Problem) -> tuple[int, int, int]:
         """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the channels running fastest."""

@@ -13,6 +13,10 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   less than others have a loop of their own: without questions the loads of all taps go out first. What a load brings is
   written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
   is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
+* Registers lie in two banks, the even and the odd ones, and a bank reads one operand a clock: a product of three would
+  wait, but what the product before has read in the same place is kept. So a tile is multiplied row by row, forth and
+  back: a row shares its weight, a turn its column. And neighbouring sums are exchanged, so that a sum and its column
+  lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls agree).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 * Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
 
@@ -38,9 +42,10 @@ from ..ptx import (
     cp_async_wait,
     device_function,
     griddepcontrol_wait,
-    load_vector,
+    load_vector_at,
     recomputed,
     repeated,
+    shared_base,
     store_vector,
     store_vectors,
 )
@@ -52,7 +57,7 @@ from .grad_input_pack import make_kernel as make_pack
 from .grad_input_pack import prepare_pack
 from .grad_input_parts import second_stage, split
 from .grad_rung import GradientRung
-from .grad_window import columns, locate, make_aim, make_fetch
+from .grad_window import locate, make_aim, make_fetch
 from .rung import cuda_core_reason
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
@@ -70,9 +75,10 @@ def make_kernel(config: Config) -> Kernel:
     stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
     early = config.early
     table, w_copies, long_phases = config.table, -(-w_stage // (vector * threads)), config.long_phases
-    lanes_run, pairs_a_turn = math.gcd(block_n, threads), 1 + (pairs % 2 == 0)
-    short_phases = phases - long_phases
-    short_a_turn, short_weights = 1 + (short_phases % 2 == 0), (tap_chunk - 1) * block_m
+    lanes_run, pairs_a_turn, short_a_turn = math.gcd(block_n, threads), config.pairs_a_turn, config.short_a_turn
+    short_phases, itemsize = phases - long_phases, config.itemsize
+    g_row, w_row, w_short = itemsize * pitch, itemsize * tap_chunk * block_m, itemsize * (tap_chunk - 1) * block_m
+    exchanged = int(config.exchanged)
     element = ELEMENTS[config.dtype]
     store, accumulator = element.store, element.accumulator
     aim = make_aim(stride, config.dilation)
@@ -98,41 +104,50 @@ def make_kernel(config: Config) -> Kernel:
         """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
         return taps if uint32(pair) % uint32(phases) < full else taps - 1
 
+    @cuda.jit(device=True, inline="always")
+    def sum_of(m, n):
+        """Where a sum lies in ``acc``."""
+        return m * thread_n + (n ^ exchanged)
+
     @device_function
     def product(b, state):
         """Tap ``b`` of a row."""
-        acc, gs, ws, shared, w_at, own = state
+        acc, gs, ws, shared, base, w_at, own = state
         # A tap that a row does not have must not multiply: zero times NaN is NaN.
         if whole or long_phases or b < own:
             for m in range(0, thread_m, vector_m):
-                at = w_at + b * block_m + m * lanes_m
+                at = int32(w_at + itemsize * (b * block_m + m * lanes_m))
                 if vector_m == vector:
-                    load_vector(ws, m, shared, at)
+                    load_vector_at(ws, m, shared, at)
                 else:
                     for z in range(vector_m):
-                        ws[m + z] = shared[uint64(at + z)]
+                        ws[m + z] = shared[uint64((at - base) // itemsize + z)]
             for m in range(thread_m):
-                for n in range(thread_n):
-                    acc[m * thread_n + n] += ws[m] * gs[n + b * step]
+                for e in range(thread_n):
+                    n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
+                    acc[sum_of(m, n)] += ws[m] * gs[n + b * step]
 
     def multiply_taps(taps):
         products = repeated(product, taps)
         window = thread_n + -(-(taps - 1) * step // vector) * vector
 
-        @cuda.jit(device=True, inline="always")
-        def multiply(acc, gs, ws, shared, g_at, w_at, own):
-            """One pair: every tap reads the same register window at another offset."""
+        @device_function
+        def multiply(z, state):
+            """Pair ``z`` of a turn: every tap reads the same register window at another offset."""
+            acc, gs, ws, shared, base, g_at, w_at, w_row, pair, full, taps_left = state
             for q in range(0, window, vector):
-                load_vector(gs, q, shared, g_at + q)
-            products(int32(0), (acc, gs, ws, shared, w_at, own))
+                load_vector_at(gs, q, shared, int32(g_at + z * g_row + itemsize * q))
+            own = taps_of(pair + z, full, taps_left)
+            products(int32(0), (acc, gs, ws, shared, base, int32(w_at + z * w_row), own))
 
         return multiply
 
     multiply, multiply_short = multiply_taps(tap_chunk), multiply_taps(max(1, tap_chunk - 1))
+    multiply_turn, multiply_short_turn = repeated(multiply, pairs_a_turn), repeated(multiply_short, short_a_turn)
 
     def grad_input_tile(
         g, g_n, g_c, g_l, w, grad, batch, length, out_length, in_per_group, out_per_group, groups, padding, columns,
-        row_tiles, tap_chunks, channel_chunks, parts, phases_total, taps_per_row, full_rows,
+        window_columns, row_tiles, tap_chunks, channel_chunks, parts, phases_total, taps_per_row, full_rows,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
         source = cuda.shared.array(table, dtype=int64)
@@ -144,9 +159,13 @@ def make_kernel(config: Config) -> Kernel:
         warp, lane = thread // 32, thread % 32
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector_m)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
+        base = shared_base(shared)
+        g_base = int32(base + itemsize * column_at)
+        w_base = int32(base + itemsize * (g_stage + row_at))
         acc = cuda.local.array(sums, dtype=accumulator)
         gs = cuda.local.array(window, dtype=accumulator)
         ws = cuda.local.array(thread_m, dtype=accumulator)
+        results = cuda.local.array(vector, dtype=accumulator)
         for s in range(sums):
             acc[s] = accumulator(0)
         if early:
@@ -171,8 +190,8 @@ def make_kernel(config: Config) -> Kernel:
                     while e < table:
                         column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
                         tap = phase + chunk * int64(tap_chunk * rows)
-                        source[uint64(e)] = aim(n_first, i_first, column, columns, batch, tap, a, phases_total - phase,
-                                                padding, out_length, g_n, g_l)  # fmt: skip
+                        source[uint64(e)] = aim(n_first, i_first, column, window_columns, batch, tap, a,
+                                                phases_total - phase, padding, out_length, g_n, g_l)  # fmt: skip
                         e = recomputed(int32(e + threads))  # not worth unrolling
                     cuda.syncthreads()
                 fetch(shared, load_at, g, g_offset, g_c, out_per_group - channel, source)
@@ -195,34 +214,31 @@ def make_kernel(config: Config) -> Kernel:
                 if not (whole or long_phases):
                     at_chunk, at_phase = place(s, channel_chunks, parts)
                     full, taps_left = int32(full_rows - at_phase), int32(taps_per_row - at_chunk * tap_chunk)
-                g_at = int32(multiply_at + column_at)
-                w_at = int32(multiply_at + g_stage + row_at)
+                g_at = int32(g_base + itemsize * multiply_at)
+                w_at = int32(w_base + itemsize * multiply_at)
                 multiply_at = int32(multiply_at + stage if multiply_at < (stages - 1) * stage else 0)
                 if long_phases:
                     channel_left = int32(channels)
                     while channel_left > 0:
-                        for _ in range(long_phases):
-                            multiply(acc, gs, ws, shared, g_at, w_at, taps_left)
-                            g_at = int32(g_at + pitch)
-                            w_at = int32(w_at + tap_chunk * block_m)
+                        # The long phases last: before the others' loop their products take more clocks.
+                        g_long, w_long = g_at, w_at
+                        g_at, w_at = int32(g_at + long_phases * g_row), int32(w_at + long_phases * w_row)
                         p = int32(0)
                         while p < short_phases:
-                            multiply_short(acc, gs, ws, shared, g_at, w_at, taps_left)
-                            if short_a_turn == 2:
-                                multiply_short(acc, gs, ws, shared, g_at + pitch, w_at + short_weights, taps_left)
-                            g_at = int32(g_at + short_a_turn * pitch)
-                            w_at = int32(w_at + short_a_turn * short_weights)
+                            multiply_short_turn(
+                                int32(0), (acc, gs, ws, shared, base, g_at, w_at, w_short, 0, full, taps_left)
+                            )
+                            g_at, w_at = int32(g_at + short_a_turn * g_row), int32(w_at + short_a_turn * w_short)
                             p = int32(p + short_a_turn)
+                        for _ in range(long_phases):
+                            multiply(int32(0), (acc, gs, ws, shared, base, g_long, w_long, w_row, 0, full, taps_left))
+                            g_long, w_long = int32(g_long + g_row), int32(w_long + w_row)
                         channel_left = int32(channel_left - 1)
                 else:
                     pair = int32(0)
                     while pair < pairs:
-                        multiply(acc, gs, ws, shared, g_at, w_at, taps_of(pair, full, taps_left))
-                        if pairs_a_turn == 2:
-                            own = taps_of(pair + 1, full, taps_left)
-                            multiply(acc, gs, ws, shared, g_at + pitch, w_at + tap_chunk * block_m, own)
-                        g_at = int32(g_at + pairs_a_turn * pitch)
-                        w_at = int32(w_at + pairs_a_turn * (tap_chunk * block_m))
+                        multiply_turn(int32(0), (acc, gs, ws, shared, base, g_at, w_at, w_row, pair, full, taps_left))
+                        g_at, w_at = int32(g_at + pairs_a_turn * g_row), int32(w_at + pairs_a_turn * w_row)
                         pair = int32(pair + pairs_a_turn)
                 aside = int32(aside - 1)
                 if partial and aside == 0:
@@ -241,7 +257,9 @@ def make_kernel(config: Config) -> Kernel:
         for m in range(thread_m):
             row = row_at + m // vector_m * (vector_m * lanes_m) + m % vector_m
             for n in range(0, thread_n, vector):
-                store_vector(shared, row * result_pitch + column_at + n, acc, m * thread_n + n)
+                for z in range(vector):
+                    results[z] = acc[sum_of(m, n + z)]
+                store_vector(shared, row * result_pitch + column_at + n, results, 0)
         cuda.syncthreads()
         first_row = row_tile * block_m
         rows_left = int32(min(block_m, in_per_group - first_row))
@@ -258,7 +276,7 @@ def make_kernel(config: Config) -> Kernel:
             e = int32(e + lanes_run)
 
     stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 3, flat(accumulator), stored, *integers * 15)
+    signature = (stored, *integers * 3, flat(accumulator), stored, *integers * 16)
     return Kernel(
         "grad_input_tile",
         grad_input_tile,
@@ -333,7 +351,7 @@ def _prepared(
         *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), *g_strides, packed),
         alike((p.batch, p.in_channels, p.length), dtype),
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-        *(columns(p, config.tap_chunk), row_tiles, *config.depth(p)),
+        *(*config.columns(p), row_tiles, *config.depth(p)),
         *(phases, t.taps_per_row, p.kernel_size - (t.taps_per_row - 1) * phases),
         early=config.early,
     )

@@ -1,13 +1,17 @@
 """Tiles of grad_weight_split: what they are, and which there are for a problem (which it gets: grad_weight_tiles.py).
 
 The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
-(grad_window.py), or any tap (``by_taps``), l counts positions, over which the sums run. A block computes ``block_m x
-block_p x tap_chunk`` sums from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x
-thread_p x tap_chunk`` sums, make a slice, and the slices share the positions of a stage.
+(grad_window.py), l counts positions, over which the sums run. A block computes ``block_m x block_p x tap_chunk`` sums
+from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums,
+make a slice, and the slices share the positions of a stage.
+
+Where some rows have a tap more than the others, tiles of all taps would multiply taps that the others lack. So there
+may be two kinds of blocks: those of the taps of whole rows, as many for each phase, and those of the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,7 +22,7 @@ from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from .device import Device
-from .grad_window import Window, columns, evenly, split_taps
+from .grad_window import Window, columns, evenly
 from .thread_tile import ThreadTile
 
 THREADS = 128
@@ -32,6 +36,8 @@ ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
 AIM = 20  # instructions, about, that find a column in memory
 BANKED = 8  # phases whose columns lie in banks of their own
+# The taps that a tile is of: all, or those that every phase has as many of, or the last ones, of which some have one.
+ALL, WHOLE, REST = "all", "whole", "rest"
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,17 @@ class Config(ThreadTile):
     x_vector: int = 1  # elements of x that one cp.async copies
     whole_rows: bool = False  # the rows of a group are a whole number of blocks
     whole_channels: bool = False  # and so are its output channels
-    by_taps: bool = False  # every tap is a phase of its own: no tap is multiplied that an unequal row lacks
+    part: str = ALL  # of the taps
+    rest: Config | None = None  # beside WHOLE the tile of the REST, with as many threads
+
+    @property
+    def tiles(self) -> tuple[Config, ...]:
+        """Of each kind of blocks."""
+        return (self, self.rest) if self.rest else (self,)
+
+    def copying_vectors(self) -> Config:
+        """The same, of 16 bytes of x: for rows and samples that begin at multiples of them."""
+        return replace(self, x_vector=self.vector, rest=self.rest and self.rest.copying_vectors())
 
     @property
     def block_m(self) -> int:
@@ -132,24 +148,26 @@ class Config(ThreadTile):
     @property
     def shared_bytes(self) -> int:
         partials = self.sums * self.threads
-        return max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
+        own = max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
+        return max(own, self.rest.shared_bytes) if self.rest else own
 
     def phases_of(self, problem: Problem) -> int:
         """Of the whole problem."""
-        return phases_of(problem, self.by_taps)
+        return rows_of(problem, self.part)[0]
 
-    def tiles(self, problem: Problem) -> tuple[int, int, int, int]:
-        """Blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
-        p = problem
-        taps = 1 if self.by_taps else p.taps.taps_per_row
-        counts = (p.in_channels_per_group, p.out_channels_per_group, self.phases_of(p), taps)
+    def counts(self, problem: Problem) -> tuple[int, int, int, int]:
+        """Own blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
+        counts = (problem.in_channels_per_group, problem.out_channels_per_group, *rows_of(problem, self.part))
         sizes = (self.block_m, self.channels, self.phases, self.tap_chunk)
         return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
 
+    def own_blocks(self, problem: Problem) -> int:
+        """Of one split and of this kind."""
+        return problem.groups * math.prod(self.counts(problem))
+
     def blocks(self, problem: Problem) -> int:
-        """Blocks of one split."""
-        rows, channels, parts, chunks = self.tiles(problem)
-        return problem.groups * rows * channels * parts * chunks
+        """Of one split."""
+        return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
         """Columns of a sample, so that vectors of x begin at multiples of their size."""
@@ -160,9 +178,15 @@ class Config(ThreadTile):
         return -(-problem.batch * self.columns(problem) // self.block_l)
 
 
-def phases_of(problem: Problem, by_taps: bool) -> int:
-    """Phases that have taps; ``by_taps`` each tap is one."""
-    return problem.kernel_size if by_taps else min(problem.taps.rows, problem.kernel_size)
+def rows_of(problem: Problem, part: str) -> tuple[int, int]:
+    """Phases that have taps of a part, and how many of them each has at most."""
+    rows, taps = problem.taps.rows, problem.kernel_size
+    return {ALL: (min(rows, taps), -(-taps // rows)), WHOLE: (rows, taps // rows), REST: (taps % rows, 1)}[part]
+
+
+def unequal(problem: Problem) -> bool:
+    """Whether some phases have a tap more than others, and those have some too."""
+    return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
 
 
 def make(
@@ -171,25 +195,26 @@ def make(
     most_taps: int = MOST_TAPS,
     most_phases: int = THREADS,
     block_l: int = 32,
-    by_taps: bool = False,
+    part: str = ALL,
     **tile,
 ) -> Config:
     """The configuration of a tile: what the problem decides is filled in."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
-    tap_chunk, _ = split_taps(problem, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
+    all_phases, taps = rows_of(problem, part)
+    tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
     block_p = tile["thread_p"] * tile["lanes_p"]
     # A thread fetches columns of one phase: a window has no more phases than threads.
     most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
-    phases, _ = evenly(phases_of(problem, by_taps), most_phases)
+    phases, _ = evenly(all_phases, most_phases)
     block_l = max(block_l, tile["slices"] * v)
     # Where many slices share a split, each thread's sum is short enough.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
-    sizes = dict(tap_chunk=1 if by_taps else tap_chunk, phases=phases, channels=channels, block_l=block_l)
+    sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
     sizes["whole_rows"] = problem.in_channels_per_group % (tile["thread_m"] * tile["lanes_m"]) == 0
     sizes["whole_channels"] = problem.out_channels_per_group % channels == 0
-    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile, by_taps=by_taps)
+    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile, part=part)
 
 
 def min_blocks(config: Config, device: Device) -> int:
@@ -201,19 +226,18 @@ def min_blocks(config: Config, device: Device) -> int:
     return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
 
 
-def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
-    """Every tile of powers of two that fits and is not twice as large as the problem."""
+def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
+    """Every tile of powers of two, of a part of the taps, that fits and is not twice as large as the problem."""
     most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
     powers = [2**e for e in range(8)]
-    unequal = problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
-    for by_taps, thread_m, thread_p in product((False, True)[: 1 + unequal], powers[:4], powers[:4]):
-        phases = phases_of(problem, by_taps)
-        pairs = problem.out_channels_per_group * phases
+    phases, _ = rows_of(problem, part)
+    pairs = problem.out_channels_per_group * phases
+    for thread_m, thread_p in product(powers[:4], powers[:4]):
         for lanes_m, lanes_p in ((m, p) for m, p in product(powers, powers) if m * p <= THREADS):
             block_m, block_p = thread_m * lanes_m, thread_p * lanes_p
             if block_m >= max(2, 2 * problem.in_channels_per_group) or block_p >= max(2, 2 * pairs):
                 continue
-            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p, by_taps=by_taps)
+            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p, part=part)
             tile["slices"] = THREADS // (lanes_m * lanes_p)
             for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
                 config = make(problem, dtype, most_phases=most_phases, **tile)
@@ -225,12 +249,19 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> Iterator
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums,
-    pairs of any tap."""
+    two kinds of blocks."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
         dict(thread_m=1, thread_p=1, lanes_m=4, lanes_p=2, slices=1, most_taps=1),
         dict(thread_m=4, thread_p=1, lanes_m=1, lanes_p=8, slices=1, most_taps=2, partial=2),
-        dict(thread_m=1, thread_p=4, lanes_m=2, lanes_p=2, slices=1, most_phases=2, by_taps=True, partial=1),
+        dict(thread_m=1, thread_p=4, lanes_m=2, lanes_p=2, slices=1, most_phases=2, partial=1),
     )
-    return [make(problem, dtype, block_l=2 * v, **shape) for shape in shapes]
+
+    def of(part):
+        return [make(problem, dtype, block_l=2 * v, part=part, **shape) for shape in shapes]
+
+    if not unequal(problem):
+        return of(ALL)
+    # The first tile has as many threads as the last one, and so have the two between them.
+    return of(ALL) + [replace(whole, rest=rest) for whole, rest in zip(of(WHOLE), of(REST)[::-1], strict=True)]

@@ -55,15 +55,16 @@ def _loads(config: Config) -> int:
 
 def products(problem: Problem, config: Config) -> float:
     """Instructions that multiply, and load what they do, for each position."""
-    c = config
-    return c.blocks(problem) * c.slice_threads * (c.sums + 3 * _loads(c) / c.vector)
+    return sum(c.own_blocks(problem) * c.slice_threads * (c.sums + 3 * _loads(c) / c.vector) for c in config.tiles)
 
 
 def instructions(problem: Problem, config: Config) -> float:
     """Those, and the ones that copy: what counts where sums are long."""
-    windows = config.x_window, config.window
-    copying = sum(32 * _copying(window, window.aim, grad_window.COPY) for window in windows)
-    return products(problem, config) + config.blocks(problem) * copying / config.block_l
+    copying = 0.0
+    for tile in config.tiles:
+        a_stage = sum(32 * _copying(window, window.aim, grad_window.COPY) for window in (tile.x_window, tile.window))
+        copying += tile.own_blocks(problem) * a_stage / tile.block_l
+    return products(problem, config) + copying
 
 
 def _multiplying(config: Config) -> float:
@@ -101,12 +102,22 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
     return SECOND_LAUNCH + waits + 4 * (splits + 1) * elements / SUM_BANDWIDTH
 
 
+def _last_round(problem: Problem, config: Config, splits: int, places: int) -> float:
+    """The share of a block's time that the last blocks take, behind whole rounds of ``places`` blocks: less where they
+    are all of the rest, by what its positions take to issue."""
+    if not config.rest or config.own_blocks(problem) * splits > places:
+        return 1.0
+    of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest, config))
+    return min(1.0, of_rest / own)
+
+
 def milliseconds(problem: Problem, config: Config, splits: int, length: int, device: Device) -> float:
     """An estimate for an H200, of ``splits`` of ``length`` stages each."""
     most = -(-config.blocks(problem) * splits // device.multiprocessors)  # blocks of a multiprocessor
-    whole, rest = divmod(most, config.min_blocks)
+    whole, last = divmod(most, config.min_blocks)
+    share = _last_round(problem, config, splits, whole * config.min_blocks * device.multiprocessors)
     clocks = 0.0
-    for rounds, resident in ((whole, config.min_blocks), (min(rest, 1), rest)):
+    for rounds, resident in ((whole, config.min_blocks), (share * min(last, 1), last)):
         if rounds:
             a_stage, ends = _blocks(config, resident)
             clocks += rounds * (length * a_stage + ends)
@@ -115,5 +126,5 @@ def milliseconds(problem: Problem, config: Config, splits: int, length: int, dev
 
 def least_ms(problem: Problem, device: Device, config: Config) -> float:
     """What it takes at least, soon found: the products alone."""
-    a_stage = _multiplying(config) * config.threads / 32 / SCHEDULERS
-    return config.blocks(problem) / device.multiprocessors * config.stages(problem) * a_stage / CLOCKS
+    clocks = sum(c.own_blocks(problem) * c.stages(problem) * _multiplying(c) * c.threads / 32 for c in config.tiles)
+    return clocks / SCHEDULERS / device.multiprocessors / CLOCKS

@@ -12,6 +12,9 @@ workspace, and a second kernel adds them up in a fixed order (grad_sum.py): equa
   there. With few rows and columns, slices of the threads share the positions of a stage.
 * Store: straight from registers. Where there are slices, their sums are added up through shared memory, in float64:
   they may be as many as the threads.
+* Rest: where some phases have a tap more than others, a launch has two kinds of blocks, of tiles of their own: for the
+  taps that every phase has, and behind them in the grid, where they fill what the last of those leave idle, for the
+  rest. No tap is multiplied that a phase lacks, and all sums lie in one workspace.
 
 A sum of thousands of products loses digits, so in float32 about a hundred are added up apart, and a split is short.
 Each element of x is read once a column tile (and tap chunk), each of grad_output once a row tile.
@@ -19,7 +22,7 @@ Each element of x is read once a column tile (and tap chunk), each of grad_outpu
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 import torch
@@ -28,20 +31,22 @@ from numba import cuda, float64, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
-from ..ptx import add_vectors, cp_async_commit, cp_async_wait, load_vector, store_vectors
+from ..ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, load_vector, store_vectors
 from . import device as gpu
 from .grad_rung import GradientRung
 from .grad_sum import accumulator_of, added_up
 from .grad_sum import make_kernel as make_sum
-from .grad_weight_config import Config, tiny
+from .grad_weight_config import REST, WHOLE, Config, tiny
 from .grad_weight_tiles import choose, splits_of
 from .grad_window import NOWHERE, locate, make_aim, make_fetch
 from .k4_plan import vectors_align
 from .rung import cuda_core_reason
 
+NUMBERS = 8  # that tell how a kind of blocks shares the work
 
-@cache
-def make_kernel(config: Config) -> Kernel:
+
+def make_blocks(config: Config) -> Callable:
+    """All blocks of one kind: a kernel's function, or a device function for one of two kinds."""
     threads, vector, slices, slice_threads = config.threads, config.vector, config.slices, config.slice_threads
     block_m, block_l, tap_chunk = config.block_m, config.block_l, config.tap_chunk
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
@@ -50,6 +55,7 @@ def make_kernel(config: Config) -> Kernel:
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)
     x_stage, stage, sums, window = config.x_stage, config.stage, config.sums, config.window_columns
     partial, partials = config.partial, 2 * config.stage
+    of_whole, of_rest = config.part == WHOLE, config.part == REST
     x_vectors, hop, vectors_a_turn = thread_m * vector, slices * vector, config.vectors_a_turn
     warp_p = min(lanes_p, 8)  # a warp is about as many lanes along m as along p, which share the fewest loads
     element = ELEMENTS[config.dtype]
@@ -91,17 +97,21 @@ def make_kernel(config: Config) -> Kernel:
 
     def grad_weight_split(
         g, g_n, g_c, g_l, x, x_n, x_c, x_l, result, batch, length, out_length, in_per_group, out_per_group, taps,
-        groups, padding, columns, row_tiles, channel_tiles, parts, tap_chunks, phases_total, stages, split_stages,
+        groups, padding, numbers,
     ):  # fmt: skip
+        columns, row_tiles, channel_tiles, parts, tap_chunks, phases_total, stages, split_stages = numbers
+        whole = taps // rows * rows  # taps of whole rows
+        begin, end = whole if of_rest else 0, whole if of_whole else taps
         shared = cuda.shared.array(0, dtype=accumulator)
-        # The tiles of a split are neighbours in the grid: they read the same positions.
-        rest, row_tile = divmod(int64(cuda.blockIdx.x), row_tiles)
+        # The tiles of a split are neighbours in the grid: they read the same positions. The rest is at the grid's end.
+        block = cuda.gridDim.x - 1 - cuda.blockIdx.x if of_rest else cuda.blockIdx.x
+        rest, row_tile = divmod(int64(block), row_tiles)
         rest, channel_tile = divmod(rest, channel_tiles)
         rest, part = divmod(rest, parts)
         rest, chunk = divmod(rest, tap_chunks)
         split, group = divmod(rest, groups)
         first_row, first_channel, first_phase = row_tile * block_m, channel_tile * channels, part * phases
-        first_tap = first_phase + chunk * tap_chunk * rows
+        first_tap = begin + first_phase + chunk * tap_chunk * rows
         rows_left, channels_left = int32(min(block_m, in_per_group - first_row)), out_per_group - first_channel
         x_offset = (group * in_per_group + first_row) * x_c
         g_offset = (group * out_per_group + first_channel) * g_c
@@ -171,7 +181,7 @@ def make_kernel(config: Config) -> Kernel:
                 c, a = int32(pair // uint32(phases)), int32(pair % uint32(phases))
                 k = first_tap + a
                 exists = c < channels and c < channels_left and first_phase + a < phases_total
-                taps_left = int32(taps - k) if exists else int32(0)
+                taps_left = int32(end - k) if exists else int32(0)
                 at = ((first_ci + lane_m) * out_per_group + first_channel + c) * taps + k
                 for m in range(thread_m):
                     for b in range(tap_chunk):
@@ -190,7 +200,7 @@ def make_kernel(config: Config) -> Kernel:
                 pair = number // uint32(tap_chunk) % uint32(thread_p) * uint32(lanes_p) + uint32(lane_p)
                 c, a, b = int32(pair // uint32(phases)), int32(pair % uint32(phases)), int32(number % uint32(tap_chunk))
                 k = first_tap + a + b * rows
-                if m < rows_left and c < channels and c < channels_left and first_phase + a < phases_total and k < taps:
+                if m < rows_left and c < channels and c < channels_left and first_phase + a < phases_total and k < end:
                     value = float64(0)
                     z = int32(0)
                     while z < slices:
@@ -200,13 +210,35 @@ def make_kernel(config: Config) -> Kernel:
                     result[uint64(at)] = accumulator(value)
                 number = uint32(number + slices)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 3, stored, *integers * 3, flat(accumulator), *integers * 16)
+    return grad_weight_split
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, integers, numbers = ELEMENTS[config.dtype], (types.int64,), types.UniTuple(types.int64, NUMBERS)
+    stored = flat(element.storage)
+    signature = (stored, *integers * 3, stored, *integers * 3, flat(element.accumulator), *integers * 8, numbers)
+    function = make_blocks(config)
+    if config.rest:
+        whole, rest = device_function(function), device_function(make_blocks(config.rest))
+        signature += (numbers, types.int64)
+
+        def function(
+            g, g_n, g_c, g_l, x, x_n, x_c, x_l, result, batch, length, out_length, in_per_group, out_per_group, taps,
+            groups, padding, numbers, numbers_of_rest, blocks,
+        ):  # fmt: skip
+            if cuda.blockIdx.x < blocks:
+                whole(g, g_n, g_c, g_l, x, x_n, x_c, x_l, result, batch, length, out_length, in_per_group,
+                      out_per_group, taps, groups, padding, numbers)  # fmt: skip
+            else:
+                rest(g, g_n, g_c, g_l, x, x_n, x_c, x_l, result, batch, length, out_length, in_per_group,
+                     out_per_group, taps, groups, padding, numbers_of_rest)  # fmt: skip
+
     return Kernel(
         "grad_weight_split",
-        grad_weight_split,
+        function,
         signature,
-        threads,
+        config.threads,
         config.shared_bytes,
         config.min_blocks,
         key=repr(config),
@@ -254,8 +286,14 @@ def _prepared(
     if config is None:
         config = choose(p, dtype, device)
         if dtype in (torch.float32, torch.float64) and aligned:
-            config = replace(config, x_vector=config.vector)
-    splits, length = splits_of(p, config, device)
+            config = config.copying_vectors()
+    splits, _ = splits_of(p, config, device)
+
+    def numbers(tile):
+        stages = tile.stages(p)
+        return tile.columns(p), *tile.counts(p), tile.phases_of(p), stages, -(-stages // splits)
+
+    of_rest = (numbers(config.rest), splits * config.own_blocks(p)) if config.rest else ()
     weights = p.in_channels * p.out_channels_per_group * p.kernel_size
     launch = make_kernel(config).prepare(
         splits * config.blocks(p),
@@ -263,7 +301,6 @@ def _prepared(
         *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), *x_strides),
         alike((splits * weights,), accumulator_of(dtype)),
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-        *(p.groups, p.padding, config.columns(p), *config.tiles(p)),
-        *(config.phases_of(p), config.stages(p), length),
+        *(p.groups, p.padding, numbers(config), *of_rest),
     )
     return splits, launch

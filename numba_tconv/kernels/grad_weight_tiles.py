@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -10,7 +11,7 @@ import torch
 
 from ..problem import Problem
 from .device import H200, Device
-from .grad_weight_config import PARTIAL_TERMS, SPLIT_COLUMNS, Config, candidates
+from .grad_weight_config import PARTIAL_TERMS, REST, SPLIT_COLUMNS, WHOLE, Config, candidates, unequal
 from .grad_weight_cost import instructions, least_ms, milliseconds, products
 
 CLEARLY = 0.95  # the share of the usual tile's estimated time below which another one is taken
@@ -22,7 +23,7 @@ MOST_ROUNDS = 4  # of blocks, that splits are tried for, where sums need no more
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
     """Those that a layer may have, at any batch and length: the usual one, with the fewest estimated instructions, and
     in float32 the ones with the least estimated time at a few lengths."""
-    found = list(candidates(layer, dtype, device))
+    found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
         """By ``cost``, which takes longer to find than ``least``, and is no less."""
@@ -40,6 +41,18 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     samples = (replace(layer, length=max(layer.length, length)) for length in LENGTHS)
     others = (best(partial(_time, sample, device), partial(least_ms, sample, device)) for sample in samples)
     return tuple(dict.fromkeys((usual, *others)))
+
+
+def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
+    """Tiles of whole rows of taps where others have taps left over, for which each has the tile of the fewest estimated
+    instructions of those that share a multiprocessor with as many others."""
+    if not unequal(layer):
+        return
+    rests = sorted(candidates(layer, dtype, device, REST), key=partial(instructions, layer))
+    for whole in candidates(layer, dtype, device, WHOLE):
+        rest = next((rest for rest in rests if rest.min_blocks >= whole.min_blocks), None)
+        if rest:
+            yield replace(whole, rest=replace(rest, min_blocks=whole.min_blocks))
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +78,8 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
     """Numbers of splits, with the stages of each: the most that give no multiprocessor more than so many blocks."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
-    least = -(-stages * config.block_l // max(SPLIT_COLUMNS, PARTIAL_TERMS * config.slices))
+    longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
+    least = -(-stages * config.block_l // longest)
     fewest = -(-least * blocks // device.multiprocessors)  # blocks of a multiprocessor
     most = max(MOST_ROUNDS * config.min_blocks, fewest)
     found = (min(stages, device.multiprocessors * each // blocks) for each in range(fewest, most + 1))

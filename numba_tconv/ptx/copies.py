@@ -39,6 +39,37 @@ def load_vector(typingctx, local, at, shared, index):
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
+# load_vector by address: ptxas computes an array's own anew at every turn of a loop, but not what is computed from it.
+@instruction(lambda shared: 0)
+def shared_base(typingctx, shared):
+    """The address of ``shared[0]`` in the shared window, in bytes; in the simulator addresses count from there."""
+
+    def codegen(context, builder, sig, args):
+        window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
+        first = item(context, builder, sig.args[0], args[0], ir.Constant(i64, 0))
+        return builder.ptrtoint(builder.addrspacecast(first, window), i32)
+
+    return types.int32(shared), codegen
+
+
+@instruction(lambda local, at, shared, address: _load_vector(local, at, shared, address // shared.itemsize))
+def load_vector_at(typingctx, local, at, shared, address):
+    """As load_vector, from an int32 address in ``shared``, a multiple of 16."""
+    element = shared.dtype
+
+    def codegen(context, builder, sig, args):
+        n = 16 * 8 // element.bitwidth
+        vector = ir.VectorType(context.get_value_type(element), n)
+        value = builder.load(builder.inttoptr(args[3], ir.PointerType(vector, SHARED)), align=16)
+        target = item(context, builder, sig.args[0], args[0], args[1])
+        for z in range(n):
+            slot = builder.gep(target, [ir.Constant(i64, z)])
+            builder.store(builder.extract_element(value, ir.Constant(i32, z)), slot)
+        return context.get_dummy_value()
+
+    return types.void(local, types.intp, shared, types.int32), codegen
+
+
 def _words(value_type, element):
     """16 bytes: of elements of 16 bits four words, as LLVM makes two accesses of eight elements."""
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)

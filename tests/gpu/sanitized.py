@@ -336,8 +336,9 @@ def _of_gradients():
         for dtype in (torch.float64, torch.bfloat16):
             yield Gradient(FEW[0], name, SMALL[FEW[0]], dtype)
     unequal = Problem(2, 6, 4, 11, 40, stride=5, padding=3)
-    for config in (None, *GRADIENTS["grad_input_tile"].tiny_configs(unequal, torch.float32)):
-        yield Gradient("unequal taps", "grad_input_tile", unequal, torch.float32, config=config)
+    for name in ("grad_input_tile", "grad_weight_split"):
+        for config in (None, *GRADIENTS[name].tiny_configs(unequal, torch.float32)):
+            yield Gradient("unequal taps", name, unequal, torch.float32, config=config)
     for name in ("grad_input_depthwise", "grad_weight_depthwise"):
         for reason in ("equal taps, many rows", "equal taps, a vector in a column"):
             for layout in ("contiguous", "expanded"):

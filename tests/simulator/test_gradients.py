@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_input_config, grad_weight_config, grad_weight_tiles
+from numba_tconv.kernels import device, grad_input_config, grad_weight_config, grad_weight_split, grad_weight_tiles
 from numba_tconv.kernels.grad_bias import splits_of
 from numba_tconv.kernels.grad_input_parts import split
 from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
@@ -98,14 +98,72 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, rea
             assert torch.equal(which(result), which(oracle)), config
 
 
+# Phases of which some have a tap more than the others.
+UNEQUAL = {
+    "two phases": Problem(2, 4, 6, 5, 13, stride=2, padding=1),
+    "one tap left over": Problem(2, 3, 4, 11, 12, stride=5, padding=3),
+    "groups, three left over": Problem(2, 6, 4, 8, 9, stride=5, padding=11, output_padding=2, groups=2),
+    "dilation, three phases": Problem(1, 3, 5, 7, 16, stride=6, padding=5, dilation=4),
+    "one tap of each phase, one position": Problem(1, 5, 3, 3, 1, stride=2),
+    "chunks that are not whole": Problem(1, 2, 3, 19, 11, stride=2, dilation=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "dtype"),
+    [
+        *((reason, torch.float32) for reason in UNEQUAL),
+        *(("one tap left over", dtype) for dtype in DTYPES if dtype != torch.float32),
+    ],
+    ids=str,
+)
+def test_two_kinds_of_blocks(reason, dtype):
+    """Those of whole rows of taps, and those of the rest."""
+    rung, problem = GRADIENTS["grad_weight_split"], UNEQUAL[reason]
+    assert any(config.rest for config in rung.tiny_configs(problem, dtype))
+    check(rung, problem, dtype)
+
+
+def test_two_kinds_of_blocks_are_split_alike(monkeypatch):
+    """Sums of the rest lie among the others, also of a split that has no stage of the rest."""
+    gpu = replace(device.H200, multiprocessors=8)
+    monkeypatch.setattr(device, "of", lambda index: gpu)
+    problem = Problem(1, 2, 3, 5, 64, stride=2, padding=1)
+    check(GRADIENTS["grad_weight_split"], problem, torch.float32)
+    of_two = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.rest]
+    splits = [grad_weight_tiles.splits_of(problem, config, gpu)[0] for config in of_two]
+    without = [config.rest.stages(problem) < count for config, count in zip(of_two, splits, strict=True)]
+    assert {(count > 1, none) for count, none in zip(splits, without, strict=True)} >= {(True, False), (True, True)}
+
+
+@pytest.mark.parametrize("reason", UNEQUAL)
+def test_blocks_of_whole_rows_leave_the_rest_alone(reason):
+    """Nobody knows which of them come first."""
+    problem = UNEQUAL[reason]
+    g, x, _ = gradient_operands(problem, torch.float32)
+    whole = problem.kernel_size // problem.taps.rows * problem.taps.rows
+    for config in grad_weight_config.tiny(problem, torch.float32):
+        if config.rest:
+            splits, launch = grad_weight_split._prepared.__wrapped__(
+                problem, config, torch.float32, g.stride(), x.stride(), False, SMALL_GPU
+            )
+            assert splits == 1
+            launch.grid = (config.own_blocks(problem), 1, 1)
+            result = poisoned_gradient("grad_weight", problem, torch.float32)
+            launch(g, x, result)
+            assert result[..., :whole].isfinite().all(), config
+            assert result[..., whole:].isnan().all(), config
+
+
 def test_vectors_of_the_input():
     """Copies of 16 bytes, where the host finds that rows and samples begin at multiples of them."""
-    problem, rung = SMALL["stride 1, dilation"], GRADIENTS["grad_weight_split"]
-    g, x, w = gradient_operands(problem, torch.float32)
-    oracle = references_gradient("grad_weight", g, x, w, problem)
-    for config in rung.tiny_configs(problem, torch.float32):
-        result = grad_weight(g, x, problem, config=replace(config, x_vector=config.vector))
-        assert verdict(result, oracle.float(), oracle) is None, config
+    rung = GRADIENTS["grad_weight_split"]
+    for problem in (SMALL["stride 1, dilation"], UNEQUAL["one tap left over"]):
+        g, x, w = gradient_operands(problem, torch.float32)
+        oracle = references_gradient("grad_weight", g, x, w, problem)
+        for config in rung.tiny_configs(problem, torch.float32):
+            result = grad_weight(g, x, problem, config=config.copying_vectors())
+            assert verdict(result, oracle.float(), oracle) is None, config
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "misaligned"])

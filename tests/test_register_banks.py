@@ -1,0 +1,57 @@
+"""In which order grad_input_tile multiplies: registers of one bank seldom make products wait."""
+
+import pytest
+import torch
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels.grad_input_config import Config
+from numba_tconv.kernels.grad_input_few import choose
+from numba_tconv.kernels.grad_input_tile import make_kernel
+from numba_tconv.offline import product_loops
+from numba_tconv.ptx import SIMULATOR
+from tests.register_banks import clocks_a_product
+from tests.test_offline import HOPPER, needs_sass
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+
+def line(text):
+    return f"        /*0010*/                   {text} ;"
+
+
+def test_the_count():
+    """Of two banks, what is kept, and what waits."""
+    balanced = [line("FFMA R8, R0, R3.reuse, R9"), line("FFMA R9, R1, R3.reuse, R10")] * 50
+    assert clocks_a_product("\n".join(balanced)) == pytest.approx(1, abs=0.02)
+    one_bank = [line("FFMA R8, R0, R3.reuse, R8"), line("FFMA R10, R2, R3.reuse, R10")] * 50
+    assert clocks_a_product("\n".join(one_bank)) == pytest.approx(2, abs=0.02)
+    nothing_kept = [line("FFMA R8, R0, R3, R9")] * 100
+    assert clocks_a_product("\n".join(nothing_kept)) == pytest.approx(2, abs=0.02)
+    in_another_place = [line("FFMA R8, R3.reuse, R0, R9"), line("FFMA R8, R0, R3, R9")] * 50
+    assert clocks_a_product("\n".join(in_another_place)) == pytest.approx(2, abs=0.02)
+    with_a_load = [line("FFMA R8, R0, R3.reuse, R9"), line("@!P0 LDS.128 R4, [R2+UR4+0x10]")] * 50
+    assert clocks_a_product("\n".join(with_a_load)) == pytest.approx(2, abs=0.02)
+
+
+def clocks(workload):
+    config = choose(workloads.get(workload).problem, torch.float32).alone
+    make_kernel.cache_clear()
+    loop = min(product_loops(offline.report(make_kernel(config), HOPPER).sass), key=len)
+    return clocks_a_product(loop)
+
+
+@needs_sass
+@pytest.mark.parametrize(
+    ("workload", "most"),
+    [("patch", 1.15), ("kb64", 1.17), ("hifigan_u3", 1.22), ("oobleck_u4", 1.22), ("dac_u4", 1.22)],
+)
+def test_products_seldom_wait_for_registers(workload, most):
+    """Loads and the loop itself take 5 to 8%."""
+    assert clocks(workload) < most
+
+
+@needs_sass
+def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
+    own = clocks("patch")
+    monkeypatch.setattr(Config, "exchanged", False)
+    assert clocks("patch") > 1.05 * own
