@@ -24,7 +24,6 @@ from .convert import (
     tf32_part,
 )
 from .copies import (
-    add_vectors,
     cp_async,
     cp_async_bulk,
     cp_async_bulk_commit,
@@ -38,18 +37,13 @@ from .copies import (
     global_address,
     ld_shared,
     ld_shared_u16,
-    load_vector,
-    load_vector_at,
     shared_address,
-    shared_base,
     st_shared,
     st_shared_b32,
     st_shared_f32,
     st_shared_halves,
     st_shared_v2_b32,
     st_shared_v2_f32,
-    store_vector,
-    store_vectors,
     take,
 )
 from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
@@ -78,6 +72,7 @@ from .tensor_maps import (
     tensormap_replace_address,
     tensormap_replace_size,
 )
+from .vectors import add_vectors, load_vector, load_vector_at, shared_base, store_vector, store_vectors
 from .windows import GRANULE, copy_vectors, multiply_window, spread, store_gathered, store_runs
 
 __all__ = [
