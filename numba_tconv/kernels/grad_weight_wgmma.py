@@ -396,6 +396,4 @@ def _config(problem: Problem, precision: str, alike: int):
 
 def _filling(problem: Problem, apart, own: Config, device: gpu.Device):
     """The configurations, of which the second is the one for the device."""
-    if apart:
-        return apart, filling_planes(problem, own, apart.phases, device)
-    return apart, filling(problem, own, device)
+    return apart, filling_planes(problem, own, apart.phases, device) if apart else filling(problem, own, device)
