@@ -98,6 +98,13 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, rea
             assert torch.equal(which(result), which(oracle)), config
 
 
+def test_short_samples_begin_tiles_of_their_own():
+    """Where those are fewer than of samples end to end; the windows of a tile hold what is beyond its last column."""
+    rung, problem = GRADIENTS["grad_input_tile"], Problem(4, 3, 2, 4, 32, stride=2, padding=1)
+    assert (32, 33) in [config.columns(problem) for config in rung.tiny_configs(problem, torch.float32)]
+    check(rung, problem, torch.float32)
+
+
 # Phases of which some have a tap more than the others.
 UNEQUAL = {
     "two phases": Problem(2, 4, 6, 5, 13, stride=2, padding=1),
