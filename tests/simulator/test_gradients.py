@@ -133,7 +133,7 @@ def test_two_kinds_of_blocks(reason, dtype):
 
 def test_two_kinds_of_blocks_are_split_alike(monkeypatch):
     """Sums of the rest lie among the others, also of a split that has no stage of the rest."""
-    gpu = replace(device.H200, multiprocessors=8)
+    gpu = replace(device.H200, multiprocessors=24)
     monkeypatch.setattr(device, "of", lambda index: gpu)
     problem = Problem(1, 2, 3, 5, 64, stride=2, padding=1)
     check(GRADIENTS["grad_weight_split"], problem, torch.float32)
