@@ -3,7 +3,7 @@
 A register lies in the bank of its number's parity, and a bank reads one register (of all lanes) a clock; a product that
 reads three may wait, and so may the next ones. Not read again is what SASS marks: an operand with ``.reuse`` is kept
 for the next instruction, if that has the same register in the same place. On an H200, the profiler's samples of
-grad_input_tile saw instructions wait to be dispatched just where this counts a wait.
+grad_input_tile saw instructions wait to be dispatched where this counts waits (no recorded rows).
 """
 
 import re

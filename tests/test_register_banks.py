@@ -34,10 +34,10 @@ def test_the_count():
 
 
 def clocks(workload):
+    """Of each loop of products, the inner one first."""
     config = choose(workloads.get(workload).problem, torch.float32).alone
-    make_kernel.cache_clear()
-    loop = min(product_loops(offline.report(make_kernel(config), HOPPER).sass), key=len)
-    return clocks_a_product(loop)
+    report = offline.report(make_kernel.__wrapped__(config), HOPPER)  # not to be kept: a test changes what it is
+    return [clocks_a_product(loop) for loop in sorted(product_loops(report.sass), key=len)]
 
 
 @needs_sass
@@ -47,11 +47,19 @@ def clocks(workload):
 )
 def test_products_seldom_wait_for_registers(workload, most):
     """Loads and the loop itself take 5 to 8%."""
-    assert clocks(workload) < most
+    assert clocks(workload)[0] < most
+
+
+@needs_sass
+def test_nor_where_phases_have_unequal_taps():
+    """Around the loop of those with a tap less are the products of the others."""
+    inner, channel, _ = clocks("seamless_u1")
+    assert inner < 1.22
+    assert channel < 1.22
 
 
 @needs_sass
 def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
-    own = clocks("patch")
+    own = clocks("patch")[0]
     monkeypatch.setattr(Config, "exchanged", False)
-    assert clocks("patch") > 1.05 * own
+    assert clocks("patch")[0] > 1.05 * own

@@ -15,8 +15,9 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
 * Registers lie in two banks, the even and the odd ones, and a bank reads one operand a clock: a product of three would
   wait, but what the product before has read in the same place is kept. So a tile is multiplied row by row, forth and
-  back: a row shares its weight, a turn its column. And neighbouring sums are exchanged, so that a sum and its column
-  lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls agree).
+  back: a row shares its weight, a turn its column. And in rows of up to eight columns neighbouring sums are exchanged,
+  so that a sum and its column lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls
+  agree, of which there are no recorded rows).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 * Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
 
