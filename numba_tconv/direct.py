@@ -76,7 +76,9 @@ class Call(NamedTuple):
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """The result for tensors that are clear."""
-        return self.record(*tensors, self) if wants_gradient(*tensors) else self.compute(*tensors)
+        if torch.is_grad_enabled() and wants_gradient(*tensors):
+            return self.record(*tensors, self)
+        return self.compute(*tensors)
 
 
 def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> Call:

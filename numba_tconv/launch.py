@@ -31,8 +31,14 @@ else:
     from cuda.bindings import driver
     from numba.cuda.dispatcher import CUDADispatcher as Dispatcher
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    has_context = False
+
+
+_thread = _Thread()
 _compiling = threading.RLock()
+UNKNOWN = None, -1  # of a kernel that is not loaded, its function, and shared memory that it may have
 ADDRESS = 4  # of a tensor's slots, the one that holds its address
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes of shared memory, static and dynamic, that a kernel gets without asking
 
@@ -100,12 +106,12 @@ class Kernel:
 
         Raises RuntimeError if that were to happen while a CUDA graph is captured.
         """
-        known = self._handles.get(device)
-        if known is None or known[1] < shared_bytes:
+        known = self._handles.get(device, UNKNOWN)
+        if known[1] < shared_bytes:
             # Threads that call at the same time wait for one compilation, and none lowers another's shared memory.
             with self._lock:
-                known = self._handles.get(device)
-                if known is None or known[1] < shared_bytes:
+                known = self._handles.get(device, UNKNOWN)
+                if known[1] < shared_bytes:
                     self._refuse_capture()
                     known = self._handles[device] = self._load(device, shared_bytes), shared_bytes
         return known[0]
@@ -160,8 +166,10 @@ class Kernel:
     def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters, early: bool = False):
         """Run with the arguments in Numba's layout."""
         device = torch._C._cuda_getDevice()
-        enter_context(device)
-        function, (x, y, z) = self.handle(device, shared_bytes), grid
+        if not _thread.has_context:
+            enter_context(device)
+        known, (x, y, z) = self._handles.get(device, UNKNOWN), grid
+        function = known[0] if known[1] >= shared_bytes else self.handle(device, shared_bytes)
         stream = torch._C._cuda_getCurrentRawStream(device)
         if early:
             config = parameters.early_launch(grid, self.threads, shared_bytes)
@@ -319,7 +327,7 @@ def _check(result):
 def enter_context(device: int):
     """Give torch's context to a thread that has none yet: torch's functions need none, the driver's launches and tensor
     maps do."""
-    if getattr(_thread, "has_context", False):
+    if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
         _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(driver.CUdevice(device)))))

@@ -1,5 +1,6 @@
 """Which problems grad_input_tile computes in parts of their sums, and in which tiles; what the parts are."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,14 @@ from numba_tconv.kernels import partial_sum
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.grad_input_config import TALL, turns, usual, with_stages
 from numba_tconv.kernels.grad_input_few import NARROWER, choose
+from numba_tconv.kernels.grad_input_pack import make_kernel as make_pack
 from numba_tconv.kernels.grad_input_parts import numbers_of_parts, split, summed
 from numba_tconv.kernels.grad_input_tile import InputTile, make_kernel
 from numba_tconv.launch import Kernel
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.parity import SMALL
-from tests.test_offline import HOPPER, check_memory, needs_sass
+from tests.test_offline import AMPERE, HOPPER, check_memory, needs_sass
 
 F32 = torch.float32
 
@@ -66,6 +68,25 @@ def test_early_where_the_gpu_can(reason):
     for device, early in ((H200, True), (A100, False)):
         config = choose(SHORT[reason], F32, device)
         assert config.early == config.early_sums == early
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_windows_are_copied_while_weights_are_packed():
+    """The pack lets the main kernel begin before it loads anything; that waits for it between its first window, copied
+    element by element, and its first weights, copied in vectors."""
+
+    def words(kernel, cc):
+        return re.findall(r"griddepcontrol\.\w+|\bld\.(?!param)|cp\.async\.c\w", offline.report(kernel, cc).ptx)
+
+    config = choose(of("hifigan_u4", batch=1), F32).alone
+    assert words(make_pack(config), HOPPER)[:2] == ["griddepcontrol.launch_dependents", "ld."]
+    main = words(make_kernel(config), HOPPER)
+    assert main.count("griddepcontrol.wait") == 1
+    window, weights = (main.index(copy) for copy in ("cp.async.ca", "cp.async.cg"))
+    assert window < main.index("griddepcontrol.wait") < weights
+    older = choose(of("hifigan_u4", batch=1), F32, A100).alone
+    for kernel in (make_pack(older), make_kernel(older)):
+        assert not any(word.startswith("griddepcontrol") for word in words(kernel, AMPERE))
 
 
 def test_parts_are_of_whole_channels_and_counted_in_32_bits():

@@ -193,3 +193,15 @@ def test_sums_of_one_slice_go_straight_from_registers(name, slices):
     stores = ptx.count("st.global.f32")
     assert stores == config.sums if slices == 1 else 1 <= stores < 8
     assert ("st.shared.f32" in ptx) == (slices > 1)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_of_equal_tiles_that_which_multiplies_more_in_a_turn(batch):
+    """Of a patch, rows and pairs are alike: tiles of 8 x 4 sums a thread and of 4 x 8 load as much for as many."""
+    problem = problem_of("patch", batch=batch)
+    config = choose(problem, F32)
+    mirrored = replace(
+        config, thread_m=config.thread_p, thread_p=config.thread_m, lanes_m=config.lanes_p, lanes_p=config.lanes_m
+    )
+    assert config.vectors_a_turn >= mirrored.vectors_a_turn
+    assert config.vectors_a_turn == 2

@@ -19,7 +19,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..problem import Problem
-from ..ptx import SIMULATOR
+from ..ptx import SIMULATOR, griddepcontrol_launch_dependents
 from .divided import divided
 from .grad_input_config import Config
 from .grad_input_parts import split
@@ -32,7 +32,7 @@ TORCH = {32: torch.float32, 64: torch.float64}
 @cache
 def make_kernel(config: Config) -> Kernel:
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
-    phases, long_phases = config.phases, config.long_phases
+    phases, long_phases, early = config.phases, config.long_phases, config.early
     channels, channel_taps = config.channels, config.channel_taps
     long_taps, places, squares_m = long_phases * tap_chunk, channels * channel_taps, -(-block_m // SIDE)
     stage_taps, hop = channels * tap_chunk * phases, THREADS // SIDE
@@ -58,6 +58,8 @@ def make_kernel(config: Config) -> Kernel:
         return int32(c * channel_taps + a * tap_chunk + b)
 
     def grad_input_pack(w, packed, row_tiles, tap_chunks, channel_chunks, parts, phases_total, in_per_group, splits):
+        if early:
+            griddepcontrol_launch_dependents()  # blocks of the main kernel copy their first windows meanwhile
         square = cuda.shared.array(numbers, dtype=accumulator)
         number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # of the stage; of its rows
         rest, channel_chunk = divided(number, int32(channel_chunks))

@@ -19,6 +19,8 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   so that a sum and its column lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls
   agree, of which there are no recorded rows).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
+* Early: the kernel that packs the weights lets these blocks begin as soon as its own have, where there is room; they
+  work out where their first windows lie and start to copy them before they wait for the weights.
 * Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
 
 Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
@@ -169,8 +171,6 @@ def make_kernel(config: Config) -> Kernel:
         results = cuda.local.array(vector, dtype=accumulator)
         for s in range(sums):
             acc[s] = accumulator(0)
-        if early:
-            griddepcontrol_wait()  # for the weights
 
         # The loads run stages - 1 ahead of the products: chunk, phase and channel are those of the next load.
         total = int32(tap_chunks * parts * channel_chunks)
@@ -196,6 +196,8 @@ def make_kernel(config: Config) -> Kernel:
                         e = recomputed(int32(e + threads))  # not worth unrolling
                     cuda.syncthreads()
                 fetch(shared, load_at, g, g_offset, g_c, out_per_group - channel, source)
+                if early and channel == 0:
+                    griddepcontrol_wait()  # for the weights; after the first time they are there
                 for j in range(w_copies):
                     e = int32((thread + j * threads) * vector)
                     if (j + 1) * threads * vector <= w_stage or e < w_stage:
