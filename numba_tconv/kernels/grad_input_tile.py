@@ -20,7 +20,8 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   agree, of which there are no recorded rows).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 * Early: the kernel that packs the weights lets these blocks begin as soon as its own have, where there is room; they
-  work out where their first windows lie and start to copy them before they wait for the weights.
+  work out where their first windows lie and start to copy them before they wait for the weights (hifigan_u4 at batch 1:
+  0.038 instead of 0.041 ms, rows of 4b392e3 and 093b366; nothing is gained if they wait before they copy, by a script).
 * Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
 
 Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
