@@ -131,6 +131,9 @@ def layouts():
     return kernel, sets
 
 
+HANDLE = Kernel.handle
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """What the driver was given: the grid, the shared memory, the stream, and the slots that it read."""
@@ -167,6 +170,21 @@ def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
     with pytest.raises(ValueError, match="left open"):
         prepared(x, number)
     assert kernel.prepare(4, *like).grid == (4, 1, 1)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
+    """On each GPU, and again where blocks need more shared memory than was asked for."""
+    loads, gpu = [], {"current": 3}
+    monkeypatch.setattr(Kernel, "handle", HANDLE)
+    monkeypatch.setattr(Kernel, "_load", lambda kernel, *what: loads.append(what) or f"load {len(loads)}")
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: gpu["current"])
+    launches.expect(1)
+    kernel = Kernel("kernel", lambda: None, (types.int64,), 32)
+    for gpu["current"], shared_bytes in ((3, 0), (3, 0), (3, 200), (3, 100), (4, 100), (3, 200)):
+        kernel.prepare(1, GIVEN, shared_bytes=shared_bytes)(7)
+    assert loads == [(3, 0), (3, 200), (4, 100)]
+    assert [handle for handle, *_ in launches.seen] == [f"load {n}" for n in (1, 1, 2, 2, 3, 2)]
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
