@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """The result for tensors that are clear."""
-        if torch.is_grad_enabled() and wants_gradient(*tensors):
+        if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first, alone, is the sooner answered
             return self.record(*tensors, self)
         return self.compute(*tensors)
 

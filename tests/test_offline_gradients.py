@@ -270,7 +270,7 @@ def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
 def test_the_kernels_beside_them_stay_in_their_registers(dtype):
     config = grad_input_few.choose(workloads.get("kb79").problem, dtype)
     second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
-    for kernel in (grad_input_pack.make_kernel(config), second_stage):
+    for kernel in (grad_input_pack.make_kernel(config, config.beside), second_stage):
         check(offline.report(kernel, HOPPER), 64)
 
 

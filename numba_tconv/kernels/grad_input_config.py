@@ -56,11 +56,12 @@ class Config(WarpTile):
     long_phases: int = 0
     splits: int = 1  # parts of the output channels, whose sums another kernel adds up (grad_input_few.py)
     early: bool = False  # each kernel is launched before the one before it has ended (Kernel.prepare)
+    beside: bool = False  # and the main one's blocks begin beside those that pack the weights (grad_input_few.py)
 
     @property
     def alone(self) -> Config:
-        """What its kernels are compiled for: any number of parts shares them."""
-        return replace(self, splits=1)
+        """What its main kernel is compiled for: any number of parts shares it, and whatever is before it."""
+        return replace(self, splits=1, beside=False)
 
     @property
     def early_sums(self) -> bool:

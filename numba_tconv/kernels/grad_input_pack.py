@@ -11,6 +11,7 @@ products, its gradient takes 0.556 ms so (H200, row of 88bf05e); packed element 
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -30,9 +31,10 @@ TORCH = {32: torch.float32, 64: torch.float64}
 
 
 @cache
-def make_kernel(config: Config) -> Kernel:
+def make_kernel(config: Config, beside: bool) -> Kernel:
+    """``beside``: blocks of the main kernel may begin as soon as all of this one's have."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
-    phases, long_phases, early = config.phases, config.long_phases, config.early
+    phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps
     long_taps, places, squares_m = long_phases * tap_chunk, channels * channel_taps, -(-block_m // SIDE)
     stage_taps, hop = channels * tap_chunk * phases, THREADS // SIDE
@@ -58,7 +60,7 @@ def make_kernel(config: Config) -> Kernel:
         return int32(c * channel_taps + a * tap_chunk + b)
 
     def grad_input_pack(w, packed, row_tiles, tap_chunks, channel_chunks, parts, phases_total, in_per_group, splits):
-        if early:
+        if beside:
             griddepcontrol_launch_dependents()  # blocks of the main kernel copy their first windows meanwhile
         square = cuda.shared.array(numbers, dtype=accumulator)
         number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # of the stage; of its rows
@@ -99,15 +101,25 @@ def make_kernel(config: Config) -> Kernel:
             packed[uint64(stage + places * block_m + cuda.threadIdx.x)] = accumulator(0)
 
     signature = (strided(element.storage, 3), flat(accumulator)) + (types.int64,) * 7
-    return Kernel("grad_input_pack", grad_input_pack, signature, THREADS, key=repr(config))
+    return Kernel("grad_input_pack", grad_input_pack, signature, THREADS, key=f"{config!r} {beside}")
+
+
+def _stages(problem: Problem, config: Config) -> int:
+    """Of all blocks of the main kernel that have the same columns."""
+    of_a_tile = math.prod(config.depth(split(problem, config.splits)))
+    return problem.groups * config.splits * config.row_tiles(problem) * of_a_tile
+
+
+def pack_blocks(problem: Problem, config: Config) -> int:
+    """Blocks that pack the weights: of each stage as many as it has squares along the rows."""
+    return _stages(problem, config) * -(-config.block_m // SIDE)
 
 
 def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
     """What the packed weights are like, and the launch that packs weights of ``strides`` into such."""
     p, (tap_chunks, channel_chunks, parts) = problem, config.depth(split(problem, config.splits))
     row_tiles, phases = config.row_tiles(p), min(p.taps.rows, p.kernel_size)
-    stages = p.groups * config.splits * row_tiles * tap_chunks * channel_chunks * parts
     w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), config.dtype, strides)
-    packed = alike((stages * config.w_stage,), TORCH[ELEMENTS[config.dtype].accumulator.bitwidth])
+    packed = alike((_stages(p, config) * config.w_stage,), TORCH[ELEMENTS[config.dtype].accumulator.bitwidth])
     integers = (row_tiles, tap_chunks, channel_chunks, parts, phases, p.in_channels_per_group, config.splits)
-    return packed, make_kernel(config.alone).prepare(stages * -(-config.block_m // SIDE), w, packed, *integers)
+    return packed, make_kernel(config.alone, config.beside).prepare(pack_blocks(p, config), w, packed, *integers)

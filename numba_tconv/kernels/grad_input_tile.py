@@ -19,7 +19,7 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   so that a sum and its column lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls
   agree, of which there are no recorded rows).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
-* Early: the kernel that packs the weights lets these blocks begin as soon as its own have, where there is room; they
+* Beside (grad_input_few.py): the kernel that packs the weights may let these blocks begin as soon as its own have; they
   work out where their first windows lie and start to copy them before they wait for the weights (hifigan_u4 at batch 1:
   0.038 instead of 0.041 ms, rows of 4b392e3 and 093b366; nothing is gained if they wait before they copy, by a script).
 * Parts (grad_input_parts.py): where few blocks have long sums, the output channels are dealt out to several.
@@ -310,7 +310,7 @@ class InputTile(GradientRung):
     def kernels(self, config):
         alone = config.alone
         sums = [(kernel, 0) for kernel in partial_sum.kernels_of(config, config.dtype)]
-        return [(make_kernel(alone), config.shared_bytes), (make_pack(alone), 0), *sums]
+        return [(make_kernel(alone), config.shared_bytes), (make_pack(alone, config.beside), 0), *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         like, pack, launch, second = _prepared(
