@@ -1,12 +1,14 @@
-"""In which order grad_input_tile multiplies: registers of one bank seldom make products wait."""
+"""In which order k4 and grad_input_tile multiply: registers of one bank seldom make products wait."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels.grad_input_config import Config
+from numba_tconv.kernels import grad_input_config, grad_input_tile, k4_config, k4_register_tile
 from numba_tconv.kernels.grad_input_few import choose
-from numba_tconv.kernels.grad_input_tile import make_kernel
+from numba_tconv.kernels.k4_cost import choose as choose_forward
 from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
 from tests.register_banks import clocks_a_product
@@ -33,11 +35,21 @@ def test_the_count():
     assert clocks_a_product("\n".join(with_a_load)) == pytest.approx(2, abs=0.02)
 
 
-def clocks(workload):
+def clocks_of(kernel):
     """Of each loop of products, the inner one first."""
-    config = choose(workloads.get(workload).problem, torch.float32).alone
-    report = offline.report(make_kernel.__wrapped__(config), HOPPER)  # not to be kept: a test changes what it is
+    report = offline.report(kernel, HOPPER)
     return [clocks_a_product(loop) for loop in sorted(product_loops(report.sass), key=len)]
+
+
+# The kernels are not to be kept: a test changes what they are.
+def clocks(workload):
+    config = choose(workloads.get(workload).problem, torch.float32).alone
+    return clocks_of(grad_input_tile.make_kernel.__wrapped__(config))
+
+
+def clocks_forward(workload):
+    config = choose_forward(workloads.get(workload).problem, torch.float32, 4)
+    return clocks_of(k4_register_tile.make_kernel.__wrapped__(replace(config, splits=1)))
 
 
 @needs_sass
@@ -60,6 +72,21 @@ def test_nor_where_phases_have_unequal_taps():
 
 @needs_sass
 def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
-    own = clocks("patch")[0]
-    monkeypatch.setattr(Config, "exchanged", False)
+    own, forward = clocks("patch")[0], clocks_forward("patch")[0]
+    monkeypatch.setattr(grad_input_config.Config, "exchanged", False)
+    monkeypatch.setattr(k4_config.Config, "exchanged", False)
     assert clocks("patch")[0] > 1.05 * own
+    assert clocks_forward("patch")[0] > 1.05 * forward
+
+
+@needs_sass
+@pytest.mark.parametrize(("workload", "most"), [("patch", 1.15), ("kb64", 1.22), ("hifigan_u1", 1.22), ("dac_u4", 1.3)])
+def test_products_of_the_forward_pass_seldom_wait(workload, most):
+    assert clocks_forward(workload)[0] < most
+
+
+@needs_sass
+def test_nor_where_some_rows_lack_the_last_tap():
+    two_taps, three_taps, *_ = clocks_forward("seamless_u1")
+    assert two_taps < 1.22
+    assert three_taps < 1.22

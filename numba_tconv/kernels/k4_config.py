@@ -21,8 +21,8 @@ from .thread_tile import WarpTile
 
 # Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
 WINDOW_LIMIT = 20
-# Multiply-adds of one channel that LLVM still unrolls; beyond, the window would lie in local memory.
-UNROLL_LIMIT = 320
+# Multiply-adds of one channel: all of them are written out.
+UNROLL_LIMIT = 384
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Config(WarpTile):
     partial: int = 0  # stages of one partial sum; 0: all
     once: bool = False  # there are two of them, the first of which is put aside by its upper half (ptx/halves.py)
     x_vector: int = 1  # elements of x that one cp.async copies
+    apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
     y_vector: int = 1  # consecutive outputs that one store writes
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
@@ -53,6 +54,11 @@ class Config(WarpTile):
     def phases(self) -> int:
         """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
         return 1 if self.one_phase else min(self.taps.rows, self.block_m)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows of a thread have the last tap, or none."""
+        return self.one_phase or self.apart
 
     @property
     def channels(self) -> int:
@@ -69,6 +75,11 @@ class Config(WarpTile):
         """Channels in one turn of the loop: two are fewer turns, and loads of one behind products of the other. Sums
         that are put aside leave the registers for it, unless rows have unequal taps."""
         return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers."""
+        return self.thread_n <= 8
 
     @property
     def halo(self) -> int:
@@ -135,7 +146,7 @@ class Config(WarpTile):
         """Taps of a chunk that a block multiplies; of one phase those that there are, on average, not those of the
         longest row."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
-        return problem.kernel_size / chunks if self.one_phase else self.tap_chunk
+        return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
@@ -143,6 +154,7 @@ TILES = {
     4: (
         (64, 128, 8, 8, 8, 4),
         (128, 128, 8, 8, 8, 2),
+        (128, 128, 16, 8, 8, 2),
         (32, 256, 4, 8, 8, 2),
         (16, 512, 4, 8, 4, 2),
         (8, 512, 4, 8, 2, 4),
@@ -225,7 +237,7 @@ def fits(config: Config, device: Device) -> bool:
 
 def register_window(device: Device) -> int:
     """Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill."""
-    return 16 if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
+    return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
 
 
 def spills(config: Config, device: Device) -> bool:
@@ -271,4 +283,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
         dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
         dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, once=dtype == torch.float32),
     )
+    if one_phase and 1 < problem.taps.rows <= 8:
+        rows = dict(block_k=2, block_m=8 * problem.taps.rows, block_n=16 * v, lanes_m=2, partial=1, apart=True)
+        shapes = (*shapes, rows)
     return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

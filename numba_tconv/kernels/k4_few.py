@@ -20,10 +20,10 @@ import torch
 from ..problem import Problem
 from .channel_parts import second_stage_ms, split
 from .device import Device
-from .k4_config import Config, fits, make, register_window, storing_vectors, terms_of_a_partial_sum
+from .k4_config import Config, candidates, fits, make, register_window, storing_vectors, terms_of_a_partial_sum
 
-FEW_ROUNDS = 2  # of blocks of the usual tile: below, these are weighed,
-CLEARLY = 0.92  # and taken where they are estimated to take less than this share of its time
+FEW_ROUNDS = 2  # of blocks of the tile that k4_cost.py picks: below, all are weighed anew,
+CLEARLY = 0.98  # and taken where they are estimated to take less than this share of its time
 # (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks, channels of the deepest stage). More sums a thread than
 # usual, of which few warps keep a multiprocessor busy; few columns; few sums, for problems of a few blocks.
 TILES = (
@@ -32,15 +32,21 @@ TILES = (
     (256, 24, 8, 4, 16, 2, 16),
     (32, 64, 4, 4, 4, 5, 32),
 )
-# Fitted to times of 392 launches, of four layers at batch 1 (H200, a script; no recorded rows). The root mean square of
-# what the model is off is 7%. A clock is that of a scheduler, in which one of its warps multiplies and adds.
+# For rows of unequal taps: 16 channels of a phase for each warp, and as many warps as phases. SeamlessM4T's layer takes
+# 0.056 ms; in blocks of one phase it took 0.068 (H100, a script; no recorded rows).
+APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
+MOST_PHASES = 8
+# Fitted to times of 237 launches, of 54 problems with few blocks (H100 and H200, scripts; no recorded rows). The root
+# mean square of what the model is off is 11%; what it picks of them takes 1.003 times as long as the fastest in
+# geometric mean, at most 1.07 times. A clock is that of a scheduler, in which one of its warps multiplies and adds.
 SCHEDULERS = 4  # of a multiprocessor
-CLOCKS = 1.67e6  # in a millisecond
-CHANNEL = 26  # of a warp, for the loads of a turn of the loop over channels, and its end
-LATENCY = 92  # until they have arrived, unless other warps multiply meanwhile
-COPY = 0.47  # of a copy to shared memory
-POSITION = 1.05  # for where an output lies, worked out once for all output channels of a block
-LAUNCH = 0.006  # ms
+CLOCKS = 1.64e6  # in a millisecond
+CHANNEL = 31  # of a warp, for the loads of a turn of the loop over channels, and its end
+LATENCY = 32  # until they have arrived, unless other warps multiply meanwhile
+ALONE = 360  # of a block that is alone on a multiprocessor, for the barriers of a stage; a quarter, of two blocks
+COPY = 0.26  # of a copy to shared memory
+POSITION = 1.33  # for where an output lies, worked out once for all output channels of a block
+LAUNCH = 0.0049  # ms
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> Iterator[tuple[int, int, int]]:
@@ -65,7 +71,8 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     """An estimate of a launch that does not add up partial sums."""
     c = config
     alike = [r for r in rounds(problem, c, device) if r[0]]
-    a_warp = c.block_k * (c.tap_chunk * c.thread_m * c.thread_n + CHANNEL / c.at_once)
+    taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # of blocks of one phase the longest decide
+    a_warp = c.block_k * (taps * c.thread_m * c.thread_n + CHANNEL / c.at_once)
     waits = c.block_k * LATENCY / c.at_once
     copies = COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector)
     store = POSITION * max(c.block_n * c.phases * c.taps.gap, c.threads)
@@ -74,7 +81,8 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     def clocks(resident, warps):
         busy = -(-warps // SCHEDULERS) * a_warp + resident * copies
         alone = a_warp + waits + resident * copies
-        return stages * (busy**4 + alone**4) ** 0.25 + resident * store  # they hide each other, but for a part
+        hidden = (busy**4 + alone**4) ** 0.25  # they hide each other, but for a part
+        return stages * (hidden + ALONE / resident**2) + resident * store
 
     return LAUNCH + sum(number * clocks(resident, warps) for number, resident, warps in alike) / CLOCKS
 
@@ -87,37 +95,40 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ...]:
-    """Those that a layer may have, at any batch and length.
-
-    None on other GPUs than Hopper's, and for rows of unequal taps: SeamlessM4T's layer gained by none (a script).
-    """
-    if device.cc < (9, 0) or layer.kernel_size % layer.taps.rows:
+    """Those that a layer may have, at any batch and length; none on other GPUs than Hopper's."""
+    if device.cc < (9, 0):
         return ()
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
-    sized = (dict(zip(names, sizes, strict=True), deepest=deepest) for *sizes, deepest in TILES)
+    if layer.kernel_size % layer.taps.rows:
+        # Rows of unequal taps: a warp has channels of one phase, and a block all phases of them.
+        several = 1 < layer.taps.rows <= MOST_PHASES
+        sized = [dict(APART, block_m=16 * layer.taps.rows, apart=True)] if several else []
+    else:
+        sized = [dict(zip(names, sizes, strict=True), deepest=deepest) for *sizes, deepest in TILES]
     deep = (with_stages(layer, device, x_vector=x_vector, **size) for size in sized)
     return tuple(config for config in deep if config)
 
 
-def with_stages(layer: Problem, device: Device, deepest: int, **tile) -> Config | None:
-    """The tile with the deepest stages that waste the fewest channels, and with three of them, or two, that fit; None
-    where none do, or the window is wider than the measured ones."""
+def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **tile) -> Config | None:
+    """The tile with the deepest stages that waste the fewest channels, and with the first number of them that fits;
+    None where none does, or the window is wider than registers hold."""
     depth = layer.in_channels_per_group
     for block_k in sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k)):
         config = make(layer, torch.float32, block_k, **tile)
         short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
-        fitting = (replace(config, stages=n) for n in (3, 2) if fits(replace(config, stages=n), device))
+        fitting = (replace(config, stages=n) for n in stages if fits(replace(config, stages=n), device))
         if short and config.window <= register_window(device) and (found := next(fitting, None)):
             return found
     return None
 
 
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
-    """The best of these tiles, in one of the numbers of ``parts``, or ``usual`` where that takes hardly longer."""
+    """The best of these and the usual tiles, in one of the numbers of ``parts``, or ``usual`` where that takes hardly
+    longer."""
     least, best = CLEARLY * cost(problem, usual, device), usual
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
-        for config in tiles(part.layer, x_vector, device):
+        for config in (*candidates(part, torch.float32, x_vector, device), *tiles(part.layer, x_vector, device)):
             time = milliseconds(part, config, device) + second
             if time < least:
                 least, best = time, replace(storing_vectors(config, part), splits=splits)

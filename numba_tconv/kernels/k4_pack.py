@@ -34,6 +34,7 @@ class Order:
     phases: int
     channels: int
     parts: int  # tiles that share the phases of one output channel
+    apart: bool  # rows of a phase lie together
 
     @property
     def stage(self) -> int:
@@ -42,7 +43,7 @@ class Order:
 
 
 def order_of(config: Config) -> Order:
-    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
+    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts, config.apart
     return Order(config.dtype, config.taps.rows, *sizes)
 
 
@@ -50,7 +51,7 @@ def order_of(config: Config) -> Order:
 def make_kernel(order: Order) -> Kernel:
     block_m, tap_chunk, stage = order.block_m, order.tap_chunk, order.stage
     block_k, rows, phases, channels, parts = order.block_k, order.rows, order.phases, order.channels, order.parts
-    storage = ELEMENTS[order.dtype].storage
+    storage, apart = ELEMENTS[order.dtype].storage, order.apart
 
     def k4_pack(w, packed, row_tiles, tap_chunks, channel_chunks, in_per_group):
         # A block packs a stage: which one it is, is worked out once for all of its elements.
@@ -63,7 +64,11 @@ def make_kernel(order: Order) -> Kernel:
         e = int32(cuda.threadIdx.x)
         while e < stage:
             m, rest = e % block_m, e // block_m
-            c, co, a = int32(first_c + rest // tap_chunk), first_co + m // phases, first_a + m % phases
+            c = int32(first_c + rest // tap_chunk)
+            co, a = (
+                first_co + (m % channels if apart else m // phases),
+                first_a + (m // channels if apart else m % phases),
+            )
             t = first_t + a + rest % tap_chunk * rows
             inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
             value = w[group * in_per_group + c, co, t] if inside else storage(0)

@@ -11,12 +11,15 @@ they meet in the same block and are interleaved on the way out.
   stage before is multiplied.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
+* Order: neighbouring products share an operand, and a sum does not lie in its column's bank of registers
+  (tests/register_banks.py counts what the rest would wait).
 * Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
   if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
-  0.101 to 0.088 ms). Since these two, istft takes 4% longer and waveglow 2% (rows of two runs); why is not known.
+  0.101 to 0.088 ms).
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
-* Few blocks (k4_few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle.
+* Few blocks (k4_few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle; rows of unequal
+  taps then lie apart, those of all phases in a block and those of one in a warp.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
 four or two elements wide.
@@ -41,7 +44,11 @@ from ..ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    device_function,
     load_vector,
+    load_vector_at,
+    repeated,
+    shared_base,
     store_upper_halves,
     store_vector,
     store_vectors,
@@ -64,24 +71,20 @@ def make_kernel(config: Config) -> Kernel:
     width, window, pitch = config.width, config.window, config.pitch
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage = x_stage + w_stage
-    stride, dilation, gap, rows, step = (
-        config.stride,
-        config.dilation,
-        config.taps.gap,
-        config.taps.rows,
-        config.taps.step,
-    )
+    stride, dilation, taps = config.stride, config.dilation, config.taps
+    gap, rows, step = taps.gap, taps.rows, taps.step
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
-    one_phase = config.one_phase
+    uniform, apart = config.uniform, config.apart
+    a_pitch, co_pitch = (channels * pitch, pitch) if apart else (pitch, phases * pitch)  # of the staged tile
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
-    accumulator = ELEMENTS[config.dtype].accumulator
-    sums = thread_m * thread_n
+    accumulator, sums = ELEMENTS[config.dtype].accumulator, thread_m * thread_n
     x_copies = -(-width // (x_vector * 32))
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
     whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
-    at_once = config.at_once
+    at_once, exchanged, itemsize = config.at_once, int(config.exchanged), config.itemsize
+    x_row, w_row = itemsize * width, itemsize * tap_chunk * block_m
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
@@ -115,37 +118,63 @@ def make_kernel(config: Config) -> Kernel:
     def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
         """Start the copies of one stage."""
         warp, lane, thread = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32), int32(cuda.threadIdx.x)
-        c, c_offset = warp, offset + warp * stride_c  # a warp copies a channel: c is uniform, and p needs no division
-        at = int32(base + warp * width + lane * x_vector)
-        while c < block_k:
-            exists = whole_chunks or c < channels_left
-            for j in range(x_copies):
-                p = int32(lane + 32 * j)
-                if 32 * (j + 1) <= x_per_row or p < x_per_row:
-                    first = source[uint64(p)]
-                    inside = first >= 0 and exists
-                    copy_x(shared, at + 32 * x_vector * j, x, first + c_offset if inside else int64(0), inside)
-            c, c_offset, at = int32(c + warps), c_offset + warps * stride_c, int32(at + warps * width)
+        # A warp copies whole channels, one after the other: p needs no division, and where a vector lies is worked out
+        # once for all of them.
+        for j in range(x_copies):
+            p = int32(lane + 32 * j)
+            if 32 * (j + 1) <= x_per_row or p < x_per_row:
+                first = source[uint64(p)]
+                inside = first >= 0
+                element = first + offset + warp * stride_c if inside else int64(0)
+                forth = warps * stride_c if inside else int64(0)
+                at = int32(base + warp * width + p * x_vector)
+                for z in range(-(-block_k // warps)):
+                    if z < block_k // warps or warp < block_k % warps:
+                        exists = whole_chunks or warp + z * warps < channels_left
+                        copy_x(shared, at + z * warps * width, x, element, inside and exists)
+                        element += forth
         at, w_at = int32(base + x_stage + thread * vector), w_offset + thread * vector
         for j in range(w_copies):
             if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
-    def load_weights(ws, shared, w_at, b):
-        for h in range(thread_m // vector):
-            load_vector(ws, h * vector, shared, w_at + b * block_m + h * vector * lanes_m)
+    def sum_of(m, n):
+        """Where a sum lies in ``acc``."""
+        return m * thread_n + (n ^ exchanged)
 
     @cuda.jit(device=True, inline="always")
-    def multiply(acc, xs, ws, shared, x_at, w_at):
-        """One channel and the taps that every row has: each reads the same register window at another offset."""
+    def add_products(acc, xs, ws, b, m):
+        """Those of row ``m`` of the tile and tap ``b``, each of which reads the same register window elsewhere."""
+        for e in range(thread_n):
+            n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
+            acc[sum_of(m, n)] += ws[m] * xs[halo + n - b * step]
+
+    @cuda.jit(device=True, inline="always")
+    def load_weights(ws, shared, w_at, b):
+        for h in range(thread_m // vector):
+            load_vector_at(ws, h * vector, shared, int32(w_at + itemsize * (b * block_m + h * vector * lanes_m)))
+
+    @device_function
+    def product(b, state):
+        """A tap that every row has."""
+        acc, xs, ws, shared, w_at = state
+        load_weights(ws, shared, w_at, b)
+        for m in range(thread_m):
+            add_products(acc, xs, ws, b, m)
+
+    products = repeated(product, max(1, whole_taps))
+
+    @device_function
+    def multiply(z, state):
+        """Channel ``z`` of a turn, and the taps that every row has."""
+        acc, xs, ws, shared, x_at, w_at = state
         for q in range(0, window, vector):
-            load_vector(xs, q, shared, x_at + q)
-        for b in range(whole_taps):
-            load_weights(ws, shared, w_at, b)
-            for m in range(thread_m):
-                for n in range(thread_n):
-                    acc[m * thread_n + n] += ws[m] * xs[halo + n - b * step]
+            load_vector_at(xs, q, shared, int32(x_at + z * x_row + itemsize * q))
+        if whole_taps:
+            products(int32(0), (acc, xs, ws, shared, int32(w_at + z * w_row)))
+
+    multiply_turn = repeated(multiply, at_once)
 
     @cuda.jit(device=True, inline="always")
     def multiply_last(acc, xs, ws, shared, w_at, tails):
@@ -153,46 +182,38 @@ def make_kernel(config: Config) -> Kernel:
         load_weights(ws, shared, w_at, whole_taps)
         for m in range(thread_m):
             # A tap that a row does not have must not multiply: zero times NaN is NaN.
-            if one_phase or tails >> m & 1:
-                for n in range(thread_n):
-                    acc[m * thread_n + n] += ws[m] * xs[halo + n - whole_taps * step]
+            if uniform or tails >> m & 1:
+                add_products(acc, xs, ws, whole_taps, m)
 
     @cuda.jit(device=True, inline="always")
     def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
         """``tails``: a bit for each of the thread's rows, whether it has the last tap. Rows of one phase agree; whether
         they have it, is asked outside of the loop: inside, loads of a channel would wait for products of another."""
         c = int32(0)
-        if not ragged:
+        if not ragged or (uniform and tails == 0):
             while c < block_k:
-                multiply(acc, xs, ws, shared, x_at, w_at)
-                if at_once == 2:
-                    multiply(acc, xs, ws, shared, x_at + width, w_at + tap_chunk * block_m)
-                x_at = int32(x_at + at_once * width)
-                w_at = int32(w_at + at_once * tap_chunk * block_m)
+                multiply_turn(int32(0), (acc, xs, ws, shared, x_at, w_at))
+                x_at, w_at = int32(x_at + at_once * x_row), int32(w_at + at_once * w_row)
                 c = int32(c + at_once)
-        elif one_phase and tails == 0:
-            while c < block_k:
-                multiply(acc, xs, ws, shared, x_at, w_at)
-                x_at, w_at, c = int32(x_at + width), int32(w_at + tap_chunk * block_m), int32(c + 1)
         else:
             while c < block_k:
-                multiply(acc, xs, ws, shared, x_at, w_at)
+                multiply(int32(0), (acc, xs, ws, shared, x_at, w_at))
                 multiply_last(acc, xs, ws, shared, w_at, tails)
-                x_at, w_at, c = int32(x_at + width), int32(w_at + tap_chunk * block_m), int32(c + 1)
+                x_at, w_at, c = int32(x_at + x_row), int32(w_at + w_row), int32(c + 1)
 
     @cuda.jit(device=True, inline="always")
     def tails_of(row_at, last_row):
         tails = int32(0)
         for m in range(thread_m):
             row = row_at + m // vector * (vector * lanes_m) + m % vector
-            if row % phases < last_row:
+            if (row // channels if apart else row % phases) < last_row:
                 tails |= int32(1 << m)
         return tails
 
     @cuda.jit(device=True, inline="always")
-    def advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns, first_column,
-                batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at, row_at, tails,
-                channel_chunks, live):  # fmt: skip
+    def advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns,
+                first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at,
+                row_at, tails, channel_chunks, live):  # fmt: skip
         """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
         ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
         while s < end:
@@ -213,8 +234,8 @@ def make_kernel(config: Config) -> Kernel:
                     channel, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0 and live:
-                x_at = int32(s % stages * stage + column_at)
-                w_at = int32(s % stages * stage + x_stage + row_at)
+                at = int32(base + itemsize * stage * (s % stages))
+                x_at, w_at = int32(at + itemsize * column_at), int32(at + itemsize * (x_stage + row_at))
                 last = tails if s >= total - channel_chunks else int32(-1)
                 multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
             s = int32(s + 1)
@@ -239,11 +260,11 @@ def make_kernel(config: Config) -> Kernel:
                 i -= ended * columns
             o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
             if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
-                at = int32(a * pitch + column)
+                at = int32(a * a_pitch + column)
                 co = co_begin + thread // lanes_run
                 target = (n * out_channels + co) * out_length + o
                 while co < co_begin + channels_left:
-                    source = int32(at + (co - co_begin) * (phases * pitch))
+                    source = int32(at + (co - co_begin) * co_pitch)
                     if y_vector > 1:
                         load_vector(values, 0, shared, source)
                         if has_bias:
@@ -275,9 +296,11 @@ def make_kernel(config: Config) -> Kernel:
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
 
+        base = shared_base(shared)
         acc = cuda.local.array(sums, dtype=accumulator)
         xs = cuda.local.array(window, dtype=accumulator)
         ws = cuda.local.array(thread_m, dtype=accumulator)
+        results = cuda.local.array(vector, dtype=accumulator)
         for s in range(sums):
             acc[s] = accumulator(0)
 
@@ -288,13 +311,13 @@ def make_kernel(config: Config) -> Kernel:
         live = first + column_at // warp_columns * warp_columns < batch * columns
         s, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
-            s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
+            s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
                                         x_group, in_per_group, w_tile, column_at, row_at, tails,
                                         channel_chunks, live)  # fmt: skip
         end = int32(min(partial, total))
         while partial and s < total:
-            s, chunk, channel = advance(acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
+            s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
                                         x_group, in_per_group, w_tile, column_at, row_at, tails,
                                         channel_chunks, live)  # fmt: skip
@@ -314,7 +337,9 @@ def make_kernel(config: Config) -> Kernel:
         for m in range(thread_m):
             row = row_at + m // vector * (vector * lanes_m) + m % vector
             for n in range(0, thread_n, vector):
-                store_vector(shared, row * pitch + column_at + n, acc, m * thread_n + n)
+                for z in range(vector):
+                    results[z] = acc[sum_of(m, n + z)]
+                store_vector(shared, row * pitch + column_at + n, results, 0)
         cuda.syncthreads()
         channel = row_tile // parts * channels
         channels_left = int32(min(channels, out_per_group - channel))
