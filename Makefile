@@ -50,9 +50,10 @@ test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
 
+# The longest tests take a minute, and most of that goes into compiling: a process that has none left takes another's.
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
 	$(REQUIRE_GPU)
-	$(PY) -m pytest -n $(WORKERS) -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
 
 fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done, from number FIRST on
 	$(PY) -m numba_tconv fuzz --seed $(SEED) --first $(FIRST) --count $(COUNT)

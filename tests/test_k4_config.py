@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, k4_cost, k4_few, k4_pack, k4_register_tile, partial_sum
+from numba_tconv.kernels import RUNGS, k4_config, k4_cost, k4_few, k4_pack, k4_register_tile, partial_sum
 from numba_tconv.kernels.channel_parts import second_stage_ms, split
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.k4_config import candidates, fits, make, register_window, terms_of_a_partial_sum
@@ -219,6 +219,19 @@ def test_two_rounds_of_blocks_are_not_few(monkeypatch):
     config = choose(problem, torch.float32)
     assert (config.block_m, config.block_n) in others
     k4_cost.choose.cache_clear()
+
+
+def test_a_new_length_makes_no_tile(monkeypatch):
+    """What tiles a layer may have, in each number of parts, is found once; a new length only weighs them."""
+    made = []
+    for module in (k4_config, k4_few):
+        monkeypatch.setattr(module, "make", lambda *problem, **tile: made.append(tile) or make(*problem, **tile))
+    layer = replace(HEAD, in_channels=448)  # of no other test
+    choose(layer, torch.float32)
+    assert len(made) > 20
+    made.clear()
+    choose(replace(layer, length=HEAD.length + 1), torch.float32)
+    assert not made
 
 
 def test_tiles_of_few_blocks_are_legal():

@@ -8,6 +8,7 @@ every group has the outputs of all. What it computes are partial sums in float32
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from ..problem import Problem
 from .partial_sum import MOST_SUMS, partial_sums
@@ -22,6 +23,7 @@ SUM_BANDWIDTH = 1.64e9  # bytes a millisecond, of partial sums and outputs
 LEAST_GAIN = 0.0015  # ms, that a model must promise: about its error
 
 
+@lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
     """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums of ``problem``."""
     if splits == 1:

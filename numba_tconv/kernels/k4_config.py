@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -16,6 +17,7 @@ from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
 from ..ptx.halves import SUMS
+from .channel_parts import split
 from .device import H200, Device
 from .thread_tile import WarpTile
 
@@ -250,27 +252,37 @@ def spills(config: Config, device: Device) -> bool:
     return config.window > register_window(device)
 
 
-def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device):
-    """Every tile that fits, with the deepest stage that wastes the fewest channels.
+def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
+    """Every tile that fits, for the channels in ``splits`` parts, storing vectors where those of a part are aligned."""
+    part = split(problem, splits)
+    return [storing_vectors(config, part) for config in of_layer(part.layer, dtype, x_vector, device, splits)]
+
+
+@lru_cache(maxsize=1024)
+def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
+    """Every tile that fits, for the layer of a part, with the deepest stage that wastes the fewest channels.
 
     With less shared memory than an H200's, fewer blocks share it, down to two: the stages stay as deep.
     """
-    depth = problem.in_channels_per_group
+    depth = layer.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
     tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    ways = (False, True) if problem.kernel_size % problem.taps.rows else (False,)  # of one phase, or of all
+    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # of one phase, or of all
+    found = []
     for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
         blocks = max(2, min(blocks, round(blocks * share)))
         tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector, one_phase=one_phase)
+        tile["splits"] = splits
         for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
-            config = make(problem, dtype, block_k, **tile)
-            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(problem) or block_k == 2
+            config = make(layer, dtype, block_k, **tile)
+            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
             if config.window > register_window(device):
                 config = replace(config, min_blocks=min(3, config.min_blocks))
             if fits(config, device) and short and not spills(config, device):
-                yield config
+                found.append(config)
                 break
+    return tuple(found)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -59,13 +58,6 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     return first + second_stage_ms(problem, c.splits, c.itemsize)
 
 
-def split_candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, numbers: list[int]):
-    """The configurations of sums in each number of parts."""
-    for splits in numbers:
-        for config in candidates(split(problem, splits), dtype, x_vector, device):
-            yield replace(config, splits=splits)
-
-
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
     """The configuration with the least estimated time."""
@@ -78,7 +70,8 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
     if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
         return whole
     parts = worthwhile(problem, share, MOST_ROUNDS) if time(whole) >= CALL else []
-    best = min(split_candidates(problem, dtype, x_vector, device, parts), key=time, default=whole)
+    split_sums = (c for splits in parts for c in candidates(problem, dtype, x_vector, device, splits))
+    best = min(split_sums, key=time, default=whole)
     usual = best if time(best) + LEAST_GAIN < time(whole) else whole
     few = share < FEW_ROUNDS and device.cc >= (9, 0)  # on whose GPUs that was measured
     return clearly_better(problem, usual, x_vector, device, [1, *parts]) if few else usual

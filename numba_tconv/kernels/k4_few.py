@@ -125,11 +125,12 @@ def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **t
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
     """The best of these and the usual tiles, in one of the numbers of ``parts``, or ``usual`` where that takes hardly
     longer."""
-    least, best = CLEARLY * cost(problem, usual, device), usual
+    least, best, number = CLEARLY * cost(problem, usual, device), usual, usual.splits
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
-        for config in (*candidates(part, torch.float32, x_vector, device), *tiles(part.layer, x_vector, device)):
+        usual_tiles = candidates(problem, torch.float32, x_vector, device, splits)
+        for config in (*usual_tiles, *tiles(part.layer, x_vector, device)):
             time = milliseconds(part, config, device) + second
             if time < least:
-                least, best = time, replace(storing_vectors(config, part), splits=splits)
-    return best
+                least, best, number = time, config, splits
+    return replace(storing_vectors(best, split(problem, number)), splits=number)

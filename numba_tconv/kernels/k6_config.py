@@ -293,7 +293,7 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
             found += (with_deep_stages(problem, config) for config in fitting)
             if fitting and not tile.part:
                 break
-    return tuple(dict.fromkeys(found))
+    return tuple(replace(config, splits=splits) for config in dict.fromkeys(found))
 
 
 def deepest(config: Config) -> Config | None:

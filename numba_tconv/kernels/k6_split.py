@@ -5,7 +5,6 @@ The model's constants were fitted to a script's measurements (H200; no recorded 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ..problem import Problem
@@ -30,7 +29,7 @@ def share(problem: Problem, config: Config, device: Device) -> float:
 def candidates(problem: Problem, precision: str, share: float = 0.0) -> list[Config]:
     """The configurations of split sums, where one part fills ``share`` of the multiprocessors."""
     return [
-        replace(config, splits=splits)
+        config
         for splits in worthwhile(problem, share)
         for config in configs(split(problem, splits), precision, wide_outputs=True, splits=splits)
     ]

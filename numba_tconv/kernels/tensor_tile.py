@@ -64,7 +64,7 @@ class Tile:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
@@ -133,19 +133,19 @@ class Tile:
         """Columns between the windows of two successive tap chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
-    @property
+    @cached_property
     def sector(self) -> int:
         """Outputs in a sector; 1 where runs are not aligned."""
         return SECTOR // self.out_dtype.itemsize if self.whole and self.aligned else 1
 
-    @property
+    @cached_property
     def overlap(self) -> int:
         """Columns that a tile computes before the outputs it owns, a multiple of eight: those of which an output of
         the run needs phases, and those of a run that begins up to one sector early."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
-    @property
+    @cached_property
     def advance(self) -> int:
         """Columns between two tiles."""
         return COLUMNS - self.overlap

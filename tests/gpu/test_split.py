@@ -1,12 +1,10 @@
 """Sums that are split over input channels, by k6 and k4, and tiles of k6 that hold a part of the phases, on the GPU."""
 
-import itertools
-
 import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS, channel_parts, k4_cost, k6_config, k6_split
+from numba_tconv.kernels import RUNGS, channel_parts, k4_config, k4_cost, k6_config, k6_split
 from numba_tconv.kernels.device import current_device
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
@@ -60,8 +58,8 @@ def test_split_sums_on_cuda_cores(reason, layout):
     """Of the fewest and of the most parts, the better tile and the worse of the first three."""
     problem, here, found = SPLIT[reason], current_device(), []
     for splits in (min(numbers := channel_parts.numbers_of_parts(problem)), max(numbers)):
-        tiles = k4_cost.split_candidates(problem, torch.float32, 1, here, [splits])
-        best, *_, worst = sorted(itertools.islice(tiles, 3), key=lambda tile: k4_cost.cost(problem, tile, here))
+        tiles = k4_config.candidates(problem, torch.float32, 1, here, splits)[:3]
+        best, *_, worst = sorted(tiles, key=lambda tile: k4_cost.cost(problem, tile, here))
         found += [best, worst]
     check(K4, problem, torch.float32, "ieee", layout, [None, *found])
 
