@@ -108,11 +108,6 @@ def make_kernel(config: Config) -> Kernel:
         """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
         return taps if uint32(pair) % uint32(phases) < full else taps - 1
 
-    @cuda.jit(device=True, inline="always")
-    def sum_of(m, n):
-        """Where a sum lies in ``acc``."""
-        return m * thread_n + (n ^ exchanged)
-
     @device_function
     def product(b, state):
         """Tap ``b`` of a row."""
@@ -129,7 +124,7 @@ def make_kernel(config: Config) -> Kernel:
             for m in range(thread_m):
                 for e in range(thread_n):
                     n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
-                    acc[sum_of(m, n)] += ws[m] * gs[n + b * step]
+                    acc[m * thread_n + (n ^ exchanged)] += ws[m] * gs[n + b * step]
 
     def multiply_taps(taps):
         products = repeated(product, taps)
@@ -262,7 +257,7 @@ def make_kernel(config: Config) -> Kernel:
             row = row_at + m // vector_m * (vector_m * lanes_m) + m % vector_m
             for n in range(0, thread_n, vector):
                 for z in range(vector):
-                    results[z] = acc[sum_of(m, n + z)]
+                    results[z] = acc[m * thread_n + (n + z ^ exchanged)]
                 store_vector(shared, row * result_pitch + column_at + n, results, 0)
         cuda.syncthreads()
         first_row = row_tile * block_m

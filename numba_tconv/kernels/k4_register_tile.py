@@ -139,16 +139,11 @@ def make_kernel(config: Config) -> Kernel:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
-    def sum_of(m, n):
-        """Where a sum lies in ``acc``."""
-        return m * thread_n + (n ^ exchanged)
-
-    @cuda.jit(device=True, inline="always")
     def add_products(acc, xs, ws, b, m):
         """Those of row ``m`` of the tile and tap ``b``, each of which reads the same register window elsewhere."""
         for e in range(thread_n):
             n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
-            acc[sum_of(m, n)] += ws[m] * xs[halo + n - b * step]
+            acc[m * thread_n + (n ^ exchanged)] += ws[m] * xs[halo + n - b * step]
 
     @cuda.jit(device=True, inline="always")
     def load_weights(ws, shared, w_at, b):
@@ -338,7 +333,7 @@ def make_kernel(config: Config) -> Kernel:
             row = row_at + m // vector * (vector * lanes_m) + m % vector
             for n in range(0, thread_n, vector):
                 for z in range(vector):
-                    results[z] = acc[sum_of(m, n + z)]
+                    results[z] = acc[m * thread_n + (n + z ^ exchanged)]
                 store_vector(shared, row * pitch + column_at + n, results, 0)
         cuda.syncthreads()
         channel = row_tile // parts * channels
