@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import grad_input_config, grad_input_tile, k4_config, k4_register_tile
+from numba_tconv.kernels import grad_input_tile, k4_register_tile
 from numba_tconv.kernels.grad_input_few import choose
 from numba_tconv.kernels.k4_cost import choose as choose_forward
+from numba_tconv.kernels.thread_tile import WarpTile
 from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
 from tests.register_banks import clocks_a_product
@@ -73,8 +74,7 @@ def test_nor_where_phases_have_unequal_taps():
 @needs_sass
 def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
     own, forward = clocks("patch")[0], clocks_forward("patch")[0]
-    monkeypatch.setattr(grad_input_config.Config, "exchanged", False)
-    monkeypatch.setattr(k4_config.Config, "exchanged", False)
+    monkeypatch.setattr(WarpTile, "exchanged", False)
     assert clocks("patch")[0] > 1.05 * own
     assert clocks_forward("patch")[0] > 1.05 * forward
 

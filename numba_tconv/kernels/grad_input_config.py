@@ -90,12 +90,6 @@ class Config(WarpTile):
         return math.gcd(self.phases - self.long_phases, 2)
 
     @property
-    def exchanged(self) -> bool:
-        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers. In
-        wider rows the compiler then finds a worse order of the products."""
-        return self.thread_n <= 8
-
-    @property
     def halo(self) -> int:
         """Columns after the block that its taps reach, a whole number of vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector

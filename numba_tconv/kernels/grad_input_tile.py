@@ -13,11 +13,7 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   less than others have a loop of their own: without questions the loads of all taps go out first. What a load brings is
   written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
   is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
-* Registers lie in two banks, the even and the odd ones, and a bank reads one operand a clock: a product of three would
-  wait, but what the product before has read in the same place is kept. So a tile is multiplied row by row, forth and
-  back: a row shares its weight, a turn its column. And in rows of up to eight columns neighbouring sums are exchanged,
-  so that a sum and its column lie in different banks (tests/register_banks.py counts; on an H200 the profiler's stalls
-  agree, of which there are no recorded rows).
+* Order (thread_sums.py): products seldom wait for their registers.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 * Beside (grad_input_few.py): the kernel that packs the weights may let these blocks begin as soon as its own have; they
   work out where their first windows lie and start to copy them before they wait for the weights (hifigan_u4 at batch 1:
@@ -63,6 +59,7 @@ from .grad_input_parts import second_stage, split
 from .grad_rung import GradientRung
 from .grad_window import locate, make_aim, make_fetch
 from .rung import cuda_core_reason
+from .thread_sums import make_sums
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -82,7 +79,7 @@ def make_kernel(config: Config) -> Kernel:
     lanes_run, pairs_a_turn, short_a_turn = math.gcd(block_n, threads), config.pairs_a_turn, config.short_a_turn
     short_phases, itemsize = phases - long_phases, config.itemsize
     g_row, w_row, w_short = itemsize * pitch, itemsize * tap_chunk * block_m, itemsize * (tap_chunk - 1) * block_m
-    exchanged = int(config.exchanged)
+    add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
     element = ELEMENTS[config.dtype]
     store, accumulator = element.store, element.accumulator
     aim = make_aim(stride, config.dilation)
@@ -122,9 +119,7 @@ def make_kernel(config: Config) -> Kernel:
                     for z in range(vector_m):
                         ws[m + z] = shared[uint64((at - base) // itemsize + z)]
             for m in range(thread_m):
-                for e in range(thread_n):
-                    n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
-                    acc[m * thread_n + (n ^ exchanged)] += ws[m] * gs[n + b * step]
+                add_products(acc, ws, gs, m, b * step)
 
     def multiply_taps(taps):
         products = repeated(product, taps)
@@ -256,8 +251,7 @@ def make_kernel(config: Config) -> Kernel:
         for m in range(thread_m):
             row = row_at + m // vector_m * (vector_m * lanes_m) + m % vector_m
             for n in range(0, thread_n, vector):
-                for z in range(vector):
-                    results[z] = acc[m * thread_n + (n + z ^ exchanged)]
+                copy_sums(results, acc, m, n)
                 store_vector(shared, row * result_pitch + column_at + n, results, 0)
         cuda.syncthreads()
         first_row = row_tile * block_m

@@ -79,11 +79,6 @@ class Config(WarpTile):
         return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
 
     @property
-    def exchanged(self) -> bool:
-        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers."""
-        return self.thread_n <= 8
-
-    @property
     def halo(self) -> int:
         """Columns before the block that its taps reach, a whole number of vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
@@ -272,8 +267,8 @@ def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, 
     found = []
     for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
         blocks = max(2, min(blocks, round(blocks * share)))
-        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector, one_phase=one_phase)
-        tile["splits"] = splits
+        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector)
+        tile |= dict(one_phase=one_phase, splits=splits)
         for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
             config = make(layer, dtype, block_k, **tile)
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2

@@ -36,7 +36,7 @@ TILES = (
 # 0.056 ms; in blocks of one phase it took 0.068 (H100, a script; no recorded rows).
 APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
 MOST_PHASES = 8
-# Fitted to times of 237 launches, of 54 problems with few blocks (H100 and H200, scripts; no recorded rows). The root
+# Fitted to times of 237 launches, of 57 problems with few blocks (H100 and H200, scripts; no recorded rows). The root
 # mean square of what the model is off is 11%; what it picks of them takes 1.003 times as long as the fastest in
 # geometric mean, at most 1.07 times. A clock is that of a scheduler, in which one of its warps multiplies and adds.
 SCHEDULERS = 4  # of a multiprocessor

@@ -11,8 +11,7 @@ they meet in the same block and are interleaved on the way out.
   stage before is multiplied.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
-* Order: neighbouring products share an operand, and a sum does not lie in its column's bank of registers
-  (tests/register_banks.py counts what the rest would wait).
+* Order (thread_sums.py): products seldom wait for their registers.
 * Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
   if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
@@ -59,6 +58,7 @@ from .k4_config import Config, tiny
 from .k4_cost import choose
 from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
+from .thread_sums import make_sums
 from .weight_cache import packed_weights
 
 
@@ -83,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
     whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
-    at_once, exchanged, itemsize = config.at_once, int(config.exchanged), config.itemsize
+    at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * width, itemsize * tap_chunk * block_m
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
@@ -96,6 +96,7 @@ def make_kernel(config: Config) -> Kernel:
     else:
         add_partial_sums = add_vectors(sums // vector, threads * vector)
         store_partial_sums = store_vectors(sums // vector, threads * vector)
+    add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
     copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
 
     @cuda.jit(device=True, inline="always")
@@ -139,24 +140,17 @@ def make_kernel(config: Config) -> Kernel:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
-    def add_products(acc, xs, ws, b, m):
-        """Those of row ``m`` of the tile and tap ``b``, each of which reads the same register window elsewhere."""
-        for e in range(thread_n):
-            n = thread_n - 1 - e if m % 2 else e  # forth, and the next row back
-            acc[m * thread_n + (n ^ exchanged)] += ws[m] * xs[halo + n - b * step]
-
-    @cuda.jit(device=True, inline="always")
     def load_weights(ws, shared, w_at, b):
         for h in range(thread_m // vector):
             load_vector_at(ws, h * vector, shared, int32(w_at + itemsize * (b * block_m + h * vector * lanes_m)))
 
     @device_function
     def product(b, state):
-        """A tap that every row has."""
+        """A tap that every row has: each reads the same register window at another offset."""
         acc, xs, ws, shared, w_at = state
         load_weights(ws, shared, w_at, b)
         for m in range(thread_m):
-            add_products(acc, xs, ws, b, m)
+            add_products(acc, ws, xs, m, halo - b * step)
 
     products = repeated(product, max(1, whole_taps))
 
@@ -178,7 +172,7 @@ def make_kernel(config: Config) -> Kernel:
         for m in range(thread_m):
             # A tap that a row does not have must not multiply: zero times NaN is NaN.
             if uniform or tails >> m & 1:
-                add_products(acc, xs, ws, whole_taps, m)
+                add_products(acc, ws, xs, m, halo - whole_taps * step)
 
     @cuda.jit(device=True, inline="always")
     def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
@@ -332,8 +326,7 @@ def make_kernel(config: Config) -> Kernel:
         for m in range(thread_m):
             row = row_at + m // vector * (vector * lanes_m) + m % vector
             for n in range(0, thread_n, vector):
-                for z in range(vector):
-                    results[z] = acc[m * thread_n + (n + z ^ exchanged)]
+                copy_sums(results, acc, m, n)
                 store_vector(shared, row * pitch + column_at + n, results, 0)
         cuda.syncthreads()
         channel = row_tile // parts * channels

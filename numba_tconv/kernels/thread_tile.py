@@ -41,6 +41,12 @@ class WarpTile(ThreadTile):
     lanes_m: int
 
     @property
+    def exchanged(self) -> bool:
+        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers. In
+        wider rows the compiler then finds a worse order of the products."""
+        return self.thread_n <= 8
+
+    @property
     def warps_m(self) -> int:
         return self.block_m // (self.lanes_m * self.thread_m)
 
