@@ -15,6 +15,7 @@ import torch
 from ..elements import ELEMENTS
 from ..offline import RESERVED_SHARED
 from ..problem import Problem
+from ..ptx.halves import SUMS
 from .device import H200, Device
 from .grad_input_parts import split
 from .grad_window import Window, columns, split_phases, split_taps
@@ -24,14 +25,18 @@ WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 UNROLL_LIMIT = 400  # multiply-adds of a pair: all of them are written out
 TURN = 512  # multiply-adds of a thread in one turn of the loop
 MOST_PAIRS = 16  # of a stage
-STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more
+STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more,
+STAGE_BYTES_ALONE = 32 * 1024  # and so may LARGE sums a thread that leave the room of partial sums to the stages
 # In multiply-adds: a vector loaded, an element copied, where it lies in memory found, what a stage takes a thread.
 SHARED_LOAD, COPY, FIND, STAGE = 3, 8, 60, 240
 AIM = 3  # instructions, about, that read where a column lies in memory
+ASIDE, ASIDE_BY_HALVES = 3, 7  # of a sum that is put aside
 WARPS = 4  # of a multiprocessor, with which it runs at half its speed; those of LARGE sums a thread count double
 LARGE, FEWEST_LARGE = 128, 8  # sums of a thread, and warps of such that take as long as fewer
 ALONE = 40  # multiply-adds a sum, as a guess, that pass while a lone block waits for its first stage, and stores
-PARTIAL_TERMS = 128  # products, about, that a float32 sum takes before it is put aside: its error grows with its length
+# Products, about, that a float32 sum takes before it is put aside, of few in all and of MANY: its error grows with its
+# length, and torch's own with their number. To put sums aside takes 1 to 3% of the time.
+PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Config(WarpTile):
     lanes_m: int
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
+    halves: bool = False  # of partial sums, the upper ones alone are put aside, in half the room (ptx/halves.py)
     stages: int = 2
     # Of a stage that has all phases and taps: phases of tap_chunk taps, before those of one tap less; 0: none are less.
     long_phases: int = 0
@@ -136,6 +142,10 @@ class Config(WarpTile):
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
+    def stage_bytes(self) -> int:
+        return (self.g_stage + self.w_stage) * self.itemsize
+
+    @property
     def partials(self) -> int:
         """Where the partial sums lie in shared memory: behind the stages."""
         return self.stages * (self.g_stage + self.w_stage)
@@ -147,7 +157,7 @@ class Config(WarpTile):
 
     @property
     def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        partials = self.thread_m * self.thread_n * self.threads // (2 if self.halves else 1) if self.partial else 0
         return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
 
     def row_tiles(self, problem: Problem) -> int:
@@ -208,11 +218,10 @@ TILES = {
 # it took 6.50 (H200, rows of 63ea18d and 88bf05e).
 TALL = (192, 96, 12, 12, 16, 2)
 
-# Two blocks of 128 x 128 that share a multiprocessor, as one. Its sums are put aside half as often, which takes 1 to 3%
-# of the time: on hifigan_u1, 0.815 ms instead of 0.830 (two blocks 0.904), with a largest error of 1.8e-6, not 1.4e-6
-# (torch's own 1.2e-5; H200, a script; 0.818 and 0.905 by rows of 490f28d and b2dbe62).
+# Two blocks of 128 x 128 that share a multiprocessor, as one: on hifigan_u1, 0.818 ms instead of 0.905 (H200, rows of
+# 490f28d and b2dbe62).
 JOINED = dict(block_m=256, block_n=128, thread_m=8, thread_n=16, lanes_m=16, min_blocks=1)
-JOINED_TERMS = 2  # times as many as PARTIAL_TERMS
+CLEARLY = 0.98  # of the estimated time of other tiles: below, JOINED and TALL are taken
 
 
 def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:
@@ -238,9 +247,16 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     )
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
-        terms = max(PARTIAL_TERMS, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
+        terms = PARTIAL_TERMS_OF_MANY if depth >= MANY else PARTIAL_TERMS
+        terms = max(terms, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
         config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
     return config
+
+
+def by_halves(config: Config) -> Config:
+    """``config`` with its partial sums put aside by their upper halves, if it has any and vectors of them."""
+    possible = config.dtype == torch.float32 and config.partial and config.thread_m * config.thread_n % SUMS == 0
+    return replace(config, halves=True) if possible else config
 
 
 def shared_need(config: Config) -> int:
@@ -250,14 +266,22 @@ def shared_need(config: Config) -> int:
 
 def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:
     """A tile of ``sizes``, as in TILES, with the deepest stage that is not too large; with less shared memory fewer
-    blocks share it. None where not even one fits."""
+    blocks share it. None where not even one fits.
+
+    To put sums aside by halves takes more instructions: that is worth deeper stages, where few warps have many sums
+    each (encodec_u3: 0.726 ms for 0.778, of which twice as long partial sums are 0.010), and not where more have fewer
+    (kb79: 0.675 for 0.656; H100, a script).
+    """
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     tile, pairs, blocks = dict(zip(names, sizes, strict=True)), MOST_PAIRS, 0
+    large = tile["thread_m"] * tile["thread_n"] >= LARGE
     while pairs:
         config = make(problem, dtype, pairs, **tile)
-        blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
-        if blocks > 1 and (config.g_stage + config.w_stage) * config.itemsize <= STAGE_BYTES:
-            break
+        for form in (config, by_halves(config)) if large else (config,):
+            alone = large and (form.halves or not form.partial)
+            blocks = min(form.min_blocks, device.shared_per_multiprocessor // shared_need(form))
+            if blocks > 1 and form.stage_bytes <= (STAGE_BYTES_ALONE if alone else STAGE_BYTES):
+                return replace(form, min_blocks=blocks)
         pairs //= 2
     return replace(config, min_blocks=blocks) if blocks else None
 
@@ -275,7 +299,7 @@ def turns(problem: Problem, config: Config, device: Device) -> int:
 
 
 def joined(problem: Problem, tile: Config, device: Device):
-    """Two blocks of ``tile`` that share a multiprocessor as one block, with every stage that is deeper than theirs.
+    """Two blocks of ``tile`` that share a multiprocessor as one block, with every stage that is as deep as theirs.
 
     It copies the window that row neighbours share once, and waits for fewer stages. None where it would leave more
     rows, columns or multiprocessors without work, or where loads are converted, so that products wait for them.
@@ -284,7 +308,7 @@ def joined(problem: Problem, tile: Config, device: Device):
     if tile.dtype != torch.float32 or pair != (JOINED["block_m"], JOINED["block_n"], LARGE, 2):
         return
     for config in joined_stages(problem, device):
-        if config.pairs > tile.pairs and 2 * turns(problem, config, device) <= turns(problem, tile, device):
+        if config.pairs >= tile.pairs and 2 * turns(problem, config, device) <= turns(problem, tile, device):
             yield config
 
 
@@ -293,7 +317,7 @@ def joined_stages(problem: Problem, device: Device):
     for pairs in range(MOST_PAIRS, 0, -1):
         config = make(problem, torch.float32, pairs, **JOINED)
         if shared_need(config) <= device.shared_per_multiprocessor:
-            yield replace(config, partial=JOINED_TERMS * config.partial)
+            yield config
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
@@ -306,6 +330,9 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     a_stage = config.pairs * a_pair + STAGE * config.threads
     tap_chunks, channel_chunks, parts = config.depth(problem)
     a_block = tap_chunks * parts * (channel_chunks * a_stage + FIND * config.table)
+    if config.partial:
+        times = tap_chunks * parts * channel_chunks / config.partial
+        a_block += times * (ASIDE_BY_HALVES if config.halves else ASIDE) * sums * config.threads
     if config.min_blocks == 1:
         a_block += ALONE * config.block_m * config.block_n
 
@@ -327,20 +354,22 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
         return cost(problem, config, device)
 
     tile = min(candidates(problem, dtype, device), key=time)
-    found = [tile, *joined(problem, tile, device)]
+    others = [*joined(problem, tile, device)]
     if dtype == torch.float32 and (tall := with_stages(problem, dtype, TALL, device)):
-        found.append(tall)
-    return min(found, key=time)
+        others.append(tall)
+    other = min(others, key=time, default=tile)
+    return other if time(other) < CLEARLY * time(tile) else tile
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
-    parts."""
+    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, whole and by
+    halves, sums in parts."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)
+    third = dict(block_m=16, block_n=8 * v, thread_m=4, thread_n=v, lanes_m=4, min_blocks=1, partial=1)
     return [
         make(split(problem, in_two), dtype, 2, **first),
         make(problem, dtype, 3, 1, block_m=2 * v, block_n=16, thread_m=1, thread_n=v, lanes_m=2 * v, min_blocks=1),
-        make(problem, dtype, 8, block_m=16, block_n=8 * v, thread_m=4, thread_n=v, lanes_m=4, min_blocks=1, partial=2),
+        by_halves(make(problem, dtype, 8, **third)),
     ]

@@ -46,7 +46,7 @@ class Config(WarpTile):
     stages: int = 2
     min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
-    once: bool = False  # there are two of them, the first of which is put aside by its upper half (ptx/halves.py)
+    halves: bool = False  # of partial sums, the upper ones alone are put aside, in half the room (ptx/halves.py)
     x_vector: int = 1  # elements of x that one cp.async copies
     apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
     y_vector: int = 1  # consecutive outputs that one store writes
@@ -120,7 +120,7 @@ class Config(WarpTile):
 
     @property
     def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads // (2 if self.once else 1) if self.partial else 0
+        partials = self.thread_m * self.thread_n * self.threads // (2 if self.halves else 1) if self.partial else 0
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
@@ -173,7 +173,7 @@ def terms_of_a_partial_sum(problem: Problem) -> int:
     The error of a sum grows with its length. For strided problems cuDNN (and torch's fallback, a matrix product and
     col2im) sums each tap apart and adds the taps up; one sum over all of them would be that much less exact.
     """
-    return 192 if problem.taps.rows == 1 else min(128, max(32, problem.in_channels_per_group))
+    return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
 
 
 def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
@@ -198,9 +198,6 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
         tile["x_vector"] = 1  # the window of the second chunk would begin between two vectors
     tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))
-    stages = -(-problem.in_channels_per_group // block_k) * (t.taps_per_row // chunk)
-    vectors = tile["thread_m"] * tile["thread_n"] % SUMS == 0
-    tile.setdefault("once", dtype == torch.float32 and vectors and 0 < tile["partial"] < stages <= 2 * tile["partial"])
     config = Config(
         dtype=dtype,
         stride=problem.stride,
@@ -214,6 +211,24 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
         **tile,
     )
     return storing_vectors(config, problem)
+
+
+def ways_aside(problem: Problem, config: Config) -> tuple[Config, ...]:
+    """``config`` with its partial sums put aside whole, and by their upper halves: first what takes less time, where
+    both find room.
+
+    Halves are taken apart and added by more instructions, whole ones stored and loaded by more: of two parts halves
+    win, but where a thread has 128 sums (demucs_u2 in 0.374 ms, whole 0.380; hifigan_u2 at batch 1 in 0.1047, whole
+    0.1031; H100, a script). More than two are added where rows have equal taps alone: seamless_u1 took 0.646 ms with
+    halves and stages of 16 channels, 0.611 with whole ones and stages of 8.
+    """
+    sums = config.thread_m * config.thread_n
+    two = config.channel_chunks(problem) * config.tap_chunks(problem) <= 2 * config.partial
+    possible = config.dtype == torch.float32 and config.partial and sums % SUMS == 0
+    if not possible or (config.ragged and not two):
+        return (config,)
+    halves = replace(config, halves=True)
+    return (halves, config) if two and sums != 128 else (config, halves)
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
@@ -274,21 +289,22 @@ def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, 
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
             if config.window > register_window(device):
                 config = replace(config, min_blocks=min(3, config.min_blocks))
-            if fits(config, device) and short and not spills(config, device):
+            fitting = (c for c in ways_aside(layer, config) if fits(c, device) and not spills(c, device))
+            if short and (config := next(fitting, None)):
                 found.append(config)
                 break
     return tuple(found)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums, once and
-    more often; where rows have unequal taps, blocks of one phase and of several."""
+    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums, whole
+    and by halves; where rows have unequal taps, blocks of one phase and of several."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
         dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
-        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, once=dtype == torch.float32),
+        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, halves=dtype == torch.float32),
     )
     if one_phase and 1 < problem.taps.rows <= 8:
         rows = dict(block_k=2, block_m=8 * problem.taps.rows, block_n=16 * v, lanes_m=2, partial=1, apart=True)

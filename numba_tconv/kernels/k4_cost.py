@@ -15,6 +15,7 @@ from .k4_few import FEW_ROUNDS, clearly_better
 # Fitted to times of 339 configurations of 57 problems (H100, a script; no recorded rows), so that what the model picks
 # takes hardly longer than the fastest: 1.008 times as long in geometric mean; up to 1.29 times where blocks are few,
 # which k4_few.py weighs anew. The root mean square of what it is off is 13%, and 11% where a launch takes over 50 us.
+# Sums were then put aside twice as often, and of more than two parts whole.
 RATE = 2.8e8  # multiply-adds, of float32, of a multiprocessor in a millisecond
 FEWEST_WARPS = 5.2  # of a multiprocessor, that hide each other's latencies: fewer take as long
 COPY = 92  # multiply-adds that take as long as a copy to shared memory

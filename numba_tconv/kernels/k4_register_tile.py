@@ -12,6 +12,8 @@ they meet in the same block and are interleaved on the way out.
 * Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
 * Order (thread_sums.py): products seldom wait for their registers.
+* Sums: long ones are put aside now and then, so that they lose fewer digits; where that leaves room for deeper stages,
+  by upper halves (ptx/halves.py; encodec_u1: 0.557 ms for 0.587; H100, a script).
 * Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
   if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
@@ -38,8 +40,6 @@ from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..layout import NO_GPU, Layout
 from ..ptx import (
-    add_upper_halves,
-    add_vectors,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -48,17 +48,14 @@ from ..ptx import (
     load_vector_at,
     repeated,
     shared_base,
-    store_upper_halves,
     store_vector,
-    store_vectors,
 )
-from ..ptx.halves import SUMS
 from . import device
 from .k4_config import Config, tiny
 from .k4_cost import choose
 from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
-from .thread_sums import make_sums
+from .thread_sums import make_sums, sums_aside
 from .weight_cache import packed_weights
 
 
@@ -82,7 +79,7 @@ def make_kernel(config: Config) -> Kernel:
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
-    whole_chunks, partial, partials, once = config.whole_chunks, config.partial, config.partials, config.once
+    whole_chunks, partial, partials, halves = config.whole_chunks, config.partial, config.partials, config.halves
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * width, itemsize * tap_chunk * block_m
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
@@ -90,12 +87,7 @@ def make_kernel(config: Config) -> Kernel:
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0
-    if once:
-        add_partial_sums = add_upper_halves(sums // SUMS, threads * vector)
-        store_partial_sums = store_upper_halves(sums // SUMS, threads * vector)
-    else:
-        add_partial_sums = add_vectors(sums // vector, threads * vector)
-        store_partial_sums = store_vectors(sums // vector, threads * vector)
+    add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
     add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
     copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
 
@@ -313,13 +305,13 @@ def make_kernel(config: Config) -> Kernel:
             # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
             # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
             if s < total:
-                if not once and s > partial:
+                if s > partial:
                     add_partial_sums(acc, shared, partials + thread * vector)
                 store_partial_sums(shared, partials + thread * vector, acc)
-                if not once:
+                if not halves:
                     for i in range(sums):
                         acc[i] = accumulator(0)
-                end = total if once else int32(min(end + partial, total))
+                end = int32(min(end + partial, total))
         if partial and total > partial:
             add_partial_sums(acc, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile lies where the stages were

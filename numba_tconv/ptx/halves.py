@@ -2,7 +2,8 @@
 
 The upper 16 bits of a float32 are a number (a bfloat16) of its sign, its exponent and its first seven mantissa bits.
 What is left of the sum without that number is a float32, too, and at most 2^-7 of it: the sum goes on from there, and
-its next additions round what is that much smaller.
+its next additions round what is that much smaller. Later what was put aside is added, and the whole taken apart again:
+so any number of partial sums takes half the room of one.
 """
 
 from __future__ import annotations

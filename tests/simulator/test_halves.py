@@ -36,6 +36,20 @@ def test_what_comes_after_is_added():
     assert np.allclose(sums, RANDOM + 1, rtol=0, atol=1e-6)
 
 
+def test_many_parts_lose_what_one_addition_loses():
+    """Put aside again and again, with what was put aside before: as exact as parts added up, and no less."""
+    parts = np.random.default_rng(1).standard_normal((20, COUNT * SUMS)).astype(np.float32)
+    sums = parts[0].copy()
+    shared = put_aside(sums)
+    for part in parts[1:]:
+        sums += part
+        add_upper_halves(COUNT, STRIDE)(sums, shared, AT)
+        store_upper_halves(COUNT, STRIDE)(shared, AT, sums)
+    add_upper_halves(COUNT, STRIDE)(sums, shared, AT)
+    exact, one_by_one = parts.sum(0, dtype=np.float64), np.add.reduce(parts)
+    assert np.abs(sums - exact).max() <= 2 * np.abs(one_by_one - exact).max()
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 0.0, -2.0])
 def test_special_values_stay(value):
     sums = np.full(COUNT * SUMS, value, dtype=np.float32)
