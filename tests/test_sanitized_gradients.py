@@ -24,7 +24,11 @@ def gradient_properties(case):
     if case.rung == "grad_weight_split":
         own = {"splits": grad_weight_tiles.splits_of(p, config, gpu)[0] > 1, "two kinds": config.rest is not None}
     else:
-        own = {"parts": config.splits > 1, "phases of one tap less": config.long_phases > 0}
+        own = {
+            "parts": config.splits > 1,
+            "phases of one tap less": config.long_phases > 0,
+            "by halves": config.halves,
+        }
     return {
         **own,
         "partial sums": config.partial > 0,
