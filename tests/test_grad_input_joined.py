@@ -7,11 +7,20 @@ import pytest
 import torch
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels.device import H200
-from numba_tconv.kernels.grad_input_config import JOINED, candidates, cost, shared_need, turns, usual
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.grad_input_config import (
+    JOINED,
+    candidates,
+    cost,
+    joined,
+    joined_stages,
+    shared_need,
+    turns,
+    usual,
+)
 from numba_tconv.kernels.grad_input_tile import make_kernel
 from numba_tconv.ptx import SIMULATOR
-from tests.test_offline import HOPPER, check_memory, check_order, needs_sass, product_loops
+from tests.test_offline import AMPERE, DEVICES, HOPPER, check_memory, check_order, needs_sass, product_loops
 
 F32 = torch.float32
 HIFIGAN = workloads.get("hifigan_u1").problem
@@ -62,27 +71,31 @@ def test_types_that_keep_their_tiles(dtype):
     assert not is_joined(usual(HIFIGAN, dtype))
 
 
-def test_joined_blocks_waste_no_more():
-    """Of rows, columns and multiprocessors; and they fit."""
-    found, device = 0, H200
+@pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
+def test_joined_blocks_waste_no_more(device):
+    """Of rows, columns and multiprocessors; and they fit: all that are weighed, whether or not they are chosen."""
+    found = 0
     for workload in workloads.WORKLOADS.values():
         for batch in {1, 3, workload.problem.batch, 2 * workload.problem.batch}:
             problem = replace(workload.problem, batch=batch)
-            config = usual(problem, F32, device)
-            if is_joined(config):
-                found += 1
-                before = min(candidates(problem, F32, device), key=lambda c: cost(problem, c, device))
+            before = min(candidates(problem, F32, device), key=lambda c: cost(problem, c, device))
+            weighed = [*joined(problem, before, device)]
+            found += len(weighed)
+            for config in weighed:
                 assert 2 * turns(problem, config, device) <= turns(problem, before, device), workload.name
                 assert config.pairs >= before.pairs, workload.name
                 assert shared_need(config) <= device.shared_per_multiprocessor, workload.name
+            config = usual(problem, F32, device)
+            assert not is_joined(config) or config in weighed
     assert found
 
 
 COMPILED = {
-    "eight phases": "hifigan_u1",
-    "four phases": "oobleck_u3",
-    "three channels of five phases": "encodec_u2",
-    "three taps, rows of unequal taps": "seamless_u1",
+    "eight phases": ("hifigan_u1", HOPPER),
+    "four phases": ("oobleck_u3", HOPPER),
+    "three channels of five phases": ("encodec_u2", HOPPER),
+    "three taps, rows of unequal taps": ("seamless_u1", HOPPER),
+    "one tap, on Ampere": ("patch", AMPERE),
 }
 
 
@@ -90,14 +103,17 @@ COMPILED = {
 @needs_sass
 @pytest.mark.parametrize("reason", COMPILED)
 def test_joined_blocks_stay_in_their_registers(reason):
-    """And more than three quarters of what a stage issues are products."""
-    config = usual(workloads.get(COMPILED[reason]).problem, F32)
+    """And more than three quarters of what a stage issues are products, whose loads are a large part of one tap's."""
+    workload, cc = COMPILED[reason]
+    problem = workloads.get(workload).problem
+    # On Ampere other tiles are chosen for the workloads: the deepest that fits stands for those of other layers.
+    config = usual(problem, F32) if cc == HOPPER else next(joined_stages(problem, DEVICES[cc]))
     assert is_joined(config)
-    report = offline.report(make_kernel(config), HOPPER)
+    report = offline.report(make_kernel(config), cc)
     check_memory(report, 255)
     check_order(report)
     loops = product_loops(report.sass)
     inner, stage = (offline.instructions(pick(loops, key=len)) for pick in (min, max))
     products = config.pairs * config.tap_chunk * config.thread_m * config.thread_n
     share = products / (products // inner["FFMA"] * inner.total() + stage.total() - inner.total())
-    assert share > 0.75, share
+    assert share > (0.75 if config.tap_chunk > 1 else 0.6), share

@@ -247,11 +247,13 @@ LONGEST_COMPILATION = 13
 BESIDE = 20  # seconds; in as many, what else runs stays much the same
 # The instruction that multiplies, in PTX and in SASS.
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
-# The last three: a part of a long stride's phases, stored from registers, and of split operands; parts of sums, float32
-# of bfloat16.
-COMPILED_CASES = [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS]
-COMPILED_CASES += [("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))]
-matrix_products = pytest.mark.parametrize(("name", "workload", "precision"), COMPILED_CASES)
+matrix_products = pytest.mark.parametrize(
+    ("name", "workload", "precision"),
+    # The last three: a part of a long stride's phases, stored from registers, and of split operands; parts of sums,
+    # float32 of bfloat16.
+    [(name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS]
+    + [("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))],
+)
 
 
 @lru_cache(1)
@@ -319,12 +321,13 @@ def test_k6_loads_biases_together():
     assert max(part.count("ld.shared.f32") for part in report.ptx.split("st.shared")) >= BATCH
 
 
-@pytest.mark.parametrize("name", MULTIPLIERS)
-def test_tensor_core_rungs_compile_in_seconds(name):
-    """On average, since what else runs changes from one compilation to the next; and none takes much longer."""
-    took = [matrix_report(*case)[2] for case in COMPILED_CASES if case[0] == name]
-    assert sum(took) / len(took) < LONGEST_COMPILATION
-    assert max(took) < 2 * LONGEST_COMPILATION
+@matrix_products
+def test_tensor_core_rungs_compile_in_seconds(name, workload, precision):
+    took = matrix_report(name, workload, precision)[2]
+    for _ in range(2):  # what else runs may change in between: the fastest of three counts
+        if took >= LONGEST_COMPILATION:
+            took = min(took, matrix_report.__wrapped__(name, workload, precision)[2])
+    assert took < LONGEST_COMPILATION
 
 
 # What is launched early waits itself for what is before it, whose blocks let it begin.

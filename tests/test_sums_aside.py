@@ -11,13 +11,14 @@ import torch
 from numba_tconv import workloads
 from numba_tconv.kernels import grad_input_config, k4_config
 from numba_tconv.kernels.channel_parts import split
-from numba_tconv.kernels.device import H200
+from numba_tconv.kernels.device import H200, Device
 from numba_tconv.kernels.grad_input_config import (
     MOST_PAIRS,
     PARTIAL_TERMS,
     PARTIAL_TERMS_OF_MANY,
     by_halves,
     shared_need,
+    with_stages,
 )
 from numba_tconv.kernels.grad_input_few import choose as choose_grad_input
 from numba_tconv.kernels.k4_cost import choose as choose_k4
@@ -49,6 +50,12 @@ def test_sums_are_put_aside_whole_where_there_is_room_or_a_thread_has_few(name):
     assert not config.halves
 
 
+def test_threads_of_few_sums_put_them_aside_whole_on_gpus_with_less_shared_memory_too():
+    small, sizes = Device((8, 6), 84, 100 * 1024), (64, 128, 8, 8, 8, 4)
+    config = with_stages(of("encodec_u3"), F32, sizes, small)
+    assert (config.partial > 0, config.halves, config.min_blocks) == (True, False, 2)
+
+
 def test_only_float32_sums_are_put_aside():
     for dtype in (torch.float64, torch.bfloat16):
         config = grad_input_config.usual(of("encodec_u3"), dtype)
@@ -57,8 +64,8 @@ def test_only_float32_sums_are_put_aside():
 
 
 @pytest.mark.parametrize("direction", ["forward", "grad_input"])
-def test_sums_of_no_layer_are_longer_than_half_of_torchs(direction):
-    """But where all of them are short."""
+def test_sums_are_no_longer_than_torchs(direction):
+    """Forward, than torch's over input channels; of the gradient, than half of its one sum; but where all are short."""
     for workload in workloads.WORKLOADS.values():
         for batch in (1, workload.problem.batch):
             problem = replace(workload.problem, batch=batch)
@@ -66,7 +73,7 @@ def test_sums_of_no_layer_are_longer_than_half_of_torchs(direction):
                 config = choose_k4(problem, F32, 1)
                 part, taps = split(problem, config.splits), problem.taps.taps_per_row
                 terms = config.partial * config.block_k * config.tap_chunk
-                limit = max(192, problem.in_channels_per_group)  # torch adds up the taps' sums over input channels
+                limit = max(192, min(256, problem.in_channels_per_group))  # torch adds up the taps' sums over them
                 depth = part.in_channels_per_group * taps
             else:
                 config = choose_grad_input(problem, F32)

@@ -143,6 +143,7 @@ class Config(WarpTile):
 
     @property
     def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
         return (self.g_stage + self.w_stage) * self.itemsize
 
     @property
