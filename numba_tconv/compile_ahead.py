@@ -21,6 +21,7 @@ from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
 from .kernels import RUNGS, gradients, k4_pack, k6_input, k6_tail, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_plan import vectors_align
+from .kernels.k4_register_tile import RegisterTile
 from .launch import Kernel
 from .layout import NO_GPU, Layout
 from .problem import Problem
@@ -50,7 +51,7 @@ class Call:
         rung = RUNGS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
         kernels = [rung.kernel(config)]
-        if self.rung == "k4_register_tile":
+        if isinstance(rung, RegisterTile):
             kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
             kernels += tensor_pack.kernels_of(self.problem, config.tile, tensor_pack.ORDERS[self.rung])

@@ -10,14 +10,17 @@ from .rows import Row, latest, of_newest_gpu
 from .table import markdown, where
 
 WORKLOAD = "kb64"
-NAMES = {"ieee": "full precision", "tf32": "TF32"}
+# A rung beside the ladder is measured where it is for.
+BESIDE = {"k5_dmma": (WORKLOAD, "float64"), "depthwise": ("depthwise", "float32")}
+NAMES = {"ieee": "full precision", "tf32": "TF32", "fp64": "float64"}
 
 
 def render(rows: Iterable[Row]) -> str:
     """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
-    ladder on the workload of its name. A gain is over the rung below, beside the ladder over the fastest in it. All is
-    of the newest row's GPU."""
-    measured = [row for row in rows if row.direction == FORWARD and row.dtype == "float32"]
+    ladder on the workload, and in the dtype, that BESIDE names. A gain is over the rung below, beside the ladder over
+    the fastest in it. All is of the newest row's GPU."""
+    dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
+    measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]
     measured = list(latest(of_newest_gpu(measured)).values())
     lines = markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
     return f"{lines}\n\nForward, {where(measured)}." if measured else lines
@@ -27,7 +30,8 @@ def _line(name: str, measured: list[Row]) -> list[str]:
     rung = RUNGS[name]
     file = type(rung).__module__.replace(".", "/") + ".py"
     ladder = [rung.name for rung in LADDER]
-    workload = WORKLOAD if name in ladder else name
+    workload, dtype = BESIDE.get(name, (WORKLOAD, "float32"))
+    measured = [row for row in measured if row.dtype == dtype]
     own = _time(measured, name, workload)
     others = ladder[: ladder.index(name)][-1:] if name in ladder else ladder
     below = min((row.ms_p50 for other in others if (row := _time(measured, other, workload))), default=None)

@@ -33,7 +33,8 @@ class ToolMissing(RuntimeError):
 @dataclass(frozen=True)
 class Report:
     """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX text; machine code;
-    what ptxas said; seconds of a processor that the compilers took, to PTX and to machine code."""
+    what ptxas said; seconds of a processor that the compilers took, to PTX, if it was not kept on disk (cache.py), and
+    to machine code."""
 
     name: str
     cc: tuple
@@ -90,7 +91,7 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
     """
     arch = "sm_" + "".join(map(str, cc))
     before = _processor_seconds()
-    ptx = kernel.ptx(cc)
+    ptx = kernel.kept_ptx(cc)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)

@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import tempfile
 
 import hypothesis
 import pytest
@@ -23,6 +24,11 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # until all tests are collected
+    # What one process of a run compiles, the others take from the disk. On a GPU the user's own cache serves.
+    if not torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:
+        kept = tempfile.TemporaryDirectory()
+        os.environ["NUMBA_TCONV_CACHE"] = kept.name
+        config.add_cleanup(kept.cleanup)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[real_stderr] = os.dup(2)
 

@@ -19,7 +19,7 @@ from numba_tconv.kernels.k4_config import (
     ways_aside,
 )
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
-from numba_tconv.kernels.k4_plan import plan_of, vector_of
+from numba_tconv.kernels.k4_plan import config_for, plan_of, vector_of
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
@@ -325,7 +325,7 @@ def test_partial_sums_are_stored_in_vectors_wherever_the_output_begins(monkeypat
 def test_partial_sums_are_added_up_by_an_early_launch_on_gpus_that_have_it(gpu):
     shapes = (1, 512, 86), (512, 256, 16)
     x, w = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in shapes)
-    _, first, second = plan_of(k4_register_tile.make_kernel, HEAD, None, x, w, False, True, gpu)
+    _, first, second = plan_of(k4_register_tile.make_kernel, config_for, HEAD, None, x, w, False, True, gpu)
     assert (first.early, second.launch.early) == (False, gpu == H200)
     assert second.launch.kernel is partial_sum.make_kernel(torch.float32, gpu == H200)
 

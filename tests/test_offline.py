@@ -4,9 +4,11 @@ A rung that lost them could still compute the right thing, only slowly, and noth
 """
 
 import itertools
+import os
 import re
 import time
 from functools import cache, lru_cache
+from unittest import mock
 
 import pytest
 import torch
@@ -256,11 +258,17 @@ matrix_products = pytest.mark.parametrize(
 )
 
 
+def not_kept():
+    """While this lasts, what is compiled is not taken from the disk."""
+    return mock.patch.dict(os.environ, {"NUMBA_TCONV_CACHE": ""})
+
+
 @lru_cache(1)
 def k3_seconds(when):
     """How long k3 takes to compile in this stretch of time, when something has been compiled before."""
     simple_report(K3)
-    return simple_report.__wrapped__(K3).seconds
+    with not_kept():
+        return simple_report.__wrapped__(K3).seconds
 
 
 @cache
@@ -269,7 +277,8 @@ def matrix_report(name, workload, precision):
     simpler = k3_seconds(time.monotonic() // BESIDE)
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
-    report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
+    with not_kept():
+        report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
     return config, report, report.seconds / simpler
 
 

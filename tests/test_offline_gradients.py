@@ -235,6 +235,8 @@ def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype)
     for workload in ("kb79", "seamless_u1", "waveglow"):
         config = planes.make_config(workloads.get(workload).problem, dtype)
         check(offline.report(planes.make_kernel(config), HOPPER), 64)
+    in_float64 = planes.make_config(workloads.get("hifigan_u1").problem, F64)
+    check(offline.report(planes.make_kernel(in_float64), HOPPER), 64)
     check(offline.report(row_copy.make_kernel(dtype), HOPPER), 40)
     for config in grad_weight_sum.configs(dtype):
         check(offline.report(grad_weight_sum.make_kernel(config), HOPPER), 80)

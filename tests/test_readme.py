@@ -115,16 +115,18 @@ def test_the_ladder_tells_what_each_rung_gained():
         row(rung="k6_wgmma", precision="tf32", ms_p50=2),
     ]
     beside = [row("depthwise", rung, ms_p50=ms) for rung, ms in (("k4_register_tile", 2), ("depthwise", 0.5))]
-    others = [
-        row("kb74", "k3_shared_tile"),
-        row(rung="k3_shared_tile", dtype="float64", precision="fp64", roofline=None),
+    in_float64 = [
+        row(rung=rung, dtype="float64", precision="fp64", ms_p50=ms, roofline=None)
+        for rung, ms in (("k3_shared_tile", 30), ("k4_register_tile", 20), ("k5_dmma", 8))
     ]
+    others = [row("kb74", "k3_shared_tile"), *in_float64]
     assert cells([*of_kb64, *on_tensor_cores, *beside, *others]) == {
         "k1_gather": ["kb64: 1230 ms, full precision", "-"],
         "k2_polyphase": ["kb64: 100 ms, full precision", "12.3x"],
         "k4_register_tile": ["kb64: 8 ms, full precision", "-"],
         "k5_mma": ["kb64: 2.5 ms, TF32", "3.2x"],
         "k6_wgmma": ["kb64: 2 ms, TF32", "1.2x"],
+        "k5_dmma": ["kb64: 8 ms, float64", "2.5x"],
         "depthwise": ["depthwise: 0.5 ms, full precision", "4.0x"],
     }
 

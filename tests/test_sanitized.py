@@ -13,6 +13,7 @@ from numba_tconv.kernels import (
     device,
     k4_cost,
     k5_config,
+    k5_dmma_config,
 )
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_plan import vector_of
@@ -182,6 +183,28 @@ def test_k4():
         "gaps": BOTH,
         "dtype": {torch.float32, torch.float64},
     }
+
+
+def k5_dmma_properties(case):
+    x, offset = input_of(case)
+    x_vector = vector_of(Layout.of(x)._replace(offset=offset))
+    config = case.config or k5_dmma_config.choose(case.problem, x_vector, device.current_device())
+    return {
+        "copies": config.x_vector,
+        "channels of a product": config.depth,
+        "vectors of outputs": config.y_vector > 1 and not case.offset,
+        "chunks of taps": config.several_chunks,
+        "ragged": config.ragged,
+        "whole stages": config.whole_chunks,
+        "gaps": config.taps.gap > 1,
+    }
+
+
+def test_k5_dmma():
+    found = values(map(k5_dmma_properties, of_rung("k5_dmma")))
+    assert found.pop("copies") == {1, 2}
+    assert found.pop("channels of a product") == {4, 8}
+    assert all(occurring == BOTH for occurring in found.values()), found
 
 
 def depthwise_properties(case):

@@ -67,7 +67,7 @@ def test_tensor_cores_where_there_are_some(device, dtype, precision):
 @devices
 def test_full_precision_stays_on_cuda_cores(device):
     assert name(KB64, torch.float32, "ieee", device) == "k4_register_tile"
-    assert name(KB64, torch.float64, "fp64", device) == "k4_register_tile"
+    assert name(KB64, torch.float64, "fp64", device) == "k5_dmma"
     assert name(KB64, torch.float32, "ieee", TURING) == "k3_shared_tile"
 
 

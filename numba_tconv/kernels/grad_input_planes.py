@@ -2,8 +2,8 @@
 
 Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``. By pairs of an output channel
 and a phase (planes.py) that is a correlation without a stride; and a correlation is a transposed convolution of stride
-1 whose taps are in the opposite order. So k6 and k5 compute it as they are: their input is the planes, one channel a
-pair, their output channels are the input channels, their taps those of one row.
+1 whose taps are in the opposite order. So k6 and k5, and k5_dmma in float64, compute it as they are: their input is the
+planes, one channel a pair, their output channels are the input channels, their taps those of one row.
 
 With stride 1 grad_output is its own plane, but for the padding, which the transposed convolution crops by itself.
 
@@ -18,18 +18,19 @@ from functools import lru_cache
 
 import torch
 
-from ..layout import Layout
+from ..layout import NO_GPU, Layout
 from ..problem import Problem
 from . import device as gpu
-from . import k6_tail, partial_sum, planes, row_copy, tensor_pack
+from . import k4_pack, k6_tail, partial_sum, planes, row_copy, tensor_pack
 from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
 from .k5_config import config_of
+from .k5_dmma import DoubleMatrix
 from .k5_mma import WarpMatrix
 from .k6_wgmma import WarpgroupMatrix
 from .rung import Rung
 from .tensor_rung import default_precision
 
-FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix())  # the ones to prefer first
+FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # the ones to prefer first
 
 
 # Of 16 bits, which are put in another order at each call; but of long strides torch's own operator is slower: istft
@@ -76,7 +77,10 @@ class InputPlanes(GradientRung):
     minimum_cc = WarpMatrix.minimum_cc
 
     def supports(self, problem, dtype, precision):
-        return planes.too_many_rows(problem) or FORWARD[-1].supports(adjoint(problem), dtype, precision)
+        if not reads_grad_output(problem) and (reason := planes.refusal(problem, dtype)):
+            return reason
+        _, *anywhere = (rung.supports(adjoint(problem), dtype, precision) for rung in FORWARD)
+        return None if None in anywhere else anywhere[0]
 
     def unsuited(self, problem, dtype, precision, device):
         p = adjoint(problem)
@@ -84,6 +88,9 @@ class InputPlanes(GradientRung):
         if fewest < FEWEST_CHANNELS:
             return too_few(fewest)
         weights = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
+        phases = min(problem.taps.rows, problem.kernel_size)
+        if dtype == torch.float64 and not reads_grad_output(problem) and problem.kernel_size % phases:
+            return "in fp64 it is for phases of equally many taps: zeros in the place of others would meet infinities"
         few_phases = not (reads_grad_output(problem) or planes.make_config(problem, dtype).turned)
         if dtype.itemsize == 2 and weights > MOST_WEIGHTS and few_phases:
             return f"with 16-bit elements it is for at most {MOST_WEIGHTS:,} weights, not {weights:,}: torch is faster"
@@ -97,28 +104,33 @@ class InputPlanes(GradientRung):
     def config(self, problem, dtype, device=None, precision=None):
         """That of the planes, or None where there are none; the forward rung's name; and that rung's own, for a
         contiguous grad_output."""
-        precision, device = precision or default_precision(dtype), device or gpu.H200
+        precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
-        if rung.name == "k5_mma":  # which has other tiles for rows that 16-byte vectors cannot copy
-            p = adjoint(problem)
-            pitch = planes.pitch_of(problem, dtype) if apart else p.length
-            layout = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1), 0
-            return apart, rung.name, config_of(p, precision, device, *layout)
-        return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
+        if rung.name == "k6_wgmma":
+            return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
+        # The others have other tiles for rows that 16-byte vectors cannot copy.
+        p = adjoint(problem)
+        pitch = planes.pitch_of(problem, dtype) if apart else p.length
+        shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
+        if rung.name == "k5_mma":
+            return apart, rung.name, config_of(p, precision, device, shape, strides, 0)
+        return apart, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device)
 
     def kernels(self, config):
         apart, name, of_rung = config
         kernel = _forward(name).kernel(of_rung)
-        pack = tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])
-        found = [(kernel, kernel.shared_bytes), (pack, pack.shared_bytes)]
-        others = partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
-        others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
-        found += [(other, other.shared_bytes) for other in others]
+        if name in tensor_pack.ORDERS:
+            others = [tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])]
+            others += partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
+            others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
+        else:
+            others = [k4_pack.make_kernel(k4_pack.order_of(of_rung))]
+        found = [(one, one.shared_bytes) for one in (kernel, *others)]
         return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
-        precision = precision or default_precision(result.dtype)
+        precision = precision or _precision_of(result.dtype)
         if config:
             _, name, of_rung = config
             rung = _forward(name)
@@ -135,6 +147,11 @@ class InputPlanes(GradientRung):
             launch(x, w, None, result)
 
         return fill
+
+
+def _precision_of(dtype: torch.dtype) -> str:
+    """The fastest of a dtype."""
+    return "fp64" if dtype == torch.float64 else default_precision(dtype)
 
 
 def _forward(name: str) -> Rung:

@@ -52,6 +52,8 @@ class Config(WarpTile):
     y_vector: int = 1  # consecutive outputs that one store writes
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
+    fragments = False  # weights are packed in the order of tensor cores' operands
+
     @property
     def phases(self) -> int:
         """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""

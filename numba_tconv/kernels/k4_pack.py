@@ -15,11 +15,15 @@ from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..layout import Layout
 from ..problem import Problem
+from ..ptx import device_function
 from .divided import divided
+from .fragments import mma_a
 from .k4_config import Config
 from .weight_cache import Packing, unique
 
 THREADS = 256
+BATCH = 4  # weights that a thread has under way
+ON_GPU = device_function(mma_a)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Order:
     channels: int
     parts: int  # tiles that share the phases of one output channel
     apart: bool  # rows of a phase lie together
+    fragments: bool  # in the order of operands of tensor cores: (k / 4, tap, m / 16, lane, row of the lane)
 
     @property
     def stage(self) -> int:
@@ -43,15 +48,40 @@ class Order:
 
 
 def order_of(config: Config) -> Order:
-    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts, config.apart
-    return Order(config.dtype, config.taps.rows, *sizes)
+    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
+    return Order(config.dtype, config.taps.rows, *sizes, config.apart, config.fragments)
+
+
+def place_by_rows(order: Order):
+    """A function: input channel, tap and row of the element ``e`` of a stage."""
+    block_m, tap_chunk = order.block_m, order.tap_chunk
+
+    def place(e):
+        rest, m = e // block_m, e % block_m
+        return rest // tap_chunk, rest % tap_chunk, m
+
+    return place
+
+
+def place_by_fragments(order: Order, fragment):
+    """The same in the order of fragments; ``fragment``: fragments.mma_a, of which it takes the first two registers."""
+    tap_chunk, tiles = order.tap_chunk, order.block_m // 16
+
+    def place(e):
+        row, k = fragment(e // 2 % 32, e % 2, 0, 1)
+        four, rest = e // (64 * tiles * tap_chunk), e // 64 % (tiles * tap_chunk)
+        return 4 * four + k, rest // tiles, rest % tiles * 16 + row
+
+    return place
 
 
 @cache
 def make_kernel(order: Order) -> Kernel:
-    block_m, tap_chunk, stage = order.block_m, order.tap_chunk, order.stage
+    tap_chunk, stage = order.tap_chunk, order.stage
     block_k, rows, phases, channels, parts = order.block_k, order.rows, order.phases, order.channels, order.parts
     storage, apart = ELEMENTS[order.dtype].storage, order.apart
+    in_order = place_by_fragments(order, ON_GPU) if order.fragments else place_by_rows(order)
+    place = device_function(in_order)
 
     def k4_pack(w, packed, row_tiles, tap_chunks, channel_chunks, in_per_group):
         # A block packs a stage: which one it is, is worked out once for all of its elements.
@@ -61,19 +91,27 @@ def make_kernel(order: Order) -> Kernel:
         group, row_tile = divided(rest, int32(row_tiles))
         first_c, first_t = int32(channel_chunk * block_k), chunk * int64(tap_chunk * rows)
         first_co, first_a = int64(row_tile // parts) * channels, int64(row_tile % parts) * phases
-        e = int32(cuda.threadIdx.x)
-        while e < stage:
-            m, rest = e % block_m, e // block_m
-            c = int32(first_c + rest // tap_chunk)
-            co, a = (
-                first_co + (m % channels if apart else m // phases),
-                first_a + (m // channels if apart else m % phases),
-            )
-            t = first_t + a + rest % tap_chunk * rows
-            inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
-            value = w[group * in_per_group + c, co, t] if inside else storage(0)
-            packed[uint64(int64(number) * stage + e)] = value
-            e = int32(e + THREADS)
+        values = cuda.local.array(BATCH, dtype=storage)
+        first = int32(cuda.threadIdx.x)
+        while first < stage:
+            for z in range(BATCH):
+                k, tap, m = place(int32(first + z * THREADS))
+                c = int32(first_c + k)
+                co, a = (
+                    first_co + (m % channels if apart else m // phases),
+                    first_a + (m // channels if apart else m % phases),
+                )
+                t = first_t + a + tap * rows
+                inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
+                # The first weight in the place of none, so that the loads, without a branch, are under way together.
+                at = (group * in_per_group + c, co, t) if inside else (int64(0), int64(0), int64(0))
+                value = w[at]
+                values[z] = value if inside else storage(0)
+            for z in range(BATCH):
+                e = int32(first + z * THREADS)
+                if e < stage:
+                    packed[uint64(int64(number) * stage + e)] = values[z]
+            first = int32(first + BATCH * THREADS)
 
     signature = (strided(storage, 3), flat(storage)) + (types.int64,) * 4
     return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(order))

@@ -9,10 +9,10 @@ from functools import lru_cache
 from ..launch import Kernel, Prepared, alike
 from ..layout import Layout
 from ..problem import Problem
+from . import k4_cost
 from .channel_parts import split
 from .device import Device
 from .k4_config import Config
-from .k4_cost import choose
 from .k4_pack import TilePacking, packing_of
 from .partial_sum import SecondStage, second_stage
 
@@ -22,6 +22,7 @@ GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 @lru_cache(maxsize=1024)
 def plan_of(
     make_kernel: Callable[[Config], Kernel],
+    choose: Callable[[Layout, Problem, Device], Config],
     problem: Problem,
     config: Config | None,
     x: Layout,
@@ -31,8 +32,9 @@ def plan_of(
     device: Device,
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
     """How the weights are packed, the launch that computes, and what adds up its partial sums, if it leaves any.
-    ``y_aligned``: the output begins at a multiple of 16 bytes; a given ``config`` decides itself what it stores."""
-    given, config = config, config or config_for(x, problem, device)
+    ``choose``: which configuration, where none is given. ``y_aligned``: the output begins at a multiple of 16 bytes; a
+    given ``config`` decides itself what it stores."""
+    given, config = config, config or choose(x, problem, device)
     # k4 does not say when the next kernel may begin: its blocks do when the last of k4's has ended, so that they do not
     # gather on the multiprocessors that are free first (k6_tail.py), however many they are. Only their launch is early.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
@@ -59,7 +61,7 @@ def plan_of(
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:
-    return choose(problem, x.dtype, vector_of(x), device)
+    return k4_cost.choose(problem, x.dtype, vector_of(x), device)
 
 
 def vector_of(x: Layout) -> int:

@@ -9,7 +9,8 @@ they meet in the same block and are interleaved on the way out.
 
 * Load: cp.async copies a stage of ``block_k`` channels (input window and packed weights) into shared memory while the
   stage before is multiplied.
-* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap.
+* Multiply (k4_multiply.py): 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. In
+  float64 tensor cores can take its place (k5_dmma.py).
 * Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
 * Order (thread_sums.py): products seldom wait for their registers.
 * Sums: long ones are put aside now and then, so that they lose fewer digits; where that leaves room for deeper stages,
@@ -43,52 +44,47 @@ from ..ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
-    device_function,
     load_vector,
-    load_vector_at,
-    repeated,
     shared_base,
     store_vector,
 )
 from . import device
 from .k4_config import Config, tiny
 from .k4_cost import choose
+from .k4_multiply import make_multiply
 from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
-from .thread_sums import make_sums, sums_aside
+from .thread_sums import sums_aside
 from .weight_cache import packed_weights
 
 
 @cache
-def make_kernel(config: Config) -> Kernel:
+def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_register_tile") -> Kernel:
+    """``make_multiply``: how its blocks multiply; the kernel of another rung, ``name``, may differ in that alone."""
     threads, vector, stages = config.threads, config.vector, config.stages
-    block_m, block_n, block_k, tap_chunk = config.block_m, config.block_n, config.block_k, config.tap_chunk
-    thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
-    warps, warps_n, warp_columns, halo = threads // 32, config.warps_n, lanes_n * thread_n, config.halo
-    width, window, pitch = config.width, config.window, config.pitch
+    block_n, block_k = config.block_n, config.block_k
+    warps, warp_columns, halo = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo
+    width, pitch = config.width, config.pitch
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage = x_stage + w_stage
     stride, dilation, taps = config.stride, config.dilation, config.taps
-    gap, rows, step = taps.gap, taps.rows, taps.step
+    gap, rows = taps.gap, taps.rows
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
-    uniform, apart = config.uniform, config.apart
-    a_pitch, co_pitch = (channels * pitch, pitch) if apart else (pitch, phases * pitch)  # of the staged tile
-    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
-    accumulator, sums = ELEMENTS[config.dtype].accumulator, thread_m * thread_n
+    a_pitch, co_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)  # of the staged tile
+    accumulator, sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
     x_copies = -(-width // (x_vector * 32))
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     x_per_row = width // x_vector
     whole_chunks, partial, partials, halves = config.whole_chunks, config.partial, config.partials, config.halves
-    at_once, itemsize = config.at_once, config.itemsize
-    x_row, w_row = itemsize * width, itemsize * tap_chunk * block_m
+    itemsize = config.itemsize
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     y_vector = config.y_vector
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0
     add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
-    add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
+    window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
     copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
 
     @cuda.jit(device=True, inline="always")
@@ -132,69 +128,9 @@ def make_kernel(config: Config) -> Kernel:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
     @cuda.jit(device=True, inline="always")
-    def load_weights(ws, shared, w_at, b):
-        for h in range(thread_m // vector):
-            load_vector_at(ws, h * vector, shared, int32(w_at + itemsize * (b * block_m + h * vector * lanes_m)))
-
-    @device_function
-    def product(b, state):
-        """A tap that every row has: each reads the same register window at another offset."""
-        acc, xs, ws, shared, w_at = state
-        load_weights(ws, shared, w_at, b)
-        for m in range(thread_m):
-            add_products(acc, ws, xs, m, halo - b * step)
-
-    products = repeated(product, max(1, whole_taps))
-
-    @device_function
-    def multiply(z, state):
-        """Channel ``z`` of a turn, and the taps that every row has."""
-        acc, xs, ws, shared, x_at, w_at = state
-        for q in range(0, window, vector):
-            load_vector_at(xs, q, shared, int32(x_at + z * x_row + itemsize * q))
-        if whole_taps:
-            products(int32(0), (acc, xs, ws, shared, int32(w_at + z * w_row)))
-
-    multiply_turn = repeated(multiply, at_once)
-
-    @cuda.jit(device=True, inline="always")
-    def multiply_last(acc, xs, ws, shared, w_at, tails):
-        """The last tap, by the channel's window, of the rows that have it."""
-        load_weights(ws, shared, w_at, whole_taps)
-        for m in range(thread_m):
-            # A tap that a row does not have must not multiply: zero times NaN is NaN.
-            if uniform or tails >> m & 1:
-                add_products(acc, ws, xs, m, halo - whole_taps * step)
-
-    @cuda.jit(device=True, inline="always")
-    def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
-        """``tails``: a bit for each of the thread's rows, whether it has the last tap. Rows of one phase agree; whether
-        they have it, is asked outside of the loop: inside, loads of a channel would wait for products of another."""
-        c = int32(0)
-        if not ragged or (uniform and tails == 0):
-            while c < block_k:
-                multiply_turn(int32(0), (acc, xs, ws, shared, x_at, w_at))
-                x_at, w_at = int32(x_at + at_once * x_row), int32(w_at + at_once * w_row)
-                c = int32(c + at_once)
-        else:
-            while c < block_k:
-                multiply(int32(0), (acc, xs, ws, shared, x_at, w_at))
-                multiply_last(acc, xs, ws, shared, w_at, tails)
-                x_at, w_at, c = int32(x_at + x_row), int32(w_at + w_row), int32(c + 1)
-
-    @cuda.jit(device=True, inline="always")
-    def tails_of(row_at, last_row):
-        tails = int32(0)
-        for m in range(thread_m):
-            row = row_at + m // vector * (vector * lanes_m) + m % vector
-            if (row // channels if apart else row % phases) < last_row:
-                tails |= int32(1 << m)
-        return tails
-
-    @cuda.jit(device=True, inline="always")
     def advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns,
-                first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, column_at,
-                row_at, tails, channel_chunks, live):  # fmt: skip
+                first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, of_columns,
+                of_weights, tails, channel_chunks, live):  # fmt: skip
         """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
         ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
         while s < end:
@@ -216,7 +152,7 @@ def make_kernel(config: Config) -> Kernel:
             cp_async_commit()
             if s >= 0 and live:
                 at = int32(base + itemsize * stage * (s % stages))
-                x_at, w_at = int32(at + itemsize * column_at), int32(at + itemsize * (x_stage + row_at))
+                x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
                 last = tails if s >= total - channel_chunks else int32(-1)
                 multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
             s = int32(s + 1)
@@ -273,14 +209,12 @@ def make_kernel(config: Config) -> Kernel:
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)
         first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
-        warp, lane = thread // 32, thread % 32
-        row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
-        column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
+        row_at, column_at, of_weights, of_columns = place_of(thread)
 
         base = shared_base(shared)
         acc = cuda.local.array(sums, dtype=accumulator)
         xs = cuda.local.array(window, dtype=accumulator)
-        ws = cuda.local.array(thread_m, dtype=accumulator)
+        ws = cuda.local.array(weights, dtype=accumulator)
         results = cuda.local.array(vector, dtype=accumulator)
         for s in range(sums):
             acc[s] = accumulator(0)
@@ -294,13 +228,13 @@ def make_kernel(config: Config) -> Kernel:
         if not partial:
             s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, column_at, row_at, tails,
+                                        x_group, in_per_group, w_tile, of_columns, of_weights, tails,
                                         channel_chunks, live)  # fmt: skip
         end = int32(min(partial, total))
         while partial and s < total:
             s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, column_at, row_at, tails,
+                                        x_group, in_per_group, w_tile, of_columns, of_weights, tails,
                                         channel_chunks, live)  # fmt: skip
             # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
             # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
@@ -315,11 +249,7 @@ def make_kernel(config: Config) -> Kernel:
         if partial and total > partial:
             add_partial_sums(acc, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile lies where the stages were
-        for m in range(thread_m):
-            row = row_at + m // vector * (vector * lanes_m) + m % vector
-            for n in range(0, thread_n, vector):
-                copy_sums(results, acc, m, n)
-                store_vector(shared, row * pitch + column_at + n, results, 0)
+        put(shared, acc, results, row_at, column_at)
         cuda.syncthreads()
         channel = row_tile // parts * channels
         channels_left = int32(min(channels, out_per_group - channel))
@@ -330,7 +260,7 @@ def make_kernel(config: Config) -> Kernel:
     integers = (types.int64,)
     signature = (flat(stored), *integers * 3, flat(stored), flat(stored), *integers, flat(stored), *integers * 13)
     return Kernel(
-        "k4_register_tile",
+        name,
         k4_register_tile,
         signature,
         threads,
@@ -345,6 +275,16 @@ class RegisterTile(Rung):
     idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
     minimum_cc = (8, 0)  # cp.async
 
+    @property
+    def make_kernel(self):
+        """What makes the kernel of a configuration that does not split its sums."""
+        return make_kernel
+
+    @property
+    def choose(self):
+        """What tells the configuration for an input's layout, a problem and a device."""
+        return config_for
+
     def supports(self, problem, dtype, precision):
         if dtype in (torch.float16, torch.bfloat16):
             return "its cp.async pipeline takes float32 and float64; half types wait for the tensor-core rungs"
@@ -355,7 +295,7 @@ class RegisterTile(Rung):
 
     def config_on(self, device, problem, dtype, precision):
         x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
-        return config_for(x, problem, device)
+        return self.choose(x, problem, device)
 
     def tile(self, config):
         c = config
@@ -367,12 +307,12 @@ class RegisterTile(Rung):
         return tiny(problem, dtype)
 
     def kernel(self, config):
-        return make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
+        return self.make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         y_aligned = y.offset % 16 == 0
         packing, launch, second = plan_of(
-            make_kernel, problem, config, x, w, bias is not None, y_aligned, device.of(x.index)
+            self.make_kernel, self.choose, problem, config, x, w, bias is not None, y_aligned, device.of(x.index)
         )
         fill = taking_bias(second.after(launch, x.index) if second else launch, bias)
         return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)

@@ -7,7 +7,7 @@ multiples of 16 bytes. So this kernel copies grad_output into such rows, (N, C_o
 and writes everything once, which costs as much as the copy of a tensor; a gradient that can read grad_output as it
 lies does without.
 
-A thread copies words (one float32, or two 16-bit elements) of each of a channel's rows: neighbouring threads read
+A thread copies words (one element, or two of 16 bits) of each of a channel's rows: neighbouring threads read
 neighbouring runs of grad_output, one of them once from memory and ``phases`` times from cache, and write neighbouring
 words. Of a long stride a thread would hold too many: planes_turned.py.
 """
@@ -28,7 +28,7 @@ from .tensor_map import ALIGNMENT
 THREADS = 128
 LOADS = 8  # words that a thread has under way, at least
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
-BITS = {2: types.uint16, 4: types.float32}  # what an element is copied as, by its bytes
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # what an element is copied as, by its bytes
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies
 
@@ -51,8 +51,8 @@ class Config:
 
     @property
     def elements(self) -> int:
-        """Of a word."""
-        return WORD // self.itemsize
+        """Of a word, or of what is longer."""
+        return max(1, WORD // self.itemsize)
 
     @property
     def words(self) -> int:
@@ -120,8 +120,15 @@ def pairs_of(problem: Problem) -> int:
     return problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
 
 
-def too_many_rows(problem: Problem) -> str | None:
+def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
     """Why there are no planes of the problem's grad_output; None if there are."""
+    if dtype.itemsize > WORD and make_config(problem, dtype).turned:
+        return f"it takes up to {MOST_PHASES} phases of 64-bit elements apart, not {problem.taps.rows}"
+    return too_many_rows(problem)
+
+
+def too_many_rows(problem: Problem) -> str | None:
+    """Why rows of grad_output cannot be counted; None if they can."""
     rows = problem.batch * problem.out_channels
     return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 

@@ -51,6 +51,7 @@ from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
 from .halves import add_upper_halves, store_upper_halves
 from .matrix import (
     mma,
+    mma_f64,
     opaque,
     prmt,
     swizzled_descriptor,
@@ -120,6 +121,7 @@ __all__ = [
     "mbarrier_init",
     "mbarrier_wait",
     "mma",
+    "mma_f64",
     "multiply_add",
     "multiply_runs",
     "multiply_window",

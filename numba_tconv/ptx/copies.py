@@ -89,10 +89,10 @@ def ld_shared_u16(typingctx, address):
 
 
 def ld_shared(count, kind):
-    """ld.shared of ``count`` (1, 2 or 4) consecutive 4-byte values of the Numba type ``kind``: (address) to a tuple, or
-    to the value itself."""
+    """ld.shared of ``count`` (1, 2 or 4) consecutive values of the Numba type ``kind``, float32, int32 or, one or two,
+    float64: (address) to a tuple, or to the value itself."""
     result = types.UniTuple(kind, count)
-    letter, name = ("f", "f32") if kind == types.float32 else ("r", "b32")
+    letter, name = {types.float32: ("f", "f32"), types.float64: ("d", "f64")}.get(kind, ("r", "b32"))
     text = f"ld.shared.v{count}.{name} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
     if count == 1:
         result, text = kind, f"ld.shared.{name} $0, [$1];"

@@ -16,7 +16,8 @@ if SIMULATOR:
 
     mend()
 SHARED = 3  # LLVM's address space
-i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+i16, i32, i64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+f32, f64 = ir.FloatType(), ir.DoubleType()
 
 
 def instruction(meaning):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .core import asm, f32, i32, i64, instruction, no_meaning, word
+from .core import asm, f32, f64, i32, i64, instruction, no_meaning, word
 
 # The k of one instruction is 32 bytes of operand row: its name in PTX by the operands' type.
 DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
@@ -26,11 +26,11 @@ def opaque(typingctx, value):
     return types.float32(types.float32), codegen
 
 
-def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands):
+def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
     """Run ``text`` on ``count`` accumulators of a local array, from index ``at`` on, read and written in place."""
     data = context.make_array(array_type)(context, builder, array).data
     slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
-    struct = ir.LiteralStructType([f32] * count)
+    struct = ir.LiteralStructType([kind] * count)
     result = asm(builder, struct, [builder.load(slot) for slot in slots] + operands, text, constraints)
     for z, slot in enumerate(slots):
         builder.store(builder.extract_value(result, z), slot)
@@ -59,6 +59,41 @@ def mma(kind):
         return types.void(acc, types.intp, a, types.intp, types.int32, types.int32), codegen
 
     return mma_sync
+
+
+def mma_f64(depth):
+    """mma.sync m16n8k``depth`` in float64 (depth 4, 8 or 16, from sm_90 on; 0: two of m8n8k4, from sm_80 on, which
+    compute what m16n8k4 does): (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
+
+    ``a`` and ``b``: local arrays that hold the lane's registers of A (two for every four of k) from ``a_at`` on, and
+    those of B (one) from ``b_at`` on.
+    """
+    fours = max(1, depth // 4)
+    if depth:
+        c, a = "{$0,$1,$2,$3}", ",".join(f"${8 + z}" for z in range(2 * fours))
+        b = ",".join(f"${8 + 2 * fours + z}" for z in range(fours))
+        text = f"mma.sync.aligned.m16n8k{depth}.row.col.f64.f64.f64.f64 {c}, {{{a}}}, {{{b}}}, {{$4,$5,$6,$7}};"
+    else:
+        half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
+        text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
+    early = "=d" if depth else "=&d"  # the first of two writes its sums before the second has read its own
+    constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
+
+    @instruction(no_meaning)
+    def mma_of(typingctx, acc, at, a, a_at, b, b_at):
+        def codegen(context, builder, sig, args):
+            loads = []
+            for k, count in ((2, 2 * fours), (4, fours)):
+                data = context.make_array(sig.args[k])(context, builder, args[k]).data
+                places = (builder.add(args[k + 1], ir.Constant(i64, z)) for z in range(count))
+                loads += [builder.load(builder.gep(data, [place])) for place in places]
+            return _accumulate(
+                *(context, builder, sig.args[0], args[0], args[1], 4, text, constraints, loads), kind=f64
+            )
+
+        return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
+
+    return mma_of
 
 
 def wgmma(kind, n):

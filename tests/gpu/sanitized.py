@@ -32,6 +32,7 @@ from numba_tconv.problem import Problem
 from tests.few_blocks import few_blocks_are_enough
 from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
 from tests.gpu.sanitized_depthwise import DEPTHWISE, depthwise_cases
+from tests.gpu.sanitized_doubles import double_cases
 from tests.gradient_parity import (
     ON_CUDA_CORES,
     ON_TENSOR_CORES,
@@ -265,7 +266,8 @@ def cases() -> list[Forward | Gradient]:
     """All of them; within ``as_if_large``."""
     of_gradients = *_of_gradients(), *_of_gradients_on_tensor_cores()
     of_depthwise = (Forward(rung="depthwise", **case) for case in depthwise_cases())
-    return [*_of_rows(), *_of_split_sums(), *_on_cuda_cores(), *of_depthwise, *of_gradients]
+    of_doubles = (Forward(rung="k5_dmma", **case) for case in double_cases(ROWS))
+    return [*_of_rows(), *of_doubles, *_of_split_sums(), *_on_cuda_cores(), *of_depthwise, *of_gradients]
 
 
 def _of_rows():
@@ -349,7 +351,7 @@ def _of_gradients_on_tensor_cores():
     for name, rung in ON_TENSOR_CORES.items():
         own = {"grad_input_wgmma": INPUT_GRADIENTS, "grad_weight_wgmma": WEIGHT_GRADIENTS}.get(name, {})
         for reason, problem in {**TENSOR_GRADIENTS, **own}.items():
-            for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
+            for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16"), (torch.float64, "fp64")):
                 if rung.supports(problem, dtype, precision) is None:
                     yield Gradient(reason, name, problem, dtype, precision=precision)
 

@@ -140,6 +140,17 @@ def test_samples_far_apart(rung, precision, reason):
     assert verdict(y, torchs, oracle, terms(problem), precision) is None
 
 
+@pytest.mark.parametrize("rung", [RUNGS["k4_register_tile"], RUNGS["k5_dmma"]], ids=lambda rung: rung.name)
+def test_samples_far_apart_in_float64(rung):
+    problem = LARGE["HiFi-GAN's third layer"]
+    able(rung, problem, torch.float64, "fp64")
+    x, w, bias = operands(problem, torch.float64, "cuda")
+    torchs, oracle = expected(x, w, bias, problem, "fp64")
+    y = poisoned(problem, torch.float64, "cuda")
+    rung.run(far_apart(x), w, bias, y, problem, precision="fp64")
+    assert verdict(y, torchs, oracle, terms(problem), "fp64") is None
+
+
 @rungs
 @float32
 def test_more_than_2_to_the_31_outputs(rung, precision, much_memory):

@@ -47,7 +47,8 @@ OPTIONS = {
     "initcheck": (),
 }
 GROUPS = {
-    "cuda_cores": [name for name in RUNGS if name not in ("k5_mma", "k6_wgmma")],
+    "cuda_cores": [name for name in RUNGS if name not in ("k5_dmma", "k5_mma", "k6_wgmma")],
+    "k5_dmma": ["k5_dmma"],
     "k5_mma": ["k5_mma"],
     "k6_wgmma": ["k6_wgmma"],
     "grad_input_planes": ["grad_input_planes"],  # by k5 and k6

@@ -80,8 +80,9 @@ def test_the_ends_of_a_range(rung, name, reason):
 @pytest.mark.parametrize("variant", [None, *RUNGS])
 def test_outputs_have_memory_of_their_own(variant):
     """Also where the output is the input, or of its size, and for one sample without its dimension."""
-    x, w = torch.randn(2, 16, 300, device="cuda"), torch.eye(16, device="cuda")[:, :, None]
-    choice = {"variant": variant, "precision": "ieee"}
+    dtype = torch.float64 if variant == "k5_dmma" else torch.float32
+    x, w = torch.randn(2, 16, 300, device="cuda", dtype=dtype), torch.eye(16, device="cuda", dtype=dtype)[:, :, None]
+    choice = {"variant": variant, "precision": EXACT[dtype]}
     if variant == "depthwise":
         w, choice["groups"] = torch.ones(16, 1, 1, device="cuda"), 16
     if variant is not None and RUNGS[variant] in TENSOR_CORES:

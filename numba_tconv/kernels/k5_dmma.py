@@ -1,0 +1,82 @@
+"""k5_dmma: float64 on tensor cores.
+
+Idea: k4's matrix product, load and store as they are (k4_register_tile.py), but a warp multiplies it by mma.sync in
+float64, which since Ampere has twice the rate of CUDA cores and rounds as they do: every product is exact, every
+addition rounded once.
+
+* Multiply (k5_dmma_multiply.py): 16 rows by 8 columns and 4 or 8 channels a product; of 64 x 32 sums a warp loads four
+  vectors of weights and four columns of inputs for 16 products.
+* Packing (k4_pack.py): a lane's weights of a product are 16 consecutive bytes.
+* Stages are deep, and two of them enough: a warp's products of a stage take longer than the copies of the next.
+
+Expected over k4: up to twice as fast, where products are the limit.
+
+Measured (H200, a script; medians of 11 launches, no recorded rows): 2.0 to 3.5 times as fast as k4 on 13 layers (patch
+at batch 1 1.91 to 0.547 ms, hifigan_u3 1.72 to 0.75), at 45 to 51 TFLOP/s where products are many; conv1d, on patch,
+reaches 51.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..launch import Kernel
+from ..layout import Layout
+from ..problem import Problem
+from ..ptx import SIMULATOR
+from . import k4_register_tile
+from .device import Device
+from .k4_plan import vector_of
+from .k4_register_tile import RegisterTile
+from .k5_dmma_config import CHANNELS, Config, choose
+from .k5_dmma_multiply import make_multiply
+from .rung import Rung
+
+FEWEST_ROWS = 8  # with fewer, CUDA cores are as fast: most of a product would be zeros
+
+
+def make_kernel(config: Config) -> Kernel:
+    return k4_register_tile.make_kernel(config, make_multiply, DoubleMatrix.name)
+
+
+def config_for(x: Layout, problem: Problem, device: Device) -> Config:
+    return choose(problem, vector_of(x), device)
+
+
+class DoubleMatrix(RegisterTile):
+    name = "k5_dmma"
+    idea = "float64 on tensor cores: k4's tiles, multiplied by mma.sync"
+    minimum_cc = (8, 0)
+
+    tiny_configs = Rung.tiny_configs
+
+    def supports(self, problem, dtype, precision):
+        if SIMULATOR:
+            return "the CUDA simulator has no tensor cores"
+        if dtype != torch.float64 or precision != "fp64":
+            return f"it multiplies on tensor cores, in fp64, not in {precision}"
+        return None
+
+    def unsuited(self, problem, dtype, precision, device):
+        rows = problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
+        if problem.in_channels_per_group < CHANNELS:
+            return f"it is for at least {CHANNELS} input channels a group, not {problem.in_channels_per_group}"
+        if rows < FEWEST_ROWS:
+            return f"it is for at least {FEWEST_ROWS} pairs of an output channel and a phase a group, not {rows}"
+        return None
+
+    @property
+    def make_kernel(self):
+        return make_kernel
+
+    @property
+    def choose(self):
+        return config_for
+
+    def config(self, problem, dtype, precision=None):
+        return choose(problem)
+
+    def tile(self, config):
+        c = config
+        sums = f"{c.block_m} rows by {c.block_n} columns, {8 * c.thread_m} by {4 * c.thread_n} a warp"
+        return f"{sums}; {c.stages} stages of {c.block_k} input channels"

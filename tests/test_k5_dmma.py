@@ -1,0 +1,239 @@
+"""k5_dmma without a GPU: operands of products in float64 as PTX defines them, where they lie in memory, which tile a
+problem gets, and what the compiler makes of it."""
+
+import itertools
+import math
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from numba_tconv import offline, workloads
+from numba_tconv.kernels import RUNGS, fragments, k4_pack, k5_dmma_config, k5_dmma_multiply
+from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.grad_input_planes import InputPlanes, adjoint
+from numba_tconv.kernels.gradients import select as select_gradient
+from numba_tconv.kernels.k5_dmma_config import candidates, choose, cost
+from numba_tconv.layout import NO_GPU, Layout
+from numba_tconv.problem import Problem
+from numba_tconv.select import select
+
+K5 = RUNGS["k5_dmma"]
+LANES = range(32)
+DENSE = [w.problem for w in workloads.WORKLOADS.values() if K5.unsuited(w.problem, torch.float64, "fp64", H200) is None]
+UNEQUAL = Problem(2, 24, 32, 11, 200, stride=5, padding=3)
+SHAPES = [*DENSE, UNEQUAL, Problem(2, 10, 40, 41, 300), Problem(2, 7, 9, 4, 400, stride=4, dilation=134)]
+needs_sass = pytest.mark.skipif(offline.tool("nvdisasm", optional=True) is None, reason="nvdisasm is missing")
+
+
+def a_of(lane, i):
+    """The manual's m16n8k4, m16n8k8 and m16n8k16 in .f64: (row, k) of a0, a1, ... of a lane."""
+    return lane // 4 + (8 if i % 2 else 0), lane % 4 + 4 * (i // 2)
+
+
+def b_of(lane, i):
+    """(k, n) of b0, b1, ..."""
+    return lane % 4 + 4 * i, lane // 4
+
+
+def c_of(lane, i):
+    """(row, n) of c0 to c3."""
+    return lane // 4 + (8 if i >= 2 else 0), lane % 4 * 2 + i % 2
+
+
+def configs(device=H200):
+    for problem, x_vector in itertools.product(SHAPES, (1, 2)):
+        for config in candidates(problem, x_vector, device):
+            yield problem, config
+
+
+@cache
+def orders():
+    return {k4_pack.order_of(config): config for _, config in configs()}
+
+
+def test_packed_weights_are_the_manuals_fragments():
+    """Of every product (four channels, a tap, sixteen rows) a lane's two weights lie side by side, lane after lane."""
+    for order, config in orders().items():
+        place, at = k4_pack.place_by_fragments(order, fragments.mma_a), 0
+        assert order.stage == config.w_stage
+        for four, tap, tile in itertools.product(
+            range(config.block_k // 4), range(config.tap_chunk), range(config.block_m // 16)
+        ):
+            for lane, i in itertools.product(LANES, range(2)):
+                row, k = a_of(lane, i)
+                assert place(at) == (4 * four + k, tap, 16 * tile + row)
+                at += 1
+        assert at == order.stage
+
+
+def test_operands_of_deeper_products_are_those_of_four_channels_side_by_side():
+    for lane, i in itertools.product(LANES, range(8)):
+        row, k = fragments.mma_a(lane, i % 2, 0, 1)
+        assert a_of(lane, i) == (row, k + 4 * (i // 2))
+    for lane, i in itertools.product(LANES, range(4)):
+        k, n = fragments.mma_b(lane, 0, 0, 1)
+        assert b_of(lane, i) == (k + 4 * i, n)
+    assert all(c_of(lane, i) == fragments.mma_d(lane, i) for lane in LANES for i in range(4))
+
+
+def test_inputs_and_sums_lie_in_different_banks():
+    """Half a warp reads 16 inputs of 8 bytes at once; a quarter stores eight pairs of sums, 16 bytes each."""
+    sizes = {(config.width, config.pitch) for _, config in configs()}
+    assert len(sizes) > 5
+    for width, pitch in sizes:
+        for first in (0, 16):
+            places = [b_of(lane, 0) for lane in range(first, first + 16)]
+            assert len({(k * width + n) % 16 for k, n in places}) == 16
+        for first in range(0, 32, 8):
+            places = [c_of(lane, 0) for lane in range(first, first + 8)]
+            assert len({(row * pitch + n) // 2 % 8 for row, n in places}) == 8
+
+
+def test_the_windows_and_tiles_are_whole():
+    for problem, c in configs():
+        assert c.width >= c.block_n + c.halo
+        assert c.width % c.x_vector == 0
+        assert c.block_k % (4 * c.fours) == 0
+        assert c.block_k // (4 * c.fours) % c.at_once == 0
+        assert c.warps_m * 8 * c.thread_m == c.block_m
+        assert c.warps_n * 4 * c.thread_n == c.block_n
+        assert c.fours == (c.depth or 4) // 4
+        assert problem.taps.taps_per_row % c.tap_chunk == 0
+        assert c.partial == 0
+        # So that a tap that some rows do not have is multiplied in blocks alone all of whose rows have it.
+        assert c.one_phase or not c.ragged
+
+
+def test_ampere_has_products_of_eight_rows():
+    assert {config.depth for _, config in configs(A100)} == {0}
+    assert {config.depth for _, config in configs(H200)} == {4, 8}
+
+
+def test_stages_are_deep_even_if_channels_are_no_multiple_of_much():
+    istft = workloads.get("istft").problem
+    assert istft.in_channels == 1026
+    assert choose(istft, 2).block_k >= 12, "stages of four channels would waste two, but 257 barriers take longer"
+    assert {c.block_k for c in candidates(Problem(1, 4, 64, 3, 400), 2, H200)} == {4, 8}, "8 where a product takes 8"
+
+
+def test_the_choice_is_the_cheapest_tile():
+    for problem in DENSE:
+        chosen, all_tiles = choose(problem, 2), list(candidates(problem, 2, H200))
+        assert chosen in all_tiles
+        assert cost(problem, chosen, H200) == min(cost(problem, config, H200) for config in all_tiles)
+
+
+# Milliseconds of launches on an H200 (a script), of tiles of the height and width of TILES and their stages.
+MEASURED = {
+    ("patch@batch1", 2): {(64, 128, 64, 32): 0.547, (64, 128, 32, 32): 0.606, (64, 64, 32, 32): 0.588},
+    ("hifigan_u3", 2): {(64, 128, 64, 32): 0.753, (64, 64, 32, 32): 0.748, (32, 128, 32, 32): 0.775},
+    ("head", 2): {(32, 64, 16, 32): 0.0297, (64, 32, 16, 32): 0.0312, (64, 64, 32, 32): 0.0369},
+    ("demucs_out", 2): {(32, 128, 32, 32): 0.156, (32, 64, 16, 32): 0.174, (16, 256, 16, 64): 0.186},
+    ("convtasnet", 2): {(16, 256, 16, 64): 0.162, (16, 128, 16, 32): 0.175},
+}
+
+
+@pytest.mark.parametrize(("name", "x_vector"), MEASURED)
+def test_the_choice_is_hardly_slower_than_the_fastest_measured(name, x_vector):
+    workload, _, batch = name.partition("@batch")
+    problem, ms = workloads.expand([workload], int(batch) if batch else None)[0].problem, MEASURED[name, x_vector]
+    c = choose(problem, x_vector)
+    assert ms[c.block_m, c.block_n, 8 * c.thread_m, 4 * c.thread_n] <= 1.07 * min(ms.values())
+
+
+def test_it_is_selected_in_float64_where_its_products_are_full():
+    def name(problem, device=H200):
+        return select(problem, torch.float64, "fp64", device).name
+
+    few_rows, few_channels = Problem(4, 64, 4, 3, 100_000), Problem(4, 3, 64, 3, 100_000)
+    for device in (H200, A100):
+        assert {name(problem, device) for problem in DENSE if problem.flops > 1e7} == {"k5_dmma"}
+        assert name(few_rows, device) == name(few_channels, device) == "k4_register_tile"
+    assert "at least 8 pairs" in K5.unsuited(few_rows, torch.float64, "fp64", H200)
+    assert "at least 4 input channels" in K5.unsuited(few_channels, torch.float64, "fp64", H200)
+    assert K5.supports(few_rows, torch.float32, "ieee") == "it multiplies on tensor cores, in fp64, not in ieee"
+    assert select(DENSE[0], torch.float32, "ieee", H200).name == "k4_register_tile"
+
+
+def test_its_gradient_for_the_input_is_taken_where_it_is_exact():
+    """Phases of unequal taps are filled up with zeros, which an infinity would turn into NaN; phases of more than one
+    element a word are taken apart sixteen at a time."""
+
+    def name(problem):
+        return select_gradient("grad_input", problem, torch.float64, H200, precision="fp64").name
+
+    wide = Problem(2, 64, 64, 16, 300, stride=8, padding=4)
+    assert name(wide) == name(Problem(2, 64, 64, 3, 300)) == "grad_input_planes"
+    assert name(UNEQUAL) == "grad_input_tile"
+    assert name(workloads.get("waveglow").problem) == "grad_input_tile"
+    reason = InputPlanes().supports(workloads.get("waveglow").problem, torch.float64, "fp64")
+    assert reason == "it takes up to 16 phases of 64-bit elements apart, not 256"
+    apart, rung, config = InputPlanes().config(wide, torch.float64)
+    assert (apart.itemsize, apart.elements, rung) == (8, 1, "k5_dmma")
+    assert adjoint(wide).length == 301  # a plane's columns: not all of its vectors lie inside
+    assert config.x_vector == 1
+    assert InputPlanes().config(Problem(2, 64, 64, 3, 300), torch.float64)[2].x_vector == 2
+    odd = Problem(2, 64, 64, 3, 301)  # whose grad_output is read as it lies
+    assert InputPlanes().config(odd, torch.float64)[2].x_vector == 1
+    assert adjoint(odd).length % 2 == 1
+
+
+@cache
+def report(name, x_vector, device):
+    problem = UNEQUAL if name == "unequal" else workloads.get(name).problem
+    config = choose(problem, x_vector, device)
+    return config, offline.report(K5.kernel(config), (9, 0, "a") if device is H200 else device.cc, config.shared_bytes)
+
+
+compiled = pytest.mark.parametrize(
+    ("name", "x_vector", "device"),
+    [("patch", 2, H200), ("encodec_u3", 2, H200), ("istft", 1, H200), ("unequal", 2, H200), ("kb79", 2, A100)],
+    ids=lambda value: {H200: "H200", A100: "A100"}.get(value, str(value)) if not isinstance(value, int) else str(value),
+)
+
+
+@compiled
+def test_it_stays_in_its_registers(name, x_vector, device):
+    config, found = report(name, x_vector, device)
+    assert found.spill_bytes == found.local_bytes == 0
+    assert found.blocks_per_multiprocessor >= config.min_blocks
+    assert not re.search(r"\b(atom|red)\.", found.ptx)
+
+
+@needs_sass
+@compiled
+def test_it_multiplies_on_tensor_cores_alone(name, x_vector, device):
+    config, found = report(name, x_vector, device)
+    shape = f"m16n8k{config.depth}" if config.depth else "m8n8k4"
+    products = re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)\.row\.col\.f64", found.ptx)
+    assert set(products) == {shape}
+    turns = [loop for loop in offline.loops(found.sass) if re.search(r"\bDMMA\b", loop)]
+    turn = min(turns, key=len)  # the others are around it
+    tiles = config.thread_m * config.thread_n // 4
+    taps = config.tap_chunk - config.ragged  # the last one has a place of its own
+    of_turn = config.at_once * taps * tiles * (1 if config.depth else 2)
+    assert len(re.findall(r"\bDMMA\b", turn)) >= of_turn
+    assert not re.search(r"\bDFMA\b", turn)
+    # A fragment of weights by one vector, and the inputs of all its columns once a tap.
+    loads = config.at_once * taps * config.fours
+    assert len(re.findall(r"\bLDS\.128\b", turn)) >= loads * config.thread_m // 2
+    assert len(re.findall(r"\bLDS\.64\b", turn)) >= loads * config.thread_n // 2
+
+
+def test_its_configuration_depends_on_where_x_lies():
+    problem = Problem(2, 64, 64, 3, 300)
+    aligned = Layout.contiguous((2, 64, 300), torch.float64, NO_GPU)
+    assert K5.choose(aligned, problem, H200).x_vector == 2
+    assert K5.choose(aligned._replace(offset=8), problem, H200).x_vector == 1
+    assert K5.config_on(H200, problem, torch.float64, "fp64").x_vector == 2
+    assert "64 by 128 columns" not in K5.tile(K5.config(problem, torch.float64))
+    assert "a warp; 2 stages of" in K5.tile(K5.config(problem, torch.float64))
+
+
+def test_the_rate_of_the_model_is_below_the_peak():
+    peak = 67e12 / 2 / H200.multiprocessors / 1e3  # multiply-adds of a multiprocessor in a millisecond
+    assert 0.7 * peak < k5_dmma_config.RATE < peak * 1.1
+    assert math.isfinite(cost(DENSE[0], choose(DENSE[0]), H200))
+    assert k5_dmma_multiply.make_multiply.__module__.endswith("k5_dmma_multiply")
