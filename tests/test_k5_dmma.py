@@ -127,19 +127,24 @@ def test_the_choice_is_the_cheapest_tile():
 
 # Milliseconds of launches on an H200 (a script), of tiles of the height and width of TILES and their stages.
 MEASURED = {
-    ("patch@batch1", 2): {(64, 128, 64, 32): 0.547, (64, 128, 32, 32): 0.606, (64, 64, 32, 32): 0.588},
-    ("hifigan_u3", 2): {(64, 128, 64, 32): 0.753, (64, 64, 32, 32): 0.748, (32, 128, 32, 32): 0.775},
-    ("head", 2): {(32, 64, 16, 32): 0.0297, (64, 32, 16, 32): 0.0312, (64, 64, 32, 32): 0.0369},
-    ("demucs_out", 2): {(32, 128, 32, 32): 0.156, (32, 64, 16, 32): 0.174, (16, 256, 16, 64): 0.186},
-    ("convtasnet", 2): {(16, 256, 16, 64): 0.162, (16, 128, 16, 32): 0.175},
+    "patch@batch1": {(64, 128, 64, 32): 0.547, (64, 128, 32, 32): 0.555, (64, 32, 16, 32): 0.620},
+    "oobleck_u1@batch1": {(64, 64, 32, 32): 0.466, (32, 128, 32, 32): 0.496, (64, 128, 64, 32): 0.553},
+    "hifigan_u3": {(64, 128, 64, 32): 0.753, (64, 64, 32, 32): 0.748, (64, 128, 32, 32): 0.768},
+    "head": {(32, 64, 16, 32): 0.0297, (64, 32, 16, 32): 0.0308, (64, 64, 32, 32): 0.0369},
+    "seamless_u1": {(64, 128, 32, 32): 0.542, (64, 128, 64, 32): 0.553, (64, 32, 16, 32): 0.629},
+    "encodec_u3@batch1": {(64, 64, 32, 32): 0.0977, (64, 128, 32, 32): 0.106, (32, 64, 16, 32): 0.113},
+    "demucs_out": {(32, 128, 32, 32): 0.156, (32, 64, 16, 32): 0.174, (16, 256, 16, 64): 0.186},
+    "istft": {(64, 128, 32, 32): 0.188, (64, 64, 32, 32): 0.190, (64, 128, 64, 32): 0.213},
+    "waveglow": {(64, 64, 32, 32): 0.297, (64, 128, 32, 32): 0.303, (64, 128, 64, 32): 0.402},
+    "convtasnet": {(16, 256, 16, 64): 0.162, (16, 128, 16, 32): 0.175},
 }
 
 
-@pytest.mark.parametrize(("name", "x_vector"), MEASURED)
-def test_the_choice_is_hardly_slower_than_the_fastest_measured(name, x_vector):
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_choice_is_hardly_slower_than_the_fastest_measured(name):
     workload, _, batch = name.partition("@batch")
-    problem, ms = workloads.expand([workload], int(batch) if batch else None)[0].problem, MEASURED[name, x_vector]
-    c = choose(problem, x_vector)
+    problem, ms = workloads.expand([workload], int(batch) if batch else None)[0].problem, MEASURED[name]
+    c = choose(problem, 1 if problem.length % 2 else 2)
     assert ms[c.block_m, c.block_n, 8 * c.thread_m, 4 * c.thread_n] <= 1.07 * min(ms.values())
 
 
