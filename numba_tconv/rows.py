@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,7 +72,7 @@ _PARSE = {
 
 def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
     """The rows of the file at ``path``, in order. Raises RowsError."""
-    return _parse(_text(Path(path)), path, kind)
+    return list(_parse(_text(Path(path)), str(path), kind))
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
@@ -171,7 +172,8 @@ def _columns(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _parse(text: str, path, kind: type[Kind]) -> list[Kind]:
+@lru_cache(maxsize=8)  # of the recorded thousands, which each explanation asks for
+def _parse(text: str, path: str, kind: type[Kind]) -> tuple[Kind, ...]:
     lines = csv.reader(io.StringIO(text))
     header = tuple(next(lines, ()))
     if header != _columns(kind):
@@ -180,14 +182,14 @@ def _parse(text: str, path, kind: type[Kind]) -> list[Kind]:
             f"{path} has the columns of another version (different: {', '.join(different)}); "
             "it is left as it is: move it away, or name another file"
         )
-    rows = []
+    rows, parsers = [], [_PARSE[field.type] for field in fields(kind)]
     for line in lines:
         try:
-            values = [_PARSE[field.type](text) for field, text in zip(fields(kind), line, strict=True)]
+            values = [parse(text) for parse, text in zip(parsers, line, strict=True)]
         except (ValueError, KeyError) as error:
             raise RowsError(f"{path}, line {lines.line_num}: not a row ({error})") from error
         rows.append(kind(*values))
-    return rows
+    return tuple(rows)
 
 
 def _cell(value) -> str:

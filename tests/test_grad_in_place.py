@@ -111,7 +111,7 @@ def test_kernels_say_and_wait():
     where it may be early."""
 
     def words(kernel):
-        return re.findall(r"griddepcontrol\.\w+|cp\.async\.bulk\.tensor", kernel.ptx((9, 0, "a")))
+        return re.findall(r"griddepcontrol\.\w+|cp\.async\.bulk\.tensor", kernel.kept_ptx((9, 0, "a")))
 
     of_input, of_weight = (GRADIENTS[name] for name in ("grad_input_wgmma", "grad_weight_wgmma"))
     for name, early in ("dac_u1", True), ("hifigan_u1", False):
