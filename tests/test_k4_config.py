@@ -303,7 +303,8 @@ def test_the_largest_vectors_of_the_input():
 @pytest.mark.parametrize(("offset", "vector"), [(0, 4), (16, 4), (8, 1)])
 def test_vectors_of_outputs_begin_at_multiples_of_16_bytes(offset, vector, monkeypatch):
     p, found, make_kernel = Problem(2, 8, 8, 5, 60), [], k4_register_tile.make_kernel
-    monkeypatch.setattr(k4_register_tile, "make_kernel", lambda config: found.append(config) or make_kernel(config))
+    looking = staticmethod(lambda config: found.append(config) or make_kernel(config))
+    monkeypatch.setattr(k4_register_tile.RegisterTile, "make_kernel", looking)
     x, w, y = (
         Layout.contiguous(shape, torch.float32, NO_GPU)
         for shape in ((p.batch, p.in_channels, p.length), (p.in_channels, p.out_channels, 5), (2, 8, p.out_length))
@@ -314,7 +315,8 @@ def test_vectors_of_outputs_begin_at_multiples_of_16_bytes(offset, vector, monke
 
 def test_partial_sums_are_stored_in_vectors_wherever_the_output_begins(monkeypatch):
     p, found, make_kernel = Problem(1, 256, 32, 9, 64, padding=4), [], k4_register_tile.make_kernel
-    monkeypatch.setattr(k4_register_tile, "make_kernel", lambda config: found.append(config) or make_kernel(config))
+    looking = staticmethod(lambda config: found.append(config) or make_kernel(config))
+    monkeypatch.setattr(k4_register_tile.RegisterTile, "make_kernel", looking)
     assert choose(p, torch.float32, 4).splits > 1
     x, w, y = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in ((1, 256, 64), (256, 32, 9), (1, 32, 64)))
     RUNGS["k4_register_tile"].prepare(x, w, None, y._replace(offset=4), p)

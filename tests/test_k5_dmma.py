@@ -2,7 +2,6 @@
 problem gets, and what the compiler makes of it."""
 
 import itertools
-import math
 import re
 from functools import cache
 
@@ -10,13 +9,13 @@ import pytest
 import torch
 
 from numba_tconv import offline, workloads
-from numba_tconv.kernels import RUNGS, fragments, k4_pack, k5_dmma_config, k5_dmma_multiply
+from numba_tconv.kernels import RUNGS, fragments, k4_pack, k5_dmma_config
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.grad_input_planes import InputPlanes, adjoint
 from numba_tconv.kernels.gradients import select as select_gradient
 from numba_tconv.kernels.k5_dmma_config import candidates, choose, cost
 from numba_tconv.layout import NO_GPU, Layout
-from numba_tconv.problem import Problem
+from numba_tconv.problem import PEAK_FLOPS, Problem
 from numba_tconv.select import select
 
 K5 = RUNGS["k5_dmma"]
@@ -233,12 +232,10 @@ def test_its_configuration_depends_on_where_x_lies():
     assert K5.choose(aligned, problem, H200).x_vector == 2
     assert K5.choose(aligned._replace(offset=8), problem, H200).x_vector == 1
     assert K5.config_on(H200, problem, torch.float64, "fp64").x_vector == 2
-    assert "64 by 128 columns" not in K5.tile(K5.config(problem, torch.float64))
-    assert "a warp; 2 stages of" in K5.tile(K5.config(problem, torch.float64))
+    tile = "64 rows by 128 columns, 64 by 32 a warp; 2 stages of 32 input channels"
+    assert K5.tile(K5.config(workloads.get("patch").problem, torch.float64)) == tile
 
 
 def test_the_rate_of_the_model_is_below_the_peak():
-    peak = 67e12 / 2 / H200.multiprocessors / 1e3  # multiply-adds of a multiprocessor in a millisecond
-    assert 0.7 * peak < k5_dmma_config.RATE < peak * 1.1
-    assert math.isfinite(cost(DENSE[0], choose(DENSE[0]), H200))
-    assert k5_dmma_multiply.make_multiply.__module__.endswith("k5_dmma_multiply")
+    peak = PEAK_FLOPS["fp64"] / 2 / H200.multiprocessors / 1e3  # multiply-adds of a multiprocessor in a millisecond
+    assert 0.7 * peak < k5_dmma_config.RATE < peak

@@ -18,7 +18,8 @@ class Multiply(NamedTuple):
     ``place(thread)``: first row and column of the thread's sums, and where its weights and columns of x begin in those
     of a stage. ``tails_of(row_at, last_row)``: a bit for each of the thread's rows, whether it has the last tap, which
     the phases below ``last_row`` have. ``stage(acc, xs, ws, shared, x_at, w_at, tails)``: the products of a stage,
-    ``x_at`` and ``w_at`` being addresses. ``put(shared, acc, row_at, column_at)``: the sums, into the staged tile.
+    ``x_at`` and ``w_at`` being addresses. ``put(shared, acc, results, row_at, column_at)``: the sums, into the staged
+    tile, by a vector of ``results`` at a time.
     """
 
     xs: int

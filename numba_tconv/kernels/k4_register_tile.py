@@ -275,15 +275,9 @@ class RegisterTile(Rung):
     idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
     minimum_cc = (8, 0)  # cp.async
 
-    @property
-    def make_kernel(self):
-        """What makes the kernel of a configuration that does not split its sums."""
-        return make_kernel
-
-    @property
-    def choose(self):
-        """What tells the configuration for an input's layout, a problem and a device."""
-        return config_for
+    # The kernel of a configuration that does not split its sums; the configuration for an input's layout, a problem and
+    # a device.
+    make_kernel, choose = staticmethod(make_kernel), staticmethod(config_for)
 
     def supports(self, problem, dtype, precision):
         if dtype in (torch.float16, torch.bfloat16):

@@ -1,8 +1,7 @@
 """k5_dmma: float64 on tensor cores.
 
 Idea: k4's matrix product, load and store as they are (k4_register_tile.py), but a warp multiplies it by mma.sync in
-float64, which since Ampere has twice the rate of CUDA cores and rounds as they do: every product is exact, every
-addition rounded once.
+float64, which since Ampere has twice the rate of CUDA cores, in the same arithmetic.
 
 * Multiply (k5_dmma_multiply.py): 16 rows by 8 columns and 4 or 8 channels a product; of 64 x 32 sums a warp loads four
   vectors of weights and four columns of inputs for 16 products.
@@ -11,9 +10,9 @@ addition rounded once.
 
 Expected over k4: up to twice as fast, where products are the limit.
 
-Measured (H200, a script; medians of 11 launches, no recorded rows): 2.0 to 3.5 times as fast as k4 on 13 layers (patch
-at batch 1 1.91 to 0.547 ms, hifigan_u3 1.72 to 0.75), at 45 to 51 TFLOP/s where products are many; conv1d, on patch,
-reaches 51.
+Measured (H200, a script before the commit; medians of 11 launches, without packing, the fastest tile tried; no recorded
+rows): 2.0 to 3.6 times as fast as k4 on twelve layers (patch at batch 1 1.91 to 0.547 ms, hifigan_u3 1.72 to 0.75), 1.9
+on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which memory limits more; at 45 to 51 TFLOP/s where products are many.
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ from .k5_dmma_config import CHANNELS, Config, choose
 from .k5_dmma_multiply import make_multiply
 from .rung import Rung
 
+NAME = "k5_dmma"
 FEWEST_ROWS = 8  # with fewer, CUDA cores are as fast: most of a product would be zeros
 
 
 def make_kernel(config: Config) -> Kernel:
-    return k4_register_tile.make_kernel(config, make_multiply, DoubleMatrix.name)
+    return k4_register_tile.make_kernel(config, make_multiply, NAME)
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:
@@ -44,10 +44,11 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 class DoubleMatrix(RegisterTile):
-    name = "k5_dmma"
+    name = NAME
     idea = "float64 on tensor cores: k4's tiles, multiplied by mma.sync"
     minimum_cc = (8, 0)
 
+    make_kernel, choose = staticmethod(make_kernel), staticmethod(config_for)
     tiny_configs = Rung.tiny_configs
 
     def supports(self, problem, dtype, precision):
@@ -64,14 +65,6 @@ class DoubleMatrix(RegisterTile):
         if rows < FEWEST_ROWS:
             return f"it is for at least {FEWEST_ROWS} pairs of an output channel and a phase a group, not {rows}"
         return None
-
-    @property
-    def make_kernel(self):
-        return make_kernel
-
-    @property
-    def choose(self):
-        return config_for
 
     def config(self, problem, dtype, precision=None):
         return choose(problem)

@@ -44,7 +44,7 @@ STORE = 2.9e-7  # ms, of each sum of a block
 class Config(k4_config.Config):
     """A warp computes 8 * ``thread_m`` rows by 4 * ``thread_n`` columns (``lanes_m`` is 8)."""
 
-    depth: int = 0  # input channels of a product, 4, 8 or 16; 0: 4, by two products of 8 rows, as Ampere has them
+    depth: int = 0  # input channels of a product, 4 or 8; 0: 4, by two products of 8 rows, as Ampere has them
 
     fragments = True
 

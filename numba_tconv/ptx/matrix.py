@@ -62,7 +62,7 @@ def mma(kind):
 
 
 def mma_f64(depth):
-    """mma.sync m16n8k``depth`` in float64 (depth 4, 8 or 16, from sm_90 on; 0: two of m8n8k4, from sm_80 on, which
+    """mma.sync m16n8k``depth`` in float64 (depth 4 or 8, from sm_90 on; 0: two of m8n8k4, from sm_80 on, which
     compute what m16n8k4 does): (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
 
     ``a`` and ``b``: local arrays that hold the lane's registers of A (two for every four of k) from ``a_at`` on, and
