@@ -19,6 +19,7 @@ from ..ptx.halves import SUMS
 from .device import H200, Device
 from .grad_input_parts import split
 from .grad_window import Window, columns, split_phases, split_taps
+from .sectors import ENTRY, entries_before
 from .thread_tile import WarpTile
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
@@ -124,6 +125,11 @@ class Config(WarpTile):
     def table(self) -> int:
         """Columns of the window, of all its phases: where each of them lies in memory is worked out once."""
         return self.window.width * self.phases
+
+    @property
+    def entries(self) -> int:
+        """Of the table, and more, so that copies of weights take sectors whole (sectors.py)."""
+        return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
     def g_stage(self) -> int:
@@ -262,7 +268,7 @@ def by_halves(config: Config) -> Config:
 
 def shared_need(config: Config) -> int:
     """Bytes of a multiprocessor's shared memory that a block takes, with the table of the window's columns."""
-    return config.shared_bytes + 8 * config.table + RESERVED_SHARED
+    return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
 
 
 def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:

@@ -76,7 +76,8 @@ def make_kernel(config: Config) -> Kernel:
     pitch, result_pitch = config.pitch, config.result_pitch
     stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
     early, halves = config.early, config.halves
-    table, w_copies, long_phases = config.table, -(-w_stage // (vector * threads)), config.long_phases
+    table, entries, long_phases = config.table, config.entries, config.long_phases
+    w_copies = -(-w_stage // (vector * threads))
     lanes_run, pairs_a_turn, short_a_turn = math.gcd(block_n, threads), config.pairs_a_turn, config.short_a_turn
     short_phases, itemsize = phases - long_phases, config.itemsize
     g_row, w_row, w_short = itemsize * pitch, itemsize * tap_chunk * block_m, itemsize * (tap_chunk - 1) * block_m
@@ -144,7 +145,7 @@ def make_kernel(config: Config) -> Kernel:
         window_columns, row_tiles, tap_chunks, channel_chunks, parts, phases_total, taps_per_row, full_rows,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
-        source = cuda.shared.array(table, dtype=int64)
+        source = cuda.shared.array(entries, dtype=int64)
         # Row tiles are neighbours in the grid: they read the same windows. Column tiles may be more than an axis takes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)

@@ -22,7 +22,7 @@ MOST_ROUNDS = 4  # of blocks, that splits are tried for, where sums need no more
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
     """Those that a layer may have, at any batch and length: the usual one, with the fewest estimated instructions, and
-    in float32 the ones with the least estimated time at a few lengths."""
+    unless it is of 16 bits the ones with the least estimated time at a few lengths."""
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
@@ -38,7 +38,7 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
         return chosen
 
     usual = best(partial(instructions, layer), partial(products, layer))
-    if dtype != torch.float32 or device.cc < (9, 0):
+    if dtype.itemsize < 4 or device.cc < (9, 0):
         return (usual,)
     samples = (replace(layer, length=max(layer.length, length)) for length in LENGTHS)
     others = (best(partial(_time, sample, device), partial(least_ms, sample, device)) for sample in samples)

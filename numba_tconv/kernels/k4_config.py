@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..ptx.halves import SUMS
 from .channel_parts import split
 from .device import H200, Device
+from .sectors import ENTRY, entries_before
 from .thread_tile import WarpTile
 
 # Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
@@ -86,9 +87,24 @@ class Config(WarpTile):
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
-    def width(self) -> int:
+    def begin(self) -> int:
+        """Columns of whose multiples the window begins with one."""
+        return self.x_vector
+
+    @property
+    def lead(self) -> int:
+        """Columns of the window before those that the taps reach."""
+        return -self.halo % self.begin
+
+    @property
+    def copied(self) -> int:
         """Columns of the input window of a block."""
-        return self.block_n + self.halo
+        return self.block_n + self.halo + self.lead
+
+    @property
+    def width(self) -> int:
+        """Columns from one channel's window to the next one's, in shared memory."""
+        return self.copied
 
     @property
     def window(self) -> int:
@@ -126,8 +142,8 @@ class Config(WarpTile):
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample, so that vectors of x begin at multiples of their size."""
-        columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.x_vector
+        """First column, and columns a sample, so that windows of x begin at multiples of their vectors' size."""
+        columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.begin
         first = columns.start // v * v
         return first, -(-(columns.stop - first) // v) * v
 
@@ -245,7 +261,7 @@ def storing_vectors(config: Config, problem: Problem) -> Config:
 
 def fits(config: Config, device: Device) -> bool:
     """Whether min_blocks blocks find the shared memory that they need."""
-    source = (config.width // config.x_vector + 2) * 8
+    source = ENTRY * entries_before(config.copied // config.x_vector + 2)
     return config.min_blocks * (config.shared_bytes + source + RESERVED_SHARED) <= device.shared_per_multiprocessor
 
 

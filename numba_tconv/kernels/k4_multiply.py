@@ -35,7 +35,7 @@ def make_multiply(config: Config) -> Multiply:
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
     warps_n, halo, window, pitch, step = config.warps_n, config.halo, config.window, config.pitch, config.taps.step
     phases, channels, ragged = config.phases, config.channels, config.ragged
-    uniform, apart = config.uniform, config.apart
+    uniform, apart, lead = config.uniform, config.apart, config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
@@ -46,7 +46,7 @@ def make_multiply(config: Config) -> Multiply:
         warp, lane = thread // 32, thread % 32
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
-        return row_at, column_at, row_at, column_at
+        return row_at, column_at, row_at, int32(column_at + lead)
 
     @cuda.jit(device=True, inline="always")
     def load_weights(ws, shared, w_at, b):

@@ -54,6 +54,7 @@ from .k4_cost import choose
 from .k4_multiply import make_multiply
 from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
+from .sectors import entries_before
 from .thread_sums import sums_aside
 from .weight_cache import packed_weights
 
@@ -63,7 +64,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     """``make_multiply``: how its blocks multiply; the kernel of another rung, ``name``, may differ in that alone."""
     threads, vector, stages = config.threads, config.vector, config.stages
     block_n, block_k = config.block_n, config.block_k
-    warps, warp_columns, halo = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo
+    warps, warp_columns, reach = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo + config.lead
     width, pitch = config.width, config.pitch
     x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage = x_stage + w_stage
@@ -72,10 +73,10 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
     a_pitch, co_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)  # of the staged tile
     accumulator, sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
-    x_copies = -(-width // (x_vector * 32))
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
-    x_per_row = width // x_vector
+    x_per_row = config.copied // x_vector
+    x_copies, sources = -(-x_per_row // 32), entries_before(x_per_row + 2) - 2
     whole_chunks, partial, partials, halves = config.whole_chunks, config.partial, config.partials, config.halves
     itemsize = config.itemsize
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
@@ -141,7 +142,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
             if ahead < total:
                 if channel == 0:
                     cuda.syncthreads()  # nobody still copies the chunk before
-                    shift = halo + chunk * chunk_shift
+                    shift = reach + chunk * chunk_shift
                     aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
                     cuda.syncthreads()
                 load(shared, int32(ahead % stages * stage), x, source, x_group + channel * stride_c, stride_c,
@@ -203,7 +204,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         groups, padding, columns, first_column, row_tiles, tap_chunks, channel_chunks, last_row,
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
-        source = cuda.shared.array(x_per_row, dtype=int64)
+        source = cuda.shared.array(sources, dtype=int64)
         place = cuda.shared.array(2, dtype=int64)
         # Row tiles are neighbours in the grid: they read the same inputs. Column tiles may be more than one axis takes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))

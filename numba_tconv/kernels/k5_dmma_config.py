@@ -12,6 +12,7 @@ from ..problem import Problem
 from . import k4_config
 from .device import H200, Device
 from .k4_cost import rounds
+from .sectors import SECTOR
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
 # (block_m, block_n, rows and columns of a warp, channels of a product, blocks of an H200's multiprocessor). The
@@ -30,14 +31,14 @@ MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # of a stage; about those whose products 
 MOST_PRODUCTS = 96  # of a warp and of the taps that share a window: all of them are written out
 TURN_PRODUCTS = 32  # of a warp, in a turn of the loop, if it has more than one step: more spill
 
-# Fitted to times of 74 launches of 15 problems. Of 14 of these, what the model picks was among them, and takes 1.011
-# times as long as the fastest tile in geometric mean, 1.06 times at most (H200, scripts; no recorded rows).
-RATE = 2.4e8  # multiply-adds of a multiprocessor in a millisecond
-FEWEST_WARPS = 5.6  # of a multiprocessor, that hide each other's latencies: fewer take as long
-COPY = 20  # multiply-adds that take as long as a copy to shared memory
-LOAD = 0.058  # multiply-adds that take as long as a load from shared memory
-STAGE = 1.6e-4  # ms, of the latency of each stage
-STORE = 2.9e-7  # ms, of each sum of a block
+# Fitted to times of 73 launches of 15 problems, of which what the model picks takes 1.009 times as long as the fastest
+# tile in geometric mean, 1.08 times at most (H200, scripts; no recorded rows).
+RATE = 2.5e8  # multiply-adds of a multiprocessor in a millisecond
+FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # of a multiprocessor, that hide each other's latencies: fewer take as long
+COPY = 12  # multiply-adds that take as long as a copy to shared memory
+LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
+STAGE = 3.3e-4  # ms, of the latency of each stage
+STORE = 2.7e-7  # ms, of each sum of a block
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class Config(k4_config.Config):
         return max(z for z in range(1, steps + 1) if steps % z == 0 and (z == 1 or z * step <= TURN_PRODUCTS))
 
     @property
+    def begin(self) -> int:
+        """With vectors, a sector (sectors.py)."""
+        return SECTOR // self.itemsize if self.x_vector > 1 else 1
+
+    @property
     def width(self) -> int:
         """So many that what half a warp reads at once, four columns of four channels, lies in different banks."""
-        return -(-(self.block_n + self.halo - 4) // 8) * 8 + 4
+        return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
     def pitch(self) -> int:
@@ -100,7 +106,9 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
         unit, (*_, rows, columns) = max(CHANNELS, depth), sizes
         # The addresses of single elements' copies spill beside 32 x 32 sums of a warp in 128 registers.
         fewer = x_vector == 1 and rows * columns == 1024
-        blocks = max(1, round(blocks * share) - fewer)
+        blocks = max(1, round(blocks * share)) - fewer
+        if blocks <= fewer:
+            continue  # nothing would be computed while the one block waits
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):
             config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector)
@@ -118,8 +126,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     block = stages * (products * (1 + loads) + COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector))
 
     def milliseconds(resident):
-        idle = max(1, FEWEST_WARPS / (resident * c.threads / 32))
-        return resident * (idle * block / RATE + STORE * c.block_m * c.block_n) + stages * STAGE
+        multiplying, storing = (max(1, warps / (resident * c.threads / 32)) for warps in (FEWEST_WARPS, STORING_WARPS))
+        return resident * (multiplying * block / RATE + storing * STORE * c.block_m * c.block_n) + stages * STAGE
 
     full, last = rounds(problem, config, device)
     return full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)

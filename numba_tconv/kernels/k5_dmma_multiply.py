@@ -20,6 +20,7 @@ def make_multiply(config: Config) -> Multiply:
     rows, columns, warps_n = 8 * config.thread_m, 4 * config.thread_n, config.warps_n
     tiles_m, tiles_n, all_tiles = rows // ROWS, columns // COLUMNS, config.block_m // ROWS
     width, halo, pitch, step, ragged = config.width, config.halo, config.pitch, config.taps.step, config.ragged
+    lead = config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
     # Bytes of a product's weights, of four channels' in a block, and of their inputs.
     fragment = ROWS * CHANNELS * 8
@@ -30,7 +31,7 @@ def make_multiply(config: Config) -> Multiply:
     def place(thread):
         warp, lane = int32(thread // 32), int32(thread % 32)
         row, column = int32(warp // warps_n * rows), int32(warp % warps_n * columns)
-        of_weights, of_columns = int32(row * CHANNELS + lane * 2), int32(column + lane % 4 * width + lane // 4)
+        of_weights, of_columns = int32(row * CHANNELS + lane * 2), int32(column + lead + lane % 4 * width + lane // 4)
         return int32(row + lane // 4), int32(column + lane % 4 * 2), of_weights, of_columns
 
     @device_function
