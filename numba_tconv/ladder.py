@@ -12,7 +12,7 @@ from .table import markdown, where
 WORKLOAD = "kb64"
 # A rung beside the ladder is measured where it is for.
 BESIDE = {"k5_dmma": (WORKLOAD, "float64"), "depthwise": ("depthwise", "float32")}
-NAMES = {"ieee": "full precision", "tf32": "TF32", "fp64": "float64"}
+NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # as rows name them
 
 
 def render(rows: Iterable[Row]) -> str:

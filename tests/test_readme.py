@@ -116,7 +116,7 @@ def test_the_ladder_tells_what_each_rung_gained():
     ]
     beside = [row("depthwise", rung, ms_p50=ms) for rung, ms in (("k4_register_tile", 2), ("depthwise", 0.5))]
     in_float64 = [
-        row(rung=rung, dtype="float64", precision="fp64", ms_p50=ms, roofline=None)
+        replace(row(rung=rung, dtype="float64", ms_p50=ms, roofline=None), precision="float64")
         for rung, ms in (("k3_shared_tile", 30), ("k4_register_tile", 20), ("k5_dmma", 8))
     ]
     others = [row("kb74", "k3_shared_tile"), *in_float64]
@@ -134,3 +134,9 @@ def test_the_ladder_tells_what_each_rung_gained():
 def test_the_files_of_the_ladder_are_there():
     for line in ladder.render([]).splitlines()[2:]:
         assert (ROOT / line.partition("](")[2].partition(")")[0]).is_file()
+
+
+def test_every_recorded_rung_beside_the_ladder_has_its_line():
+    """By the rows that are there, whose names of precisions a made-up row might not have."""
+    recorded = rows.read_all(Path(__file__).parents[1] / "plots" / "data")
+    assert set(ladder.BESIDE) <= set(cells(recorded))
