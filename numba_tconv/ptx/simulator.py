@@ -5,10 +5,15 @@ one each, and what the block computes is wrong. Here the first to come allocates
 
 Its own blocks ask all their threads, over and over, whether they wait, and so keep the interpreter from those that
 compute: most of the time. Here the last thread to come to a barrier, or to its end, says so.
+
+Its own device functions, at every call, put what ``cuda`` shall mean in a kernel into their module, and count who else
+has; and types, at every conversion of a number, ask first whether a signature is meant. Together that takes longer than
+what the kernels compute. Here a launch does the former once for all modules, and numbers are converted at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
@@ -18,6 +23,9 @@ from numba.cuda.simulator import kernel
 from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
+MODULE = sys.modules["numba.cuda"]
+NAMES = {}  # by where they are
+NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
 
@@ -94,6 +102,44 @@ def _locked() -> threading.Lock:
     return lock
 
 
+_make, _launch = kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__
+
+
+def make(made: kernel.FakeCUDAKernel, function, *arguments, **options):
+    """Of a kernel or a device function, remember the names that its module has."""
+    _make(made, function, *arguments, **options)
+    NAMES[id(function.__globals__)] = function.__globals__
+
+
+@contextlib.contextmanager
+def meaning_everywhere(function, of_kernel):
+    """While a kernel runs, ``cuda`` is ``of_kernel`` in every module that has kernels or device functions."""
+    having = [names for names in NAMES.values() if names.get("cuda") is MODULE]
+    for names in having:
+        names["cuda"] = of_kernel
+    try:
+        yield
+    finally:
+        for names in having:
+            names["cuda"] = MODULE
+
+
+def call(function: kernel.FakeCUDAKernel, *arguments):
+    """A device function is what it is in Python; a kernel is launched."""
+    if function._device or kernel._kernel_context is not None:
+        return function.fn(*arguments)
+    return _launch(function, *arguments)
+
+
+def convert(kind: types.Number, *arguments):
+    """``kind`` of a number; else what Numba makes of it."""
+    if len(arguments) == 1 and type(arguments[0]) in NUMBERS:
+        return getattr(np, kind.name)(arguments[0])
+    return types.Type.__call__(kind, *arguments)
+
+
 def mend() -> None:
     FakeCUDAShared.array = array
-    kernel.BlockManager = Block
+    kernel.BlockManager, kernel.swapped_cuda_module = Block, meaning_everywhere
+    kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__ = make, call
+    types.Integer.__call__ = types.Float.__call__ = convert
