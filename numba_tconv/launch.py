@@ -283,6 +283,7 @@ def _to_the_end(function: Callable, *arguments):
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # a thread that an interrupt meets while it starts is not waited for: let it start
         return pool.submit(function, *arguments).result()
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 import re
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -93,6 +94,27 @@ def test_an_interrupt_waits_for_the_compiler(interrupt_after, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         new_kernel().ptx(CC)
     assert ended
+
+
+def test_an_interrupt_while_a_thread_starts_leaves_no_compiler_alone(monkeypatch):
+    begun, ended, start = [], [], threading.Thread.start
+
+    def compile_ptx(*_, **__):
+        begun.append(True)
+        time.sleep(0.3)
+        ended.append(True)
+        return "ptx", None
+
+    def interrupted(thread):
+        start(thread)
+        time.sleep(0.1)  # in which it may take up its work
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch.cuda, "compile_ptx", compile_ptx)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        new_kernel().ptx(CC)
+    assert begun == ended
 
 
 def in_a_fork(answers):

@@ -3,8 +3,9 @@
 Its own ``cuda.shared.array`` looks an array up and then allocates it, so two threads that come at the same time may get
 one each, and what the block computes is wrong. Here the first to come allocates.
 
-Its own blocks ask all their threads, over and over, whether they wait, and so keep the interpreter from those that
-compute: most of the time. Here the last thread to come to a barrier, or to its end, says so.
+Its own blocks make new threads, and ask all of them, over and over, whether they wait, and so keep the interpreter from
+those that compute: most of the time. Here threads serve one block after the other, and each, when it comes to a barrier
+or to its end, gives the turn to the next.
 
 Its own device functions, at every call, put what ``cuda`` shall mean in a kernel into their module, and count who else
 has; and types, at every conversion of a number, ask first whether a signature is meant. Together that takes longer than
@@ -14,6 +15,7 @@ what the kernels compute. Here a launch does the former once for all modules, an
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 
@@ -44,56 +46,60 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
 
 
 class Thread(kernel.BlockThread):
-    """A thread that tells its block when it waits or has ended."""
+    """A thread that serves one block after the other. It runs when it has the turn, until it waits or has ended."""
 
-    def __init__(self, function, block: Block, *where):
-        super().__init__(function, block, *where)
-        self.block, self.ended, self.passes = block, False, _locked()
+    def __init__(self, block: Block):
+        super().__init__(None, block, (0, 0, 0), (0, 0, 0), False)
+        self.turn = _locked()
+        self.start()
+
+    def serve(self, block: Block, function, block_index, thread_index):
+        self.block, self.ended, self.abort, self.exception = block, False, False, None
+        self.blockIdx, self.threadIdx = kernel.Dim3(*block_index), kernel.Dim3(*thread_index)
+        (x, y, z), (width, height, _) = thread_index, block._block_dim
+        self.thread_id = x + width * (y + height * z)
+        self._target, self._args, self._kwargs = function, (), {}
 
     def run(self):
-        try:
+        while True:
+            self.turn.acquire()
             super().run()  # which keeps exceptions
-        finally:
             self.ended = True
-            self.block.arrive()
+            self.block.next_turn()
 
     def syncthreads(self):
-        self.block.arrive()
-        self.passes.acquire()
+        self.block.next_turn()
+        self.turn.acquire()
         if self.abort:
             raise RuntimeError("another thread of the block failed")
 
 
 class Block(kernel.BlockManager):
-    """A block that is woken when all its threads wait or have ended, and lets those go on that wait."""
+    """A block whose threads have the turn one after the other, up to a barrier, and then in the opposite order up to
+    the next: what they need a barrier for goes wrong without it."""
 
     def run(self, grid_point, *arguments):
-        self.turn, self.everyone_is_here = threading.Lock(), _locked()
-        threads = [
-            Thread(lambda: self._f(*arguments), self, grid_point, point, self._debug)
-            for point in np.ndindex(*self._block_dim)
-        ]
-        self.under_way = len(threads)
-        for thread in threads:
-            thread.start()
+        points = list(np.ndindex(*self._block_dim))
+        threads = [_idle.pop() if _idle else Thread(self) for _ in points]
+        serving, failed, self.all_had_it = threads, None, _locked()
+        for thread, point in zip(threads, points, strict=True):
+            thread.serve(self, lambda: self._f(*arguments), grid_point, point)
         while threads:
-            self.everyone_is_here.acquire()
-            failed = next((thread for thread in threads if thread.exception), None)
-            threads = [thread for thread in threads if not thread.ended]
-            self.under_way = len(threads)
+            self.waiting = iter(threads)
+            self.next_turn()
+            self.all_had_it.acquire()
+            failed = failed or next((thread.exception for thread in threads if thread.exception), None)
+            threads = [thread for thread in reversed(threads) if not thread.ended]
             for thread in threads:
                 thread.abort = failed is not None
-                thread.passes.release()
-            if failed:
-                error, where = failed.exception
-                raise error.with_traceback(where)
+        _idle.extend(serving)
+        if failed:
+            error, where = failed
+            raise error.with_traceback(where)
 
-    def arrive(self):
-        with self.turn:
-            self.under_way -= 1
-            is_last = self.under_way == 0
-        if is_last:
-            self.everyone_is_here.release()
+    def next_turn(self):
+        thread = next(self.waiting, None)
+        (thread.turn if thread else self.all_had_it).release()
 
 
 def _locked() -> threading.Lock:
@@ -102,6 +108,8 @@ def _locked() -> threading.Lock:
     return lock
 
 
+_idle: list[Thread] = []
+os.register_at_fork(after_in_child=_idle.clear)  # a child has none of these threads
 _make, _launch = kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__
 
 

@@ -58,6 +58,11 @@ def test_a_failure_is_raised_and_ends_the_block(waiting):
             cuda.syncthreads()
             passed.append(thread)
 
+    @cuda.jit
+    def nothing():
+        pass
+
+    nothing[1, THREADS]()  # its threads serve the next block
     before = threading.active_count()
     with pytest.raises(ValueError, match=r"tid=\[3, 0, 0\] ctaid=\[0, 0, 0\]: no"):
         kernel[1, THREADS]()
