@@ -117,16 +117,16 @@ def fetch(memory, itemsize, sizes, distances, box, begin):
     assert all(distance % 16 == 0 < distance for distance in distances)
     assert all(0 < size <= 256 for size in box)
     assert begin[0] * itemsize % 16 == 0 == box[0] * itemsize % 16
-    found = [()]
-    for dimension in reversed(range(len(box))):
-        places = range(begin[dimension], begin[dimension] + box[dimension])
-        found = [(place, *rest) for rest in found for place in places]
-    steps = [1, *(distance // itemsize for distance in distances)]
-    for at in found:
-        if all(0 <= place < size for place, size in zip(at, sizes, strict=True)):
-            yield memory.get(sum(place * step for place, step in zip(at, steps, strict=True)), JUNK)
+    steps = [distance // itemsize for distance in distances]
+    row = range(begin[0], begin[0] + box[0])
+    others = [range(first, first + size) for first, size in zip(begin[1:], box[1:], strict=True)]
+    for places in itertools.product(*reversed(others)):
+        places = places[::-1]
+        if all(0 <= place < size for place, size in zip(places, sizes[1:], strict=True)):
+            at = sum(place * step for place, step in zip(places, steps, strict=True))
+            yield from (memory.get(at + x, JUNK) if 0 <= x < sizes[0] else 0 for x in row)
         else:
-            yield 0
+            yield from [0] * box[0]
 
 
 def laid_out(p, precision, sheared, rng):
