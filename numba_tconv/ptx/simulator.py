@@ -26,7 +26,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
 MODULE = sys.modules["numba.cuda"]
-NAMES = {}  # by where they are
+NAMES = {}  # of each module that has kernels or device functions, by their dictionary's id
 NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
@@ -54,7 +54,7 @@ class Thread(kernel.BlockThread):
         self.start()
 
     def serve(self, block: Block, function, block_index, thread_index):
-        self.block, self.ended, self.abort, self.exception = block, False, False, None
+        self._manager, self.ended, self.abort, self.exception = block, False, False, None
         self.blockIdx, self.threadIdx = kernel.Dim3(*block_index), kernel.Dim3(*thread_index)
         (x, y, z), (width, height, _) = thread_index, block._block_dim
         self.thread_id = x + width * (y + height * z)
@@ -63,12 +63,15 @@ class Thread(kernel.BlockThread):
     def run(self):
         while True:
             self.turn.acquire()
-            super().run()  # which keeps exceptions
+            try:
+                super().run()  # which keeps exceptions, but for those that are none of an error
+            except BaseException as error:
+                self.exception = error, error.__traceback__
             self.ended = True
-            self.block.next_turn()
+            self._manager.next_turn()
 
     def syncthreads(self):
-        self.block.next_turn()
+        self._manager.next_turn()
         self.turn.acquire()
         if self.abort:
             raise RuntimeError("another thread of the block failed")
@@ -83,7 +86,7 @@ class Block(kernel.BlockManager):
         threads = [_idle.pop() if _idle else Thread(self) for _ in points]
         serving, failed, self.all_had_it = threads, None, _locked()
         for thread, point in zip(threads, points, strict=True):
-            thread.serve(self, lambda: self._f(*arguments), grid_point, point)
+            thread.serve(self, lambda: self.compute(arguments), grid_point, point)
         while threads:
             self.waiting = iter(threads)
             self.next_turn()
@@ -96,6 +99,10 @@ class Block(kernel.BlockManager):
         if failed:
             error, where = failed
             raise error.with_traceback(where)
+
+    def compute(self, arguments):
+        with np.errstate(divide="raise") if self._debug else contextlib.nullcontext():
+            self._f(*arguments)
 
     def next_turn(self):
         thread = next(self.waiting, None)

@@ -45,6 +45,47 @@ def test_threads_that_have_ended_are_not_waited_for():
     assert result.tolist() == list(range(THREADS))
 
 
+def test_a_barrier_counts_the_threads_of_its_own_block():
+    @cuda.jit
+    def kernel(result):
+        block, thread = cuda.blockIdx.x, cuda.threadIdx.x
+        result[block, thread] = cuda.syncthreads_count(thread <= block)
+
+    result = np.zeros((3, THREADS), int)
+    kernel[3, THREADS](result)
+    assert result.tolist() == [[block + 1] * THREADS for block in range(3)]
+
+
+def test_neighbours_that_do_not_wait_are_met_too_early():
+    """Whatever neighbour a thread reads from: of two passes in opposite order one is wrong."""
+
+    def wrong(distance):
+        @cuda.jit
+        def kernel(written, seen):
+            thread = cuda.threadIdx.x
+            for turn in range(2):
+                written[turn, thread] = 1
+                seen[turn, thread] = written[turn, (thread + distance) % THREADS]
+                cuda.syncthreads()
+
+        written, seen = np.zeros((2, THREADS), int), np.zeros((2, THREADS), int)
+        kernel[1, THREADS](written, seen)
+        return (seen == 0).any()
+
+    assert [wrong(distance) for distance in (1, -1, 0)] == [True, True, False]
+
+
+def test_what_is_no_error_ends_the_block_too():
+    @cuda.jit
+    def kernel():
+        cuda.syncthreads()
+        raise SystemExit(3)
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            kernel[1, THREADS]()
+
+
 @pytest.mark.parametrize("waiting", [False, True])
 def test_a_failure_is_raised_and_ends_the_block(waiting):
     passed = []
