@@ -106,9 +106,9 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
         unit, (*_, rows, columns) = max(CHANNELS, depth), sizes
         # The addresses of single elements' copies spill beside 32 x 32 sums of a warp in 128 registers.
         fewer = x_vector == 1 and rows * columns == 1024
-        blocks = max(1, round(blocks * share)) - fewer
-        if blocks <= fewer:
-            continue  # nothing would be computed while the one block waits
+        blocks = max(2, round(blocks * share)) - fewer
+        if blocks == 1:
+            continue  # nothing would be computed while the block waits
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):
             config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector)
