@@ -119,7 +119,8 @@ def test_stages_are_deep_even_if_channels_are_no_multiple_of_much():
 
 @pytest.mark.parametrize("x_vector", [1, 2])
 def test_no_block_is_alone_on_a_multiprocessor(x_vector):
-    """Nothing would be computed while it waits: waveglow, whose length is odd, took 0.53 ms so, 0.35 with three."""
+    """Nothing would be computed while it waits: waveglow, whose length is odd, took 0.46 and 0.53 ms so (scripts),
+    0.349 with three (rows)."""
     for problem in SHAPES:
         assert all(config.min_blocks >= 2 for config in candidates(problem, x_vector, H200))
         assert choose(problem, x_vector, A100).min_blocks >= 2

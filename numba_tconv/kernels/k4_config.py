@@ -102,6 +102,12 @@ class Config(WarpTile):
         return self.block_n + self.halo + self.lead
 
     @property
+    def entries(self) -> int:
+        """Before the stages in shared memory: where each vector of a window lies, and two numbers; and more, so that
+        the stages begin with a sector's place (sectors.py)."""
+        return entries_before(self.copied // self.x_vector + 2)
+
+    @property
     def width(self) -> int:
         """Columns from one channel's window to the next one's, in shared memory."""
         return self.copied
@@ -261,8 +267,8 @@ def storing_vectors(config: Config, problem: Problem) -> Config:
 
 def fits(config: Config, device: Device) -> bool:
     """Whether min_blocks blocks find the shared memory that they need."""
-    source = ENTRY * entries_before(config.copied // config.x_vector + 2)
-    return config.min_blocks * (config.shared_bytes + source + RESERVED_SHARED) <= device.shared_per_multiprocessor
+    need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
+    return config.min_blocks * need <= device.shared_per_multiprocessor
 
 
 def register_window(device: Device) -> int:

@@ -54,7 +54,6 @@ from .k4_cost import choose
 from .k4_multiply import make_multiply
 from .k4_plan import config_for, plan_of
 from .rung import Rung, cuda_core_reason, taking_bias
-from .sectors import entries_before
 from .thread_sums import sums_aside
 from .weight_cache import packed_weights
 
@@ -76,7 +75,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     x_per_row = config.copied // x_vector
-    x_copies, sources = -(-x_per_row // 32), entries_before(x_per_row + 2) - 2
+    x_copies, sources = -(-x_per_row // 32), config.entries - 2
     whole_chunks, partial, partials, halves = config.whole_chunks, config.partial, config.partials, config.halves
     itemsize = config.itemsize
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile

@@ -16,11 +16,11 @@ Measured (H200, kb64): 7.73 ms, 2.3 times as fast as k4; 40 to 55 TFLOP/s where 
 packing, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which
 memory limits more.
 
-What keeps it from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiply in 79% of the clocks, those of
-cuBLAS's kernel for the same product (64 x 64 tiles, three blocks a multiprocessor) in 95%, but at a clock that the
-GPU's power lowers. Without the copies of later stages it takes 0.54 ms less, without barriers 0.27, without loads from
-shared memory 0.1, without the store 0.07. Operands fetched a product ahead, across barriers, gained nothing (4.0 ms),
-copies dealt out among the products cost 8%.
+What keeps it from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiplied in 79% of the clocks
+(9fa90f0, before windows began with sectors), those of cuBLAS's kernel for the same product (64 x 64 tiles, three blocks
+a multiprocessor) in 95%, but at a clock that the GPU's power lowers. A variant that fetches operands a product ahead,
+across barriers, took as long; without the copies of later stages that one took 0.54 ms less, without barriers 0.27,
+without loads from shared memory 0.1, without the store 0.07. Copies dealt out among its products cost 8%.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ def test_a_barrier_counts_the_threads_of_its_own_block():
         block, thread = cuda.blockIdx.x, cuda.threadIdx.x
         result[block, thread] = cuda.syncthreads_count(thread <= block)
 
-    result = np.zeros((3, THREADS), int)
-    kernel[3, THREADS](result)
-    assert result.tolist() == [[block + 1] * THREADS for block in range(3)]
+    for threads in (THREADS, 2 * THREADS):  # of which half have served another block
+        result = np.zeros((3, threads), int)
+        kernel[3, threads](result)
+        assert result.tolist() == [[block + 1] * threads for block in range(3)]
 
 
 def test_neighbours_that_do_not_wait_are_met_too_early():
@@ -65,7 +66,7 @@ def test_neighbours_that_do_not_wait_are_met_too_early():
             thread = cuda.threadIdx.x
             for turn in range(2):
                 written[turn, thread] = 1
-                seen[turn, thread] = written[turn, (thread + distance) % THREADS]
+                seen[turn, thread] = written[turn, min(max(thread + distance, 0), THREADS - 1)]
                 cuda.syncthreads()
 
         written, seen = np.zeros((2, THREADS), int), np.zeros((2, THREADS), int)
