@@ -1,5 +1,6 @@
 """The problems for compute-sanitizer (gpu/sanitized.py), on the CPU: they reach every code path that sizes decide."""
 
+import itertools
 import math
 
 import pytest
@@ -189,9 +190,12 @@ def k5_dmma_properties(case):
     x, offset = input_of(case)
     x_vector = vector_of(Layout.of(x)._replace(offset=offset))
     config = case.config or k5_dmma_config.choose(case.problem, x_vector, device.current_device())
+    stages = config.channel_chunks(case.problem) * config.tap_chunks(case.problem)
     return {
         "copies": config.x_vector,
         "channels of a product": config.depth,
+        "ring, copies": (config.ring, config.x_vector),
+        "ring, stages that come again": config.ring and stages > config.stages,
         "vectors of outputs": config.y_vector > 1 and not case.offset,
         "chunks of taps": config.several_chunks,
         "ragged": config.ragged,
@@ -204,6 +208,7 @@ def test_k5_dmma():
     found = values(map(k5_dmma_properties, of_rung("k5_dmma")))
     assert found.pop("copies") == {1, 2}
     assert found.pop("channels of a product") == {4, 8}
+    assert found.pop("ring, copies") == set(itertools.product(BOTH, (1, 2)))
     assert all(occurring == BOTH for occurring in found.values()), found
 
 

@@ -7,11 +7,11 @@ The problem as a matrix product (taps.py, "rows"): its rows are (output channel,
 of all samples laid end to end, its depth (input channel, tap). The phases of a strided problem are neighbouring rows:
 they meet in the same block and are interleaved on the way out.
 
-* Load: cp.async copies a stage of ``block_k`` channels (input window and packed weights) into shared memory while the
-  stage before is multiplied.
+* Load (k4_load.py): cp.async copies a stage of ``block_k`` channels (input window and packed weights) into shared
+  memory while the stage before is multiplied.
 * Multiply (k4_multiply.py): 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. In
   float64 tensor cores can take its place (k5_dmma.py).
-* Store: the sums go through shared memory, from where consecutive threads write consecutive outputs.
+* Store (k4_store.py): the sums go through shared memory, from where consecutive threads write consecutive outputs.
 * Order (thread_sums.py): products seldom wait for their registers.
 * Sums: long ones are put aside now and then, so that they lose fewer digits; where that leaves room for deeper stages,
   by upper halves (ptx/halves.py; encodec_u1: 0.557 ms for 0.587; H100, a script).
@@ -35,7 +35,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from numba import cuda, int32, int64, types, uint32, uint64
+from numba import cuda, int32, int64, types
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
@@ -44,15 +44,15 @@ from ..ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
-    load_vector,
     shared_base,
-    store_vector,
 )
 from . import device
 from .k4_config import Config, tiny
 from .k4_cost import choose
+from .k4_load import make_aim, make_load_window
 from .k4_multiply import make_multiply
 from .k4_plan import config_for, plan_of
+from .k4_store import make_store
 from .rung import Rung, cuda_core_reason, taking_bias
 from .thread_sums import sums_aside
 from .weight_cache import packed_weights
@@ -64,64 +64,25 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     threads, vector, stages = config.threads, config.vector, config.stages
     block_n, block_k = config.block_n, config.block_k
     warps, warp_columns, reach = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo + config.lead
-    width, pitch = config.width, config.pitch
-    x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
+    x_stage, w_stage = config.x_stage, config.w_stage
     stage = x_stage + w_stage
-    stride, dilation, taps = config.stride, config.dilation, config.taps
-    gap, rows = taps.gap, taps.rows
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
-    a_pitch, co_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)  # of the staged tile
     accumulator, sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
-    x_per_row = config.copied // x_vector
-    x_copies, sources = -(-x_per_row // 32), config.entries - 2
-    whole_chunks, partial, partials, halves = config.whole_chunks, config.partial, config.partials, config.halves
+    sources = config.entries - 2
+    partial, partials, halves = config.partial, config.partials, config.halves
     itemsize = config.itemsize
-    run = block_n * phases * gap  # consecutive outputs of one channel in the tile
-    y_vector = config.y_vector
-    lanes_run = min(run // y_vector, threads)
-    channel_lanes = threads // lanes_run
-    all_store = threads % lanes_run == 0
     add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
     window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
-    copy_x, copy_w, wait_for_stage = cp_async(x_vector), cp_async(vector), cp_async_wait(stages - 2)
-
-    @cuda.jit(device=True, inline="always")
-    def aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l):
-        """Where each vector of the window lies in x, at channel 0; -1: not in the signal.
-
-        It stands in shared memory, because as registers of the threads that copy it would cost more than it saves.
-        """
-        p = int32(cuda.threadIdx.x)
-        while p < x_per_row:
-            n, column = divmod(first + p * x_vector - shift, columns)
-            if p * x_vector == shift:  # for the store, which would else keep the division's result in registers
-                place[0], place[1] = n, column
-            i = first_column + column
-            inside = n >= 0 and n < batch and i >= 0 and i < length
-            source[uint64(p)] = n * stride_n + i * stride_l if inside else int64(-1)
-            p = int32(p + threads)
+    aim, load_window, store = make_aim(config, warps), make_load_window(config, warps), make_store(config)
+    copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
 
     @cuda.jit(device=True, inline="always")
     def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
         """Start the copies of one stage."""
-        warp, lane, thread = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32), int32(cuda.threadIdx.x)
-        # A warp copies whole channels, one after the other: p needs no division, and where a vector lies is worked out
-        # once for all of them.
-        for j in range(x_copies):
-            p = int32(lane + 32 * j)
-            if 32 * (j + 1) <= x_per_row or p < x_per_row:
-                first = source[uint64(p)]
-                inside = first >= 0
-                element = first + offset + warp * stride_c if inside else int64(0)
-                forth = warps * stride_c if inside else int64(0)
-                at = int32(base + warp * width + p * x_vector)
-                for z in range(-(-block_k // warps)):
-                    if z < block_k // warps or warp < block_k % warps:
-                        exists = whole_chunks or warp + z * warps < channels_left
-                        copy_x(shared, at + z * warps * width, x, element, inside and exists)
-                        element += forth
+        thread = int32(cuda.threadIdx.x)
+        load_window(shared, base, x, source, offset, stride_c, channels_left)
         at, w_at = int32(base + x_stage + thread * vector), w_offset + thread * vector
         for j in range(w_copies):
             if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
@@ -157,46 +118,6 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
                 multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
             s = int32(s + 1)
         return s, chunk, channel
-
-    @cuda.jit(device=True, inline="always")
-    def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
-              out_channels, out_length, padding):  # fmt: skip
-        """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
-        n_first, column_first = place[0], place[1]
-        thread = int32(cuda.threadIdx.x)
-        end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
-        for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
-            # Position and phase are worked out once and serve the output channels of the block.
-            offset, row_column = e % gap, e // gap
-            a, column = row_column % phases, row_column // phases
-            n, i = n_first, column_first + column
-            if i >= columns:
-                # Divided in 32 bits, which hold i where more than one sample ends in the tile.
-                ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
-                n += ended
-                i -= ended * columns
-            o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
-            if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
-                at = int32(a * a_pitch + column)
-                co = co_begin + thread // lanes_run
-                target = (n * out_channels + co) * out_length + o
-                while co < co_begin + channels_left:
-                    source = int32(at + (co - co_begin) * co_pitch)
-                    if y_vector > 1:
-                        load_vector(values, 0, shared, source)
-                        if has_bias:
-                            for z in range(y_vector):
-                                values[z] += bias[uint64(co)]
-                        store_vector(y, target, values, 0)
-                    else:
-                        value = shared[uint64(source)]
-                        if offset != 0:
-                            value = accumulator(0)
-                        if has_bias:
-                            value += bias[uint64(co)]
-                        y[uint64(target)] = value
-                    co += channel_lanes
-                    target += channel_lanes * out_length
 
     def k4_register_tile(
         x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,

@@ -6,7 +6,8 @@ float64, which since Ampere has twice the rate of CUDA cores, in the same arithm
 * Multiply (k5_dmma_multiply.py): 16 rows by 8 columns and 4 or 8 channels a product; of 64 x 32 sums a warp loads four
   vectors of weights and four columns of inputs for 16 products.
 * Packing (k4_pack.py): a lane's weights of a product are 16 consecutive bytes.
-* Stages are deep, and two of them enough: a warp's products of a stage take longer than the copies of the next.
+* Ring (k5_dmma_ring.py): on Hopper, where products are many, warps of their own copy. Elsewhere stages are deep, and
+  two of them enough: a warp's products of a stage take longer than the copies of the next.
 * Sectors (sectors.py): a window begins with one, where its copies are of 16 bytes: memory is read once, not twice
   (hifigan_u3 0.806 to 0.784 ms, seamless_u1 0.602 to 0.582; H200, a script).
 
@@ -16,11 +17,11 @@ Measured (H200, kb64): 7.73 ms, 2.3 times as fast as k4; 40 to 55 TFLOP/s where 
 packing, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which
 memory limits more.
 
-What keeps it from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiplied in 79% of the clocks
-(9fa90f0, before windows began with sectors), those of cuBLAS's kernel for the same product (64 x 64 tiles, three blocks
-a multiprocessor) in 95%, but at a clock that the GPU's power lowers. A variant that fetches operands a product ahead,
-across barriers, took as long; without the copies of later stages that one took 0.54 ms less, without barriers 0.27,
-without loads from shared memory 0.1, without the store 0.07. Copies dealt out among its products cost 8%.
+What keeps tiles without a ring from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiplied in 79% of
+the clocks (9fa90f0, before windows began with sectors), those of cuBLAS's kernel for the same product (64 x 64 tiles,
+three blocks a multiprocessor) in 95%, but at a clock that the GPU's power lowers. A variant that fetches operands a
+product ahead, across barriers, took as long; without the copies of later stages that one took 0.54 ms less, without
+barriers 0.27. That is what the ring saves.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..launch import Kernel
 from ..layout import Layout
 from ..problem import Problem
 from ..ptx import SIMULATOR
-from . import k4_register_tile
+from . import k4_register_tile, k5_dmma_ring
 from .device import Device
 from .k4_plan import vector_of
 from .k4_register_tile import RegisterTile
@@ -44,6 +45,8 @@ FEWEST_ROWS = 8  # with fewer, CUDA cores are as fast: most of a product would b
 
 
 def make_kernel(config: Config) -> Kernel:
+    if config.ring:
+        return k5_dmma_ring.make_kernel(config)
     return k4_register_tile.make_kernel(config, make_multiply, NAME)
 
 
@@ -80,4 +83,5 @@ class DoubleMatrix(RegisterTile):
     def tile(self, config):
         c = config
         sums = f"{c.block_m} rows by {c.block_n} columns, {8 * c.thread_m} by {4 * c.thread_n} a warp"
-        return f"{sums}; {c.stages} stages of {c.block_k} input channels"
+        ring = ", a ring that warps of its own fill" if c.ring else ""
+        return f"{sums}; {c.stages} stages of {c.block_k} input channels{ring}"

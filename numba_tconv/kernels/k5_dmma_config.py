@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
@@ -12,7 +12,7 @@ from ..problem import Problem
 from . import k4_config
 from .device import H200, Device
 from .k4_cost import rounds
-from .sectors import SECTOR
+from .sectors import SECTOR, entries_before
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
 # (block_m, block_n, rows and columns of a warp, channels of a product, blocks of an H200's multiprocessor). The
@@ -27,6 +27,8 @@ TILES = (
     (16, 256, 16, 64, 4, 4),
     (16, 128, 16, 32, 4, 4),
 )
+RING = (64, 128, 64, 32, 8, 2)  # of one whose stages are copied by warps that do nothing else
+FEWEST_STAGES, MOST_STAGES = 3, 6  # of a ring
 MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # of a stage; about those whose products take as long as a stage's latency
 MOST_PRODUCTS = 96  # of a warp and of the taps that share a window: all of them are written out
 TURN_PRODUCTS = 32  # of a warp, in a turn of the loop, if it has more than one step: more spill
@@ -39,6 +41,11 @@ COPY = 12  # multiply-adds that take as long as a copy to shared memory
 LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
 STAGE = 3.3e-4  # ms, of the latency of each stage
 STORE = 2.7e-7  # ms, of each sum of a block
+# The same of rings, fitted to times of 50 launches; and what products of a ring take longer that is filled element by
+# element, which keeps waveglow from it (15% slower; of 26 launches with odd lengths the model picks none else by 8%).
+RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
+FIRST_COPIES = 1e-3  # ms, of a round of rings
+BY_ELEMENTS = 1.15
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Config(k4_config.Config):
     """A warp computes 8 * ``thread_m`` rows by 4 * ``thread_n`` columns (``lanes_m`` is 8)."""
 
     depth: int = 0  # input channels of a product, 4 or 8; 0: 4, by two products of 8 rows, as Ampere has them
+    ring: bool = False  # stages are copied by warps that do nothing else (k5_dmma_ring.py), as Hopper can
 
     fragments = True
 
@@ -60,6 +68,12 @@ class Config(k4_config.Config):
         step = self.thread_m // 2 * (self.thread_n // 2) * self.fours * self.tap_chunk
         steps = self.block_k // (CHANNELS * self.fours)
         return max(z for z in range(1, steps + 1) if steps % z == 0 and (z == 1 or z * step <= TURN_PRODUCTS))
+
+    @property
+    def entries(self) -> int:
+        """With the ring's barriers, two of a stage."""
+        barriers = 2 * self.stages if self.ring else 0
+        return entries_before(self.copied // self.x_vector + 2 + barriers)
 
     @property
     def begin(self) -> int:
@@ -86,7 +100,9 @@ def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
     return max(c for c in fitting if t.taps_per_row % c == 0)
 
 
-def make(problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int) -> Config:
+def make(
+    problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int, ring: bool = False
+) -> Config:
     """The configuration of a tile; ``sizes``: block_m, block_n, and rows and columns of a warp. Where rows have unequal
     taps, a block's are of one phase, so that a tap that is not there multiplies nothing."""
     block_m, block_n, rows, columns = sizes
@@ -94,7 +110,7 @@ def make(problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: i
     of_block |= dict(min_blocks=min_blocks, x_vector=x_vector, one_phase=problem.kernel_size % problem.taps.rows != 0)
     chunk = tap_chunk(problem, rows // ROWS * (columns // COLUMNS), block_n)
     usual = k4_config.make(problem, torch.float64, block_k, tap_chunk=chunk, **of_block)
-    return Config(**{f.name: getattr(usual, f.name) for f in fields(usual)}, depth=depth)
+    return Config(**{f.name: getattr(usual, f.name) for f in fields(usual)}, depth=depth, ring=ring)
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
@@ -115,19 +131,39 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
             if k4_config.fits(config, device):
                 yield config
                 break
+    if device.cc == (9, 0) and (ring := of_ring(problem, x_vector, device)):
+        yield ring
+
+
+def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
+    """The ring with as many stages as fit, of the channels that waste least; None if no few of them fit."""
+    *sizes, depth, blocks = RING
+    channels = problem.in_channels_per_group
+    for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
+        config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector, ring=True)
+        for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1):
+            if k4_config.fits(replace(config, stages=stages), device):
+                return replace(config, stages=stages)
+    return None
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
     """Milliseconds on an H200, but for what every launch costs: those of a multiprocessor's rounds of blocks."""
     c = config
     stages = c.channel_chunks(problem) * c.tap_chunks(problem)
-    loads = LOAD * (2 / c.thread_n + 1 / c.thread_m)
-    products = c.block_m * c.block_n * c.block_k * c.multiplied_taps(problem)
-    block = stages * (products * (1 + loads) + COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector))
+    products = stages * c.block_m * c.block_n * c.block_k * c.multiplied_taps(problem)
+    if c.ring:
+        block, once = products * (BY_ELEMENTS if c.x_vector == 1 else 1) / RING_RATE, FIRST_COPIES
+        fewest = RING_FEWEST_WARPS, RING_STORING_WARPS
+    else:
+        loads = LOAD * (2 / c.thread_n + 1 / c.thread_m)
+        copies = stages * (c.x_stage / c.x_vector + c.w_stage / c.vector)
+        block, once = (products * (1 + loads) + COPY * copies) / RATE, stages * STAGE
+        fewest = FEWEST_WARPS, STORING_WARPS
 
     def milliseconds(resident):
-        multiplying, storing = (max(1, warps / (resident * c.threads / 32)) for warps in (FEWEST_WARPS, STORING_WARPS))
-        return resident * (multiplying * block / RATE + storing * STORE * c.block_m * c.block_n) + stages * STAGE
+        multiplying, storing = (max(1, warps / (resident * c.threads / 32)) for warps in fewest)
+        return resident * (multiplying * block + storing * STORE * c.block_m * c.block_n) + once
 
     full, last = rounds(problem, config, device)
     return full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from numba_tconv.kernels import device, k5_dmma_config
+from numba_tconv.kernels.device import current_device
+from numba_tconv.kernels.k5_dmma_config import RING, candidates, make
 
 # Of the rows of sanitized.py: rows of x in vectors and in elements; tiles of columns, of rows and of groups; unequal
 # and many taps; outputs that no tap reaches.
@@ -16,16 +17,20 @@ REASONS = (
     *("empty slots, by fours", "unequal taps, a phase a block", "a column left over", "split operands"),
 )
 
+*TILE, DEPTH, BLOCKS = RING
+
 
 def double_cases(rows):
-    """Of each row the arguments of a Forward: with the tile that so small a problem gets, and with one whose products
-    take eight channels."""
+    """Of each row the arguments of a Forward: with the tile that so small a problem gets, with one whose products take
+    eight channels, and with a ring of two stages of as many."""
     for reason in REASONS:
         row = rows[reason]
         case = dict(reason=reason, problem=row.problem, dtype=torch.float64, precision="fp64")
         case |= dict(layout=row.layout, offset=row.offset)
         yield case
-        if row.layout == "contiguous" and not row.offset:
-            x_vector = 1 if row.problem.length % 2 else 2
-            configs = k5_dmma_config.candidates(row.problem, x_vector, device.current_device())
-            yield case | dict(config=next(configs))
+        lies_well = row.layout == "contiguous" and not row.offset
+        x_vector = 2 if lies_well and row.problem.length % 2 == 0 else 1
+        if lies_well:
+            yield case | dict(config=next(candidates(row.problem, x_vector, current_device())))
+        if current_device().cc == (9, 0):
+            yield case | dict(config=make(row.problem, DEPTH, TILE, DEPTH, BLOCKS, x_vector, ring=True))
