@@ -37,6 +37,7 @@ from ..ptx import (
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
+    recomputed,
     setmaxnreg,
     shared_address,
     shared_base,
@@ -91,18 +92,17 @@ def make_kernel(config: Config) -> Kernel:
                         mbarrier_expect_tx(bar, int32(w_bytes))
                         cp_async_bulk(int32(base + (at + x_stage) * itemsize), w, w_tile, int32(w_bytes), bar)
                     cuda.syncwarp()
+                # Each lane for itself, as those that multiply: racecheck does not take one's arrival for a warp's.
                 if x_vector > 1 and along and left >= block_k:
-                    if lane == 0:
-                        mbarrier_arrive_expect_tx(bar, int32(rows * x_bytes))
-                    cuda.syncwarp()
                     if lane < rows:
+                        mbarrier_arrive_expect_tx(bar, int32(x_bytes))
                         cp_async_bulk(int32(base + (at + own * width) * itemsize), x, row, int32(x_bytes), bar)
+                    else:
+                        mbarrier_arrive(bar)
                 else:
                     load_window(shared, at, x, source, offset, stride_c, left)
                     mbarrier_await_copies(bar)
-                    cuda.syncwarp()
-                    if lane == 0:
-                        mbarrier_arrive(bar)
+                    mbarrier_arrive(bar)
                 w_tile, left = w_tile + w_stage, left - block_k
                 offset, row = offset + block_k * stride_c, row + block_k * stride_c
                 slot = int32(slot + 1)
@@ -124,8 +124,8 @@ def make_kernel(config: Config) -> Kernel:
         empty = int32(full + 8 * stages)
         if thread == 0:
             for s in range(stages):
-                mbarrier_init(full + 8 * s, int32(COPYING))
-                mbarrier_init(empty + 8 * s, int32(threads // WARP))
+                mbarrier_init(full + 8 * s, int32(COPYING * WARP))
+                mbarrier_init(empty + 8 * s, int32(threads))
             fence_mbarrier_init()
         cuda.syncthreads()
 
@@ -146,21 +146,20 @@ def make_kernel(config: Config) -> Kernel:
             tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
             # A warp all of whose columns are behind the last one leaves the products to the others.
             live = first + column_at // warp_columns * warp_columns < batch * columns
-            slot, parity = int32(0), int32(0)
-            for s in range(total):
+            slot, parity, left = int32(0), int32(0), total
+            while left > 0:
                 mbarrier_wait(full + 8 * slot, parity)
                 if live:
                     at = int32(base + itemsize * stage * slot)
                     x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
-                    last = tails if s >= total - channel_chunks else int32(-1)
+                    last = tails if left <= int32(channel_chunks) else int32(-1)
                     multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
-                cuda.syncwarp()
-                if thread % WARP == 0:
-                    mbarrier_arrive(empty + 8 * slot)
-                slot = int32(slot + 1)
+                mbarrier_arrive(empty + 8 * slot)
+                left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile lies where the stages were
+            row_at, column_at, _, _ = place_of(recomputed(int32(cuda.threadIdx.x)))  # which else would spill
             put(shared, acc, ws, row_at, column_at)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))
             channel = row_tile // parts * channels

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from numba_tconv.kernels.device import current_device
@@ -33,4 +35,5 @@ def double_cases(rows):
         if lies_well:
             yield case | dict(config=next(candidates(row.problem, x_vector, current_device())))
         if current_device().cc == (9, 0):
-            yield case | dict(config=make(row.problem, DEPTH, TILE, DEPTH, BLOCKS, x_vector, ring=True))
+            ring = make(row.problem, DEPTH, TILE, DEPTH, BLOCKS, x_vector, ring=True)
+            yield case | dict(config=replace(ring, y_vector=1) if row.offset else ring)
