@@ -13,9 +13,9 @@ float64, which since Ampere has twice the rate of CUDA cores, in the same arithm
 
 Expected over k4: up to twice as fast, where products are the limit.
 
-Measured (H200, kb64): 7.73 ms, 2.3 times as fast as k4; 40 to 55 TFLOP/s where products are many. By a script, without
-packing, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on convtasnet, which
-memory limits more.
+Measured (H200, kb64): 7.21 ms, 2.5 times as fast as k4; 42 to 60 TFLOP/s where products are many. By a script, without
+packing and without a ring, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on
+convtasnet, which memory limits more.
 
 What keeps tiles without a ring from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiplied in 79% of
 the clocks (9fa90f0, before windows began with sectors), those of cuBLAS's kernel for the same product (64 x 64 tiles,
