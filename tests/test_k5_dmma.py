@@ -205,6 +205,7 @@ def test_the_ring_has_several_stages_of_channels_that_its_warps_share_out():
         more = replace(c, stages=c.stages + 1)
         assert c.stages == k5_dmma_config.MOST_STAGES or not k4_config.fits(more, H200)
         assert k4_config.fits(c, H200)
+        assert c.entries >= c.copied // c.x_vector + 2 + 2 * c.stages, "of vectors, two numbers, two barriers a stage"
         # What the copy engine takes: multiples of 16 bytes.
         for elements in (c.copied, c.width, c.x_stage, c.w_stage):
             assert c.x_vector == 1 or elements * c.itemsize % 16 == 0
