@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from ..launch import Kernel, Prepared, alike
+from numba import types
+
+from ..elements import ELEMENTS
+from ..launch import Kernel, Prepared, alike, flat
 from ..layout import Layout
 from ..problem import Problem
 from . import k4_cost
@@ -58,6 +61,13 @@ def plan_of(
         t.kernel_size - (t.taps_per_row - 1) * t.rows,
     )
     return packing, launch, second
+
+
+def kernel_of(name: str, function: Callable, config: Config, threads: int) -> Kernel:
+    """That of a function of what ``plan_of`` prepares a launch with."""
+    stored, integers = flat(ELEMENTS[config.dtype].storage), (types.int64,)
+    signature = (stored, *integers * 3, stored, stored, *integers, stored, *integers * 13)
+    return Kernel(name, function, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:

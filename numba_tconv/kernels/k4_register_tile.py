@@ -35,10 +35,10 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from numba import cuda, int32, int64, types
+from numba import cuda, int32, int64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel
 from ..layout import NO_GPU, Layout
 from ..ptx import (
     cp_async,
@@ -51,7 +51,7 @@ from .k4_config import Config, tiny
 from .k4_cost import choose
 from .k4_load import make_aim, make_load_window
 from .k4_multiply import make_multiply
-from .k4_plan import config_for, plan_of
+from .k4_plan import config_for, kernel_of, plan_of
 from .k4_store import make_store
 from .rung import Rung, cuda_core_reason, taking_bias
 from .thread_sums import sums_aside
@@ -177,18 +177,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
               channels_left, row_tile % parts * phases, out_per_group * groups, out_length, padding)  # fmt: skip
 
-    stored = ELEMENTS[config.dtype].storage
-    integers = (types.int64,)
-    signature = (flat(stored), *integers * 3, flat(stored), flat(stored), *integers, flat(stored), *integers * 13)
-    return Kernel(
-        name,
-        k4_register_tile,
-        signature,
-        threads,
-        config.shared_bytes,
-        config.min_blocks,
-        key=repr(config),
-    )
+    return kernel_of(name, k4_register_tile, config, threads)
 
 
 class RegisterTile(Rung):

@@ -23,10 +23,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import cuda, float64, int32, int64, types
+from numba import cuda, float64, int32, int64
 
-from ..elements import ELEMENTS
-from ..launch import Kernel, flat
+from ..launch import Kernel
 from ..ptx import (
     barrier_sync,
     cp_async_bulk,
@@ -44,6 +43,7 @@ from ..ptx import (
     shared_base,
 )
 from .k4_load import make_aim, make_load_window
+from .k4_plan import kernel_of
 from .k4_store import make_store
 from .k5_dmma_config import Config
 from .k5_dmma_multiply import make_multiply
@@ -168,15 +168,4 @@ def make_kernel(config: Config) -> Kernel:
             store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
                   channels_left, row_tile % parts * phases, out_per_group * groups, out_length, padding)  # fmt: skip
 
-    stored = ELEMENTS[config.dtype].storage
-    integers = (types.int64,)
-    signature = (flat(stored), *integers * 3, flat(stored), flat(stored), *integers, flat(stored), *integers * 13)
-    return Kernel(
-        "k5_dmma_ring",
-        k5_dmma_ring,
-        signature,
-        threads + COPYING * WARP,
-        config.shared_bytes,
-        config.min_blocks,
-        key=repr(config),
-    )
+    return kernel_of("k5_dmma_ring", k5_dmma_ring, config, threads + COPYING * WARP)
