@@ -84,7 +84,7 @@ def test_the_rest_is_cheaper_than_taps_that_phases_lack(batch):
 
     def time(problem):
         config = choose(problem, F32)
-        return milliseconds(problem, config, *splits_of(problem, config), H200)
+        return milliseconds(problem, config, H200)(*splits_of(problem, config))
 
     ten, fifteen = (time(replace(problem, kernel_size=taps)) for taps in (10, 15))
     assert choose(problem, F32).rest
@@ -120,7 +120,7 @@ def test_other_tiles_are_clearly_better(name):
     config = choose(problem, F32)
 
     def time(config):
-        return milliseconds(problem, config, *splits_of(problem, config), H200)
+        return milliseconds(problem, config, H200)(*splits_of(problem, config))
 
     assert config == usual or time(config) < 0.95 * time(usual)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -99,7 +100,7 @@ class Config(ThreadTile):
         even = self.block_l // (self.slices * self.vector) % 2 == 0
         return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
 
-    @property
+    @cached_property
     def window_columns(self) -> int:
         """Columns of a pair that one vector of positions meets."""
         return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
@@ -157,9 +158,10 @@ class Config(ThreadTile):
 
     def counts(self, problem: Problem) -> tuple[int, int, int, int]:
         """Own blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
-        counts = (problem.in_channels_per_group, problem.out_channels_per_group, *rows_of(problem, self.part))
-        sizes = (self.block_m, self.channels, self.phases, self.tap_chunk)
-        return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
+        phases, taps = rows_of(problem, self.part)
+        rows, channels = problem.in_channels_per_group, problem.out_channels_per_group
+        parts, chunks = -(-phases // self.phases), -(-taps // self.tap_chunk)
+        return -(-rows // self.block_m), -(-channels // self.channels), parts, chunks
 
     def own_blocks(self, problem: Problem) -> int:
         """Of one split and of this kind."""
@@ -181,7 +183,9 @@ class Config(ThreadTile):
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
     """Phases that have taps of a part, and how many of them each has at most."""
     rows, taps = problem.taps.rows, problem.kernel_size
-    return {ALL: (min(rows, taps), -(-taps // rows)), WHOLE: (rows, taps // rows), REST: (taps % rows, 1)}[part]
+    if part == REST:
+        return taps % rows, 1
+    return (rows, taps // rows) if part == WHOLE else (min(rows, taps), -(-taps // rows))
 
 
 def unequal(problem: Problem) -> bool:

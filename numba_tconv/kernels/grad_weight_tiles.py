@@ -68,13 +68,15 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 def _time(problem: Problem, device: Device, config: Config) -> float:
     """Estimated milliseconds, in the best number of splits."""
-    return min(milliseconds(problem, config, *parts, device) for parts in divisions(problem, config, device))
+    estimate = milliseconds(problem, config, device)
+    return min(estimate(*parts) for parts in divisions(problem, config, device))
 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
     """Splits, and the stages of each: as many as take the least estimated time, none longer than sums may be."""
-    return min(divisions(problem, config, device), key=lambda parts: milliseconds(problem, config, *parts, device))
+    estimate = milliseconds(problem, config, device)
+    return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:

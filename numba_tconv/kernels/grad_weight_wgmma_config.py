@@ -112,16 +112,7 @@ class Config(Ring):
     def width(self) -> int:
         """Elements of a box's row: as many as are needed, or a few more, so that what a warp reads together lies in
         different banks."""
-        least, vector = self._width(self.pieces), 16 // self.itemsize
-        widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
-        return min(widths, key=lambda width: (self._conflicts(width), width))
-
-    def _conflicts(self, width: int) -> float:
-        """Turns in which a warp's load gets its words: the most of one bank's; of tiles that begin within a channel, on
-        average of where its rows may begin."""
-        phases = self.window.phases
-        begins = range(0, phases, -(-phases // MOST_BEGINS)) if self.by_taps else range(1)
-        return sum(_turns(self.window, self.alike, self.itemsize, width, begin) for begin in begins) / len(begins)
+        return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property
     def entries(self) -> tuple[tuple[int, int], ...]:
@@ -185,15 +176,31 @@ class Config(Ring):
         """Estimated clocks that a stage keeps a multiprocessor: products, shared memory, or what arrives."""
         warpgroups = 1 if self.in_turns else CONSUMERS
         products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
-        operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * self._conflicts(self.width)
+        turns = _turns(self.window, self.alike, self.itemsize, self.by_taps, self.width)
+        operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * turns
         shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
         alone = STAGE_CLOCKS if self.sets == 1 else 0
         return max(products * self.channels / 2, shared, self.arriving) + STAGE_CLOCKS + alone
 
 
 @lru_cache(maxsize=8192)
-def _turns(window: Window, alike: int, itemsize: int, width: int, begin: int) -> int:
-    """Of ``Config._conflicts``: of the eight rows from ``begin`` on."""
+def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
+    """Of ``Config.width``, which is that of many tiles."""
+    vector = 16 // itemsize
+    widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
+    return min(widths, key=lambda width: (_turns(window, alike, itemsize, by_taps, width), width))
+
+
+@lru_cache(maxsize=8192)
+def _turns(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
+    """Turns in which a warp's load gets its words: the most of one bank's; of tiles that begin within a channel, on
+    average of where its rows may begin."""
+    begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
+    return sum(_turns_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
+
+
+def _turns_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
+    """Of the eight rows from ``begin`` on."""
     neighbours, vector = 4 // itemsize, 16 // itemsize
     words = set()
     for m in range(begin, begin + 8):

@@ -19,12 +19,12 @@ class ThreadTile:
     def taps(self) -> Taps:
         return Taps(1, self.stride, self.dilation)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of an element in shared memory, where it is of the accumulator's type."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
-    @property
+    @cached_property
     def vector(self) -> int:
         """Elements in 16 bytes."""
         return 16 // self.itemsize
