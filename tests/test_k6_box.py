@@ -93,11 +93,12 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     early = 0 if rows.aligned else (offset + i) & (vector - 1)
     beyond_of = make_beyond(config).py_func
     first, own_columns = tile.lead - tile.halo, 4 + tile.halo  # of a lane's window; those that it reads
+    columns = range(0, config.width - tile.lead, 4)
+    beyond_a_row = [0 if rows.aligned else int(beyond_of(i + column + first, length)) for column in columns]
     for c in range(config.depth):
         channel, row = stage * config.depth + c, int(place.py_func(c, log, g.pitch, g.shear)) // itemsize + early
-        for column in range(0, config.width - tile.lead, 4):
+        for column, beyond in zip(columns, beyond_a_row, strict=True):
             element = i + column + first
-            beyond = 0 if rows.aligned else int(beyond_of(element, length))
             for q in range(tile.halo - tile.reach, own_columns):
                 found = region[row + column + first + q]
                 if not beyond & 255 <= q < own_columns - (beyond >> 8):

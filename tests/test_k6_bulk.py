@@ -133,7 +133,6 @@ def in_python(monkeypatch):
     monkeypatch.setattr(k6_bulk, "recomputed", same)
     local = SimpleNamespace(array=lambda size, dtype: [None] * size)
     monkeypatch.setattr(k6_stage, "cuda", SimpleNamespace(local=local))
-    monkeypatch.setattr(k6_stage, "uint32", lambda value: int(value) % 2**32)
     for name in ("pack_f16", "pack_bf16"):
         monkeypatch.setattr(k6_stage, name, lambda low, high: (low, high))
     return state

@@ -9,6 +9,7 @@ import pytest
 from numba_tconv.kernels import k6_box, k6_config, k6_load
 from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.problem import Problem
+from tests.test_tensor_store import cast_quickly
 
 LANES = 32
 
@@ -26,6 +27,7 @@ def memory(monkeypatch):
             assert place not in found, "once"
             found[place] = float(x[source + e]) if size else 0.0
 
+    cast_quickly(monkeypatch, k6_box, k6_load)
     monkeypatch.setattr(k6_load, "device_function", lambda function: function)
     monkeypatch.setattr(k6_load, "place", k6_box.place.py_func)
     monkeypatch.setattr(k6_load, "recomputed", lambda value: value)

@@ -61,7 +61,6 @@ def in_python(monkeypatch):
         "cuda": SimpleNamespace(local=local),
         "repeated": lambda function, count: lambda k, state: [function(k + z, state) for z in range(count)],
         "st_global_if": st_global_if,
-        "uint32": lambda value: int(value) % 2**32,
         **dict.fromkeys(("device_function", "recomputed", "bits_of"), same),
         **dict.fromkeys(("pack_f16", "pack_bf16"), lambda low, high: (low, high)),
     }.items():

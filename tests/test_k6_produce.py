@@ -11,6 +11,7 @@ from numba_tconv.kernels import k6_box, k6_config, k6_load
 from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.problem import Problem
+from tests.test_tensor_store import cast_quickly
 
 FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
 
@@ -37,6 +38,7 @@ def brought(monkeypatch):
         assert barrier - FULL == stages[-1].waited[0] - EMPTY
         stages[-1].announced += size
 
+    cast_quickly(monkeypatch, k6_load)
     monkeypatch.setattr(k6_load, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,

@@ -33,7 +33,7 @@ SHAPES = [
 
 
 def cast_to(bits):
-    """Numba's signed integers of so many bits, as casts. Those of its own would take half of these tests' time."""
+    """Numba's signed integers of so many bits, as casts. Those of its own would take half of a test's time."""
     beyond = 2 ** (bits - 1)
 
     def cast(value):
@@ -45,10 +45,12 @@ def cast_to(bits):
 
 
 def cast_quickly(monkeypatch, *modules):
-    """Within the modules, int32 and int64 are such casts."""
+    """Within the modules, numbers of 32 and 64 bits are such casts, and those without a sign begin anew at zero."""
     for module, bits in product(modules, (32, 64)):
-        if hasattr(module, f"int{bits}"):
-            monkeypatch.setattr(module, f"int{bits}", cast_to(bits))
+        casts = {f"int{bits}": cast_to(bits), f"uint{bits}": lambda value, end=2**bits: int(value) % end}
+        for name, cast in casts.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, cast)
 
 
 @pytest.fixture
@@ -99,7 +101,6 @@ def in_python(monkeypatch):
         monkeypatch.setattr(tensor_runs, meaning.__name__, meaning)
     for name in ("bits_of", "recomputed"):
         monkeypatch.setattr(tensor_runs, name, same)
-    monkeypatch.setattr(tensor_runs, "uint32", lambda value: int(value) % 2**32)
     return state
 
 

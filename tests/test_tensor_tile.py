@@ -7,6 +7,7 @@ lies behind its sector of memory.
 
 import itertools
 from collections import Counter
+from functools import lru_cache
 
 import hypothesis
 import numpy as np
@@ -53,6 +54,7 @@ def config_of(rung, problem, precision):
     return config
 
 
+@lru_cache
 def columns_of(config, problem):
     """First column, and columns a sample; column tiles."""
     if isinstance(config, k6_config.Config):
