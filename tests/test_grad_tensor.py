@@ -1,8 +1,10 @@
 """The gradients on tensor cores, as far as they are formulas: the transposed convolution that grad_input is, what a
 lane loads for a product, and where boxes begin."""
 
+import itertools
 import math
 import weakref
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -81,6 +83,31 @@ def elements_of(config, entry, t, stride):
     if stride > 1:
         return [first // 2, second // 2]
     return [first // 2, first // 2 + 1] if first == second else [first // 2 + 1, second // 2]
+
+
+@every_precision
+def test_what_a_warp_of_grad_weight_loads_meets_in_as_few_banks_as_a_wider_box_allows(precision):
+    """Eight rows, of an output channel and a phase, by four lanes, where all rows begin alike."""
+    wider = 0
+    for config in configs_of_weight(precision):
+        window, itemsize = config.window, config.itemsize
+        if config.alike > 1 or config.by_taps:
+            continue
+
+        def turns(width, window=window, itemsize=itemsize):
+            words = set()
+            for m, t in itertools.product(range(8), range(4)):
+                channel, phase = divmod(m, window.phases)
+                element = channel * width + phase * window.dilation + t * (4 // itemsize) * window.stride
+                words.add(element * itemsize // 4)
+            return max(Counter(word % 32 for word in words).values())
+
+        vector = 16 // itemsize
+        span = (config.positions // config.pieces - 1) * window.stride + config.reach + 1
+        least = -(-(span + vector - 1) // vector) * vector
+        assert turns(config.width) == min(map(turns, range(least, min(least + 8 * vector, 256) + 1, vector)))
+        wider += config.width > least
+    assert wider
 
 
 @every_precision
