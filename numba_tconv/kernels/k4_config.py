@@ -53,6 +53,7 @@ class Config(WarpTile):
     y_vector: int = 1  # consecutive outputs that one store writes
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
+    barriers = 0  # mbarriers, beside the stages
     fragments = False  # weights are packed in the order of tensor cores' operands
 
     @property
@@ -103,9 +104,9 @@ class Config(WarpTile):
 
     @property
     def entries(self) -> int:
-        """Before the stages in shared memory: where each vector of a window lies, and two numbers; and more, so that
-        the stages begin with a sector's place (sectors.py)."""
-        return entries_before(self.copied // self.x_vector + 2)
+        """Before the stages in shared memory: where each vector of a window lies, two numbers and the barriers; and
+        more, so that the stages begin with a sector's place (sectors.py)."""
+        return entries_before(self.copied // self.x_vector + 2 + self.barriers)
 
     @property
     def width(self) -> int:

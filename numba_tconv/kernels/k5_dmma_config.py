@@ -12,7 +12,7 @@ from ..problem import Problem
 from . import k4_config
 from .device import H200, Device
 from .k4_cost import rounds
-from .sectors import SECTOR, entries_before
+from .sectors import SECTOR
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
 # (block_m, block_n, rows and columns of a warp, channels of a product, blocks of an H200's multiprocessor). The
@@ -41,8 +41,9 @@ COPY = 12  # multiply-adds that take as long as a copy to shared memory
 LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
 STAGE = 3.3e-4  # ms, of the latency of each stage
 STORE = 2.7e-7  # ms, of each sum of a block
-# The same of rings, fitted to times of 50 launches; and what products of a ring take longer that is filled element by
-# element, which keeps waveglow from it (15% slower; of 26 launches with odd lengths the model picks none else by 8%).
+# The same of rings, fitted to times of 50 launches before 178ab8a; and what products of a ring take longer that is
+# filled element by element, which keeps waveglow from it (15% slower; of 26 launches with odd lengths what the model
+# picks is 7% slower than the faster tile at most).
 RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
 FIRST_COPIES = 1e-3  # ms, of a round of rings
 BY_ELEMENTS = 1.15
@@ -70,10 +71,9 @@ class Config(k4_config.Config):
         return max(z for z in range(1, steps + 1) if steps % z == 0 and (z == 1 or z * step <= TURN_PRODUCTS))
 
     @property
-    def entries(self) -> int:
-        """With the ring's barriers, two of a stage."""
-        barriers = 2 * self.stages if self.ring else 0
-        return entries_before(self.copied // self.x_vector + 2 + barriers)
+    def barriers(self) -> int:
+        """Two of each stage of a ring."""
+        return 2 * self.stages if self.ring else 0
 
     @property
     def begin(self) -> int:

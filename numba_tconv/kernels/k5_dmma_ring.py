@@ -12,11 +12,11 @@ other stores.
 
 Expected: the fifth of the time that copies and barriers take of other tiles (k5_dmma.py).
 
-Measured (H200; rows of 79c4f58 against 22f5645, whose tiles had no ring): 0.90 times as long in geometric mean at the
+Measured (H200; rows of 79c4f58 against 22f5645, whose tiles had no ring): 0.91 times as long in geometric mean at the
 layers' own batch, 0.92 at batch 1; patch 3.99 to 3.50 ms (cuBLAS, by conv1d: 3.78), kb64 7.73 to 7.21. Copied element
 by element, where rows of x are not at 16 bytes, 0.82 to 0.95 times as long on most layers (scripts). Two small blocks
 are better than one of 128 x 128, whose store lies open: that took 0.99 times as long on patch, 1.16 on hifigan_u3
-(scripts).
+(scripts, before 178ab8a).
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def make_kernel(config: Config) -> Kernel:
     stage, x_bytes, w_bytes = x_stage + w_stage, copied * itemsize, w_stage * itemsize
     phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
     warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
-    all_barriers = 2 * stages
-    sources = config.entries - 2 - all_barriers
+    all_barriers, sources = config.barriers, config.entries - 2 - config.barriers
     window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
     store, rows = make_store(config), block_k // COPYING  # of x, of a warp
