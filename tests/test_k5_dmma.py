@@ -303,6 +303,8 @@ def test_warps_that_multiply_meet_no_barrier_and_copy_nothing(name, x_vector):
     multiplied = found.sass.rindex("DMMA")
     arrived = found.sass.index("SYNCS.ARRIVE", multiplied)
     assert not re.search(r"\b(BAR|LDGSTS|UBLKCP|LDG|LDL|STL)\b", found.sass[found.sass.index("DMMA") : arrived])
+    # Between reads and copies by the engine, another proxy, the memory model wants a fence; so does racecheck.
+    assert "FENCE.VIEW.ASYNC" in found.sass[multiplied:arrived]
     groups = config.threads // 128, k5_dmma_ring.COPYING * 32 // 128
     multiplying, copying = k5_dmma_ring.REGISTERS
     assert multiplying * groups[0] + copying * groups[1] <= found.registers * sum(groups)

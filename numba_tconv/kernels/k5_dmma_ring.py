@@ -29,12 +29,12 @@ from ..launch import Kernel
 from ..ptx import (
     barrier_sync,
     cp_async_bulk,
-    elected,
+    device_function,
+    fence_async,
     fence_mbarrier_init,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_await_copies,
-    mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     recomputed,
@@ -67,12 +67,14 @@ def make_kernel(config: Config) -> Kernel:
     store, rows = make_store(config), block_k // COPYING  # of x, of a warp
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def fill_ring(shared, base, source, place, full, empty, x, w, first, columns, first_column, batch, length, stride_n,
                   stride_c, stride_l, x_group, in_per_group, w_tile, tap_chunks):  # fmt: skip
         """Copy every stage, one after the other, to where the one before has been left by all."""
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
+        # Bytes that come by the copies of this lane: a row of x, and all weights.
+        of_row, of_weights = int32(x_bytes if lane < rows else 0), int32(w_bytes if warp == 0 and lane == 0 else 0)
         for chunk in range(tap_chunks):
             shift = reach + chunk * chunk_shift
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # nobody still copies the chunk before
@@ -87,22 +89,17 @@ def make_kernel(config: Config) -> Kernel:
             while left > 0:
                 at, bar = int32(slot * stage), int32(full + 8 * slot)
                 mbarrier_wait(empty + 8 * slot, parity)
-                if warp == 0:
-                    if elected():
-                        mbarrier_expect_tx(bar, int32(w_bytes))
-                        cp_async_bulk(int32(base + (at + x_stage) * itemsize), w, w_tile, int32(w_bytes), bar)
-                    cuda.syncwarp()
                 # Each lane for itself, as those that multiply: racecheck does not take one's arrival for a warp's.
                 if x_vector > 1 and along and left >= block_k:
+                    mbarrier_arrive_expect_tx(bar, int32(of_row + of_weights))
                     if lane < rows:
-                        mbarrier_arrive_expect_tx(bar, int32(x_bytes))
                         cp_async_bulk(int32(base + (at + own * width) * itemsize), x, row, int32(x_bytes), bar)
-                    else:
-                        mbarrier_arrive(bar)
                 else:
                     load_window(shared, at, x, source, offset, stride_c, left)
                     mbarrier_await_copies(bar)
-                    mbarrier_arrive(bar)
+                    mbarrier_arrive_expect_tx(bar, of_weights)
+                if of_weights > 0:
+                    cp_async_bulk(int32(base + (at + x_stage) * itemsize), w, w_tile, int32(w_bytes), bar)
                 w_tile, left = w_tile + w_stage, left - block_k
                 offset, row = offset + block_k * stride_c, row + block_k * stride_c
                 slot = int32(slot + 1)
@@ -154,6 +151,7 @@ def make_kernel(config: Config) -> Kernel:
                     x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
                     last = tails if left <= int32(channel_chunks) else int32(-1)
                     multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
+                fence_async()  # the next to write where this lane has read may be the copy engine
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:

@@ -16,6 +16,7 @@ REASONS = (
     *("samples that share windows, filled by elements", "tails of channels and rows", "groups of part of a stage"),
     *("x one element past 16 bytes", "x transposed", "y at 16 bytes, which k4 stores in vectors"),
     *("y one element past 16 bytes, for k4", "resident, tiles of rows", "resident, chunks of taps"),
+    "rows in rounds, a deeper ring",  # channels that fill a ring more than once
     *("empty slots, by fours", "unequal taps, a phase a block", "a column left over", "split operands"),
 )
 
