@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numba import cuda, float32, float64, types, uint16
+from numba import float32, float64, types, uint16
 
-from .ptx import bf16_to_f32, f32_to_bf16
+from .ptx import bf16_to_f32, device_function, f32_to_bf16
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,28 @@ class Element:
 
 
 # Device functions, inlined, so that a kernel is written once for all dtypes and converts where it must.
-@cuda.jit(device=True, inline="always")
+@device_function
 def _same(value):
     return value
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _widen(value):
     return float32(value)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _narrow(value):
     return types.float16(value)
 
 
 # Numba has no bfloat16: its arrays hold the bits.
-@cuda.jit(device=True, inline="always")
+@device_function
 def _from_bits(bits):
     return bf16_to_f32(bits)
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def _to_bits(value):
     return f32_to_bf16(value)
 

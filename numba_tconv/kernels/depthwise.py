@@ -31,7 +31,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
 from ..problem import Problem
-from ..ptx import load_vector, store_vector
+from ..ptx import device_function, load_vector, store_vector
 from . import depthwise_direct, depthwise_long, depthwise_long_config
 from . import device as devices
 from .depthwise_config import Config, choose, plan
@@ -57,7 +57,7 @@ def make_kernel(config: Config) -> Kernel:
     batch_elements, shared_vector = BATCH * vector, 4 // config.words
     number = uint32 if stride * max(stride, dilation) < 2**32 else uint64  # 32 bits divide faster
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def fill(shared, base, x, source, x_c, x_l, aligned, lane, begin, end, width):
         """The team copies its window, [begin, end) of which lies in the signal; the rest is zeros."""
         raw = cuda.local.array(batch_elements, dtype=storage)
@@ -97,7 +97,7 @@ def make_kernel(config: Config) -> Kernel:
             source += x_c
             c = int32(c + 1)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim(newest, place, own, base, start, w_at, w_k):
         """For each family: where its first tap's weight lies, how many taps it has, and what the first tap reads.
 

@@ -20,7 +20,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat, strided
 from ..problem import Problem
-from ..ptx import SIMULATOR, griddepcontrol_launch_dependents
+from ..ptx import SIMULATOR, device_function, griddepcontrol_launch_dependents
 from .divided import divided
 from .grad_input_config import Config
 from .grad_input_parts import split
@@ -43,14 +43,14 @@ def make_kernel(config: Config, beside: bool) -> Kernel:
     element = ELEMENTS[config.dtype]
     load, accumulator = element.load, element.accumulator
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def parted(q):
         """Channel, tap and phase of a stage's ``q``-th tap in memory: phases are neighbours there."""
         rest = uint32(q) // uint32(phases)
         c = rest // uint32(tap_chunk)
         return int32(c), int32(rest - c * uint32(tap_chunk)), int32(q - rest * phases)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def place_of(q):
         """Where it lies in the stage, in rows of block_m; -1 if it has no place."""
         c, b, a = parted(q)

@@ -88,20 +88,20 @@ def make_kernel(config: Config) -> Kernel:
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
     add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aimed(source, column, a):
         return source[uint64(column * phases + a)]
 
     fetch = make_fetch(config.window, aimed)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def place(s, channel_chunks, parts):
         """Tap chunk and first phase of stage ``s``."""
         rest = uint32(s) // uint32(channel_chunks)
         chunk = rest // uint32(parts)
         return int32(chunk), int32(rest - chunk * uint32(parts)) * phases
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def taps_of(pair, full, taps):
         """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
         return taps if uint32(pair) % uint32(phases) < full else taps - 1

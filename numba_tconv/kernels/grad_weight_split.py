@@ -64,25 +64,25 @@ def make_blocks(config: Config) -> Callable:
     add_partial_sums = add_vectors(sums // vector, threads * vector)
     store_partial_sums = store_vectors(sums // vector, threads * vector)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def lane_of(e):
         """Lane along m and lane along p of thread ``e`` of a slice."""
         return int32(e // warp_p % lanes_m), int32(e // (warp_p * lanes_m) * warp_p + e % warp_p)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim_x(stage_of_x, column, a):
         n, i, columns, batch, length, x_n, x_l = stage_of_x
         n, i = locate(n, i, column, columns)
         return n * x_n + i * x_l if n < batch and i < length else int64(NOWHERE)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim_g(stage_of_g, column, a):
         n, i, columns, batch, tap, phases_left, padding, out_length, g_n, g_l = stage_of_g
         return aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, g_n, g_l)
 
     fetch_x, fetch_g = make_fetch(config.x_window, aim_x), make_fetch(config.window, aim_g)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def multiply(acc, xs, gs, shared, x_at, g_at):
         """One vector of positions: every tap of a pair reads the same register window at another offset."""
         for m in range(thread_m):

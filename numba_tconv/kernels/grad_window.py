@@ -24,7 +24,7 @@ from numba import cuda, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..problem import Problem
-from ..ptx import cp_async, recomputed
+from ..ptx import cp_async, device_function, recomputed
 
 NOWHERE = -1  # the place of a column that lies outside of the signal
 COPY = 6  # instructions, about, that copy an element
@@ -110,14 +110,14 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
     if element.storage == accumulator:
         return cp_async(vector)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def copy(shared, s, source, g, valid):
         shared[uint64(s)] = load(source[uint64(g)]) if valid else accumulator(0)
 
     return copy
 
 
-@cuda.jit(device=True, inline="always")
+@device_function
 def locate(n, i, column, columns):
     """Sample and position of the ``column``-th column, of fewer than 2**31, after position ``i`` of sample ``n``."""
     i += column
@@ -139,7 +139,7 @@ def make_aim(stride: int, dilation: int):
     from ``phases_left`` on are none.
     """
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, stride_n, stride_l):
         n, i = locate(n, i, column, columns)
         o = i * stride - padding + (tap + a) * dilation
@@ -161,7 +161,7 @@ def make_fetch(window: Window, aim):
     turns, hop, channel_hop = -(-channels // teams), lanes * vector, teams * phases * pitch
     copy = make_copy(window.dtype, vector)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def fetch(shared, base, g, offset, stride_c, channels_left, aim_context):
         thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # what follows from it is not worth registers
         a, rest = int64(thread % uint32(phases)), thread // uint32(phases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import cuda, int32, int64, uint64
 
-from ..ptx import cp_async
+from ..ptx import cp_async, device_function
 from .k4_config import Config
 
 
@@ -12,7 +12,7 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
     """By ``warps`` warps from ``first_thread`` on: where each vector of the window lies."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l):
         """Where each vector of the window lies in x, at channel 0; -1: not in the signal.
 
@@ -37,7 +37,7 @@ def make_load_window(config: Config, warps: int, first_thread: int = 0):
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_window(shared, base, x, source, offset, stride_c, channels_left):
         warp, lane = int32((cuda.threadIdx.x - first_thread) // 32), int32(cuda.threadIdx.x % 32)
         # A warp copies whole channels, one after the other: p needs no division, and where a vector lies is worked out

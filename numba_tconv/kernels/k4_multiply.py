@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from numba import cuda, int32
+from numba import int32
 
 from ..ptx import device_function, load_vector_at, repeated, store_vector
 from .k4_config import Config
@@ -41,14 +41,14 @@ def make_multiply(config: Config) -> Multiply:
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
     add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def place(thread):
         warp, lane = thread // 32, thread % 32
         row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
         column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
         return row_at, column_at, row_at, int32(column_at + lead)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_weights(ws, shared, w_at, b):
         for h in range(thread_m // vector):
             load_vector_at(ws, h * vector, shared, int32(w_at + itemsize * (b * block_m + h * vector * lanes_m)))
@@ -74,7 +74,7 @@ def make_multiply(config: Config) -> Multiply:
 
     multiply_turn = repeated(multiply, at_once)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def multiply_last(acc, xs, ws, shared, w_at, tails):
         """The last tap, by the channel's window, of the rows that have it."""
         load_weights(ws, shared, w_at, whole_taps)
@@ -83,7 +83,7 @@ def make_multiply(config: Config) -> Multiply:
             if uniform or tails >> m & 1:
                 add_products(acc, ws, xs, m, halo - whole_taps * step)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
         """Rows of one phase agree on the last tap; whether they have it, is asked outside of the loop: inside, loads of
         a channel would wait for products of another."""
@@ -99,7 +99,7 @@ def make_multiply(config: Config) -> Multiply:
                 multiply_last(acc, xs, ws, shared, w_at, tails)
                 x_at, w_at, c = int32(x_at + x_row), int32(w_at + w_row), int32(c + 1)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def tails_of(row_at, last_row):
         tails = int32(0)
         for m in range(thread_m):
@@ -108,7 +108,7 @@ def make_multiply(config: Config) -> Multiply:
                 tails |= int32(1 << m)
         return tails
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def put(shared, acc, results, row_at, column_at):
         for m in range(thread_m):
             row = row_at + m // vector * (vector * lanes_m) + m % vector

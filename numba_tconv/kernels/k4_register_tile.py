@@ -44,6 +44,7 @@ from ..ptx import (
     cp_async,
     cp_async_commit,
     cp_async_wait,
+    device_function,
     shared_base,
 )
 from . import device
@@ -78,7 +79,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     aim, load_window, store = make_aim(config, warps), make_load_window(config, warps), make_store(config)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
         """Start the copies of one stage."""
         thread = int32(cuda.threadIdx.x)
@@ -88,7 +89,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
             if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
                 copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns,
                 first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, of_columns,
                 of_weights, tails, channel_chunks, live):  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import cuda, int32, int64, uint32, uint64
 
 from ..elements import ELEMENTS
-from ..ptx import load_vector, store_vector
+from ..ptx import device_function, load_vector, store_vector
 from .k4_config import Config
 
 
@@ -20,7 +20,7 @@ def make_store(config: Config):
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
               out_channels, out_length, padding):  # fmt: skip
         """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""

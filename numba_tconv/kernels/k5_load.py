@@ -32,11 +32,11 @@ def make_load(config: Config):
     table_at, entry = config.table, ld_shared(4, int32)
     copy_x, copy_w = cp_async_to(max(4, vector * itemsize)), cp_async_to(16)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def joined(low, high):
         return int64(high) << 32 | int64(uint32(low))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def aim(table, column_tile, chunk, batch, length, columns, first, stride_n, stride_l):
         """Where each vector of the window lies in x, at channel 0, and how many bytes of it are in the signal."""
         n, j = divmod(column_tile * advance - before - chunk * shift, columns)
@@ -53,7 +53,7 @@ def make_load(config: Config):
             table[uint64(entry + 2)] = int32(min(int64(vector), length - i) * itemsize) if inside else int32(0)
             p = int32(p + threads)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load(base, at, x, values, bits, offset, stride_c, channels_left, w, w_offset):
         """Start the copies of one stage, which begins at byte ``at`` of the block's shared memory."""
         thread = recomputed(int32(cuda.threadIdx.x))  # what follows from it is not worth registers between the stages

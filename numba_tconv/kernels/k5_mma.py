@@ -32,6 +32,7 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..ptx import (
     cp_async_commit,
     cp_async_wait,
+    device_function,
     recomputed,
     shared_address,
     st_shared,
@@ -76,9 +77,9 @@ def _make_kernel(config: Config) -> Kernel:
     store_tile, zeros_first = make_store_tile(config)
     wait_for_stage = cp_async_wait(stages - 2)
     storage, bits_type = ELEMENTS[tile.dtype].storage, float32 if itemsize == 4 else types.uint16
-    run_of_column = cuda.jit(device=True, inline="always")(run_of)
+    run_of_column = device_function(run_of)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def multiply(acc, v, x_at, w_at):
         """One stage: all taps read the same window at another offset."""
         c = int32(0)
@@ -89,14 +90,14 @@ def _make_kernel(config: Config) -> Kernel:
             w_at = int32(w_at + stage_weights)
             c = int32(c + 1)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def thread_place(thread):
         """Lane; which tile of the block; warp of the tile, and its first row of warps and column."""
         lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
         crew, crew_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
         return lane, crew, crew_warp, int32(crew_warp // COLUMN_WARPS), int32((crew_warp & 1) * WARP_COLUMNS)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def block_place(block, group_tiles, out_per_group):
         """Group; first row of taps; first output channel, and how many there are from it on."""
         group = int32(block // int32(group_tiles))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import cuda, float32, int32, uint64
 
 from ..elements import ELEMENTS
-from ..ptx import ld_shared, mma, prmt
+from ..ptx import device_function, ld_shared, mma, prmt
 from .k5_config import RUN, Config
 from .tensor_operand import make_put
 
@@ -20,7 +20,7 @@ def make_window(config: Config):
     row, put = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window)
     load4, load_pairs = ld_shared(4, float32), ld_shared(4, int32)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_tf32(v, x_at):
         for h in range(2):
             for q in range(0, window, 4):
@@ -29,7 +29,7 @@ def make_window(config: Config):
                     if q + z >= unused:
                         put(v, h * window + q + z, values[z])
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_halves(v, x_at):
         for h in range(2):
             for q in range(0, window, 8):
@@ -48,7 +48,7 @@ def make_products(config: Config):
     tap_weights = tile.rows * tile.depth * tile.itemsize
     load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
         for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
@@ -71,7 +71,7 @@ def make_start(config: Config):
     reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def load_biases(biases, bias, has_bias, row0, co, channels_left):
         for r in range(2 * fragments):
             biases[r] = float32(0)
@@ -80,7 +80,7 @@ def make_start(config: Config):
                 if channel < channels_left:
                     biases[r] = float32(load_type(bias[uint64(co + channel)]))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def start(sums, biases):
         for m in range(fragments):
             for j in range(RUN):

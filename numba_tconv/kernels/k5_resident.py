@@ -32,6 +32,7 @@ from ..ptx import (
     cp_async_commit,
     cp_async_vector,
     cp_async_wait,
+    device_function,
     global_address,
     recomputed,
     shared_address,
@@ -62,7 +63,7 @@ def make_kernel(config: Config) -> Kernel:
     await_copies = cp_async_wait(stages - 2)
     row_lanes, vector = config.row_lanes, config.x_vector
     storage, bits_type = ELEMENTS[tile.dtype].storage, float32 if itemsize == 4 else types.uint16
-    run_of_column = cuda.jit(device=True, inline="always")(run_of)
+    run_of_column = device_function(run_of)
 
     def k5_mma(
         x, stride_n, stride_c, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group, groups,

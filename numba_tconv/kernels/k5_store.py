@@ -28,7 +28,7 @@ def _make_stage_sums(config: Config):
     reciprocal = tile.reciprocal
     gaps = gaps_between(tile)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def stage_sums(acc, shared, base, at, row0, column0, column1, offset):
         for m in range(fragments):
             for half in range(2):
@@ -147,7 +147,7 @@ def _make_write(config: Config):
     round_channels, pitch = tile.round_channels, tile.pitch
     run_loads, run_channels = runs_sizes(some, warps)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
               batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
         runs = (

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import cuda
-
-from ..ptx import add_upper_halves, add_vectors, store_upper_halves, store_vectors
+from ..ptx import add_upper_halves, add_vectors, device_function, store_upper_halves, store_vectors
 from ..ptx.halves import SUMS
 
 
@@ -24,13 +22,13 @@ def make_sums(thread_n: int, vector: int, exchanged: bool):
     columns from ``xs[at]`` on; and ``(values, acc, m, n)``: copy ``vector`` sums of a row, from column ``n`` on."""
     other = int(exchanged)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def add_products(acc, ws, xs, m, at):
         for e in range(thread_n):
             n = thread_n - 1 - e if m % 2 else e
             acc[m * thread_n + (n ^ other)] += ws[m] * xs[at + n]
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def copy_sums(values, acc, m, n):
         for z in range(vector):
             values[z] = acc[m * thread_n + (n + z ^ other)]
