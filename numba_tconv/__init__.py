@@ -1,7 +1,8 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
 ``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``convert`` puts the layer into a finished model, and
-``routed`` the function. ``explain`` says how a problem is computed; ``rungs`` lists the kernels by name.
+``routed`` the function; ``warm`` compiles ahead what it launches. ``explain`` says how a problem is computed; ``rungs``
+lists the kernels by name.
 """
 
 from .requirements import misfits
@@ -13,6 +14,7 @@ try:
     from .kernels import RUNGS
     from .module import ConvTranspose1d
     from .routed import routed
+    from .warm import warm
 except ImportError as error:
     for line in misfits():
         error.add_note(line)
@@ -28,6 +30,7 @@ __all__ = [
     "explain",
     "routed",
     "rungs",
+    "warm",
 ]
 __version__ = "0.1.0"
 

@@ -63,6 +63,19 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
     return text
 
 
+def writable() -> Path:
+    """The directory, which exists then. Raises RuntimeError if the cache is off, OSError if nothing can be written."""
+    folder = directory()
+    if folder is None:
+        raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {folder}: {error.strerror}") from error
+    return folder
+
+
 def holds(name: str, key: str, cc: tuple) -> bool:
     """Whether ``ptx`` finds it kept, and not damaged."""
     folder = directory()

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import torch
 
-from . import bench, commands, decoder_run, decoder_times, decoders, kernelbench_rows, rows, search, training
+from . import (
+    bench,
+    commands,
+    compile_run,
+    decoder_run,
+    decoder_times,
+    decoders,
+    kernelbench_rows,
+    rows,
+    search,
+    training,
+)
 from .demo import run_demo
 from .directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from .fuzz import run_fuzz
@@ -171,13 +182,16 @@ def parser() -> argparse.ArgumentParser:
     arithmetic(one)
     one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
 
-    one = command("compile", commands.run_compile, "compile what workloads need, into the cache; needs no GPU")
-    one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
-                     help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
-    batch(one)
+    one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
+                  aliases=["warm"])  # fmt: skip
+    one.add_argument("what", nargs="*", metavar="WORKLOAD or MODULE:FUNCTION",
+                     help="workloads by name, or the sets kernelbench, audio, all (kernelbench audio); a function that "
+                     "returns a model and the inputs of a call, whose own dtypes and arithmetic count; without any, a "
+                     "layer of the sizes that are given")  # fmt: skip
+    sizes(one)
     directed(one, "of whose kernels; a step: those that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{NAMES}; auto or all (all); may be repeated")  # fmt: skip
+                     help=f"{NAMES}; auto or all (all; auto of given sizes); may be repeated")  # fmt: skip
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
     one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
                      help="of float32 products; may be repeated (ieee)")  # fmt: skip

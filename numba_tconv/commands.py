@@ -7,8 +7,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +14,13 @@ import torch
 
 from . import (
     bench,
-    cache,
     check,
-    compile_ahead,
     decoder_times,
     info,
     inspection,
     kernelbench,
     kernelbench_rows,
+    named,
     offline,
     plotting,
     readme,
@@ -36,7 +33,6 @@ from .directions import FORWARD, RESULTS, rung_direction, rungs_of
 from .explain import explain
 from .kernels import RUNGS
 from .kernels.device import A100, H200, current_device
-from .launch import target
 from .problem import Problem
 from .progress import progress
 from .ptx import SIMULATOR
@@ -129,13 +125,13 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """As ``bench.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
+    """As ``named.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
     if workloads == 1:
-        return bench.rungs_for(names, problem, dtype, precision, direction=direction)
+        return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
     for name in names:
         try:
-            able, unable = bench.rungs_for([name], problem, dtype, precision, direction=direction)
+            able, unable = named.rungs_for([name], problem, dtype, precision, direction=direction)
         except NotImplementedError as error:
             able, unable = [], [str(error)]
         chosen, left_out = chosen + able, left_out + unable
@@ -193,6 +189,14 @@ def given_sizes(arguments) -> dict:
     return {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
 
 
+def require_sizes(arguments) -> None:
+    """Raise Mistake unless all sizes of which no value is usual were given."""
+    given = given_sizes(arguments)
+    if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
+        flags = ", ".join("--" + name.replace("_", "-") for name in needed)
+        raise Mistake(f"name a workload, or give {flags} too")
+
+
 def in_simulator(argv: list[str]) -> int:
     """Run this command line again with Numba's CUDA simulator, which has to be chosen before numba is imported."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -203,10 +207,8 @@ def in_simulator(argv: list[str]) -> int:
 
 
 def run_explain(arguments) -> int:
-    needed = [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given_sizes(arguments)]
-    if needed and not arguments.workload:
-        flags = ", ".join("--" + name.replace("_", "-") for name in needed)
-        raise Mistake(f"name a workload, or give {flags} too")
+    if not arguments.workload:
+        require_sizes(arguments)
     with mistakes():
         problem = problem_of(arguments, ONE_ELEMENT)
         device = DEVICES[arguments.cc] if arguments.cc else None
@@ -250,7 +252,7 @@ def run_inspect(arguments) -> int:
         workload = workloads.get(arguments.workload)
         directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
         found = [
-            bench.rungs_for([arguments.rung], workload.problem, dtype, arguments.precision, device, direction)
+            named.rungs_for([arguments.rung], workload.problem, dtype, arguments.precision, device, direction)
             for direction in directions
         ]
     require_compiler()
@@ -266,42 +268,7 @@ def run_inspect(arguments) -> int:
     return 0
 
 
-# --- compile ----------------------------------------------------------------------------------------------------------
-
-
-def run_compile(arguments) -> int:
-    """Compile what the workloads need into the cache on disk, unless it is there."""
-    device = current_device()
-    if arguments.cc and DEVICES[arguments.cc].cc != device.cc:
-        device = DEVICES[arguments.cc]
-    arithmetic = [
-        (bench.DTYPES[dtype], precision)
-        for dtype in arguments.dtype or ["float32"]
-        for precision in arguments.precision or ["ieee"]
-    ]
-    with mistakes():
-        chosen = workloads.expand(arguments.workloads, arguments.batch)
-        names, problems = arguments.rung or ["all"], [workload.problem for workload in chosen]
-        calls = compile_ahead.calls(names, problems, arithmetic, device, arguments.direction)
-    require_compiler()
-    folder, began, cc = writable_cache(), time.monotonic(), target(device.cc)
-    compiled, kept = compile_ahead.fill(calls, cc, arguments.jobs or os.cpu_count() or 1)
-    took, where = time.monotonic() - began, inspection.architecture(cc)
-    print(f"kernels for {where}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
-    return 0
-
-
-def writable_cache() -> Path:
-    """The directory of the cache, which exists then."""
-    folder = cache.directory()
-    if folder is None:
-        raise Mistake("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise Mistake(f"cannot write {folder}: {error.strerror}") from error
-    return folder
+# --- search -----------------------------------------------------------------------------------------------------------
 
 
 def run_search(arguments) -> int:

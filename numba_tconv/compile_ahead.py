@@ -10,13 +10,12 @@ import contextlib
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import torch
 
-from . import bench, cache, ops
+from . import cache, ops
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
 from .kernels import RUNGS, gradients, k4_pack, k6_input, k6_tail, partial_sum, tensor_pack
 from .kernels.device import Device
@@ -24,6 +23,8 @@ from .kernels.k4_plan import vectors_align
 from .kernels.k4_register_tile import RegisterTile
 from .launch import Kernel
 from .layout import NO_GPU, Layout
+from .named import AUTO, peak_name, rungs_for
+from .noted import Noted
 from .problem import Problem
 from .progress import progress
 from .select import TF32_ALLOWED, arithmetic, select
@@ -76,7 +77,7 @@ def calls(
     direction: str = FORWARD,
 ) -> list[Call]:
     """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
-    ``bench.rungs_for``; "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
+    ``rungs_for`` (named.py); "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
     passed over.
 
     Raises ValueError for a name that is unknown or of another direction.
@@ -84,34 +85,58 @@ def calls(
     found = []
     for problem in problems:
         for dtype, named in arithmetics:
-            precision = bench.peak_name(dtype, named)
+            precision = peak_name(dtype, named)
             for name in names:
-                if name == bench.AUTO or (name, direction) == ("all", STEP):
-                    found += _selected(direction, problem, dtype, precision, device)
+                if name == AUTO or (name, direction) == ("all", STEP):
+                    # What is launched where "tf32" is named, and where torch's switch allows it.
+                    ways = ("tf32", TF32_ALLOWED) if precision == "tf32" else (precision,)
+                    for one, asked in itertools.product(_parts(direction), ways):
+                        found += _selected(one, problem, dtype, asked, device)
                     continue
                 with contextlib.suppress(NotImplementedError):
-                    rungs, _ = bench.rungs_for([name], problem, dtype, named, device, direction)
+                    rungs, _ = rungs_for([name], problem, dtype, named, device, direction)
                     able = (rung for rung in rungs if rung in rungs_of(direction))
                     found += [Call(rung, problem, dtype, precision, device) for rung in able]
     return list(dict.fromkeys(found))
 
 
-def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Iterator[Call]:
-    """What this package's operators launch for the direction; nothing where they leave it to torch. Of "tf32", what
-    they launch where it is named, and where torch's switch allows it."""
-    ways = (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)
-    for asked in ways if direction in (FORWARD, STEP) else ():
-        own = arithmetic(problem, dtype, "", asked, device)
-        if picked := select(problem, dtype, own, device):
-            yield Call(picked.name, problem, dtype, own, device)
-    for of, asked in itertools.product(OF_GRADIENTS, ways):
-        p = problem
-        if of == "grad_bias":
-            p = ops.sum_problem((p.batch, p.out_channels, p.out_length))
-        named = ops.gradient_precision(of, p, dtype, asked, device) if direction in (of, STEP) else None
-        if named:
-            rung = gradients.select(of, p, dtype, device, precision=named)
-            yield Call(rung.name, p, dtype, named, device)
+def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
+    """What this package's operators launch for these on ``device``: "forward", or a "step" with all gradients.
+
+    Raises NotImplementedError for a variant that cannot do its problem.
+    """
+    found = []
+    for problem, dtype, variant, precision in noted:
+        for one in _parts(direction):
+            if one != FORWARD or not variant:
+                found += _selected(one, problem, dtype, precision, device)
+                continue
+            own = arithmetic(problem, dtype, variant, precision, device)
+            if refusal := RUNGS[variant].refusal(problem, dtype, own, device):
+                raise NotImplementedError(f"{variant} cannot do {problem}: {refusal}")
+            found.append(Call(variant, problem, dtype, own, device))
+    return list(dict.fromkeys(found))
+
+
+def _parts(direction: str) -> tuple[str, ...]:
+    return (FORWARD, *OF_GRADIENTS) if direction == STEP else (direction,)
+
+
+def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
+    """What this package's operator launches for the forward pass or one gradient; nothing where it leaves it to torch.
+    ``precision`` is one of functional.PRECISIONS, or TF32_ALLOWED."""
+    if direction == FORWARD:
+        own = arithmetic(problem, dtype, "", precision, device)
+        picked = select(problem, dtype, own, device)
+        return [Call(picked.name, problem, dtype, own, device)] if picked else []
+    p = problem
+    if direction == "grad_bias":
+        p = ops.sum_problem((p.batch, p.out_channels, p.out_length))
+    named = ops.gradient_precision(direction, p, dtype, precision, device)
+    if not named:
+        return []
+    rung = gradients.select(direction, p, dtype, device, precision=named)
+    return [Call(rung.name, p, dtype, named, device)]
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.overrides import TorchFunctionMode
 
+from .noted import transposed_convolutions
 from .problem import Problem
 
 GAIN = 0.65  # of a convolution with random weights; residual branches add up, so that 1 would end in clipped waveforms
@@ -101,38 +101,9 @@ def randomise(model: nn.Module) -> None:
 
 def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
     """What the decoder's calls of the transposed convolution compute, each once, found without computing anything."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     decoder.classes()  # imported before, lest constants of its module become fake, too
-    with FakeTensorMode(), torch.no_grad(), _Listed() as listed:
-        decode(*decoder.make(batch, seconds))
-    return list(dict.fromkeys(listed.problems))
-
-
-class _Listed(TorchFunctionMode):
-    """Notes the problem of every transposed convolution that torch computes while it is active."""
-
-    def __init__(self):
-        super().__init__()
-        self.problems = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is torch.conv_transpose1d:
-            self.problems.append(_problem(*args, **kwargs))
-        return func(*args, **kwargs)
-
-
-def _problem(x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1) -> Problem:
-    stride, padding, output_padding, dilation = (
-        value if isinstance(value, int) else value[0] for value in (stride, padding, output_padding, dilation)
-    )
-    batch, in_channels, length = x.shape
-    _, of_group, kernel_size = weight.shape
-    return Problem(
-        *(batch, in_channels, of_group * groups, kernel_size, length, stride, padding, output_padding, groups),
-        *(dilation, bias is not None),
-    )
+    noted = transposed_convolutions(lambda: decode(*decoder.make(batch, seconds)))
+    return list(dict.fromkeys(one.problem for one in noted))
 
 
 def _terms(layer: nn.ConvTranspose1d) -> float:

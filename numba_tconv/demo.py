@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import bench, check, commands, inspection, offline, rows, table, workloads
+from . import bench, check, commands, inspection, named, offline, rows, table, workloads
 from .kernels import RUNGS
 from .progress import progress
 from .ptx import SIMULATOR
@@ -70,7 +70,7 @@ def sweep() -> tuple[list[rows.Row], int]:
     fresh, code = [], 0
     for length in LIVE_LENGTHS:
         workload = workloads.at_length(workloads.get(LIVE_WORKLOAD), length)
-        names, _ = bench.rungs_for(["all"], workload.problem, torch.float32, "ieee")
+        names, _ = named.rungs_for(["all"], workload.problem, torch.float32, "ieee")
         try:
             measured = bench.measure(workload, names, repeats=LIVE_REPEATS, budget_s=LIVE_BUDGET_S)
         except bench.WrongResult as error:

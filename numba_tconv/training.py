@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from . import bench, commands, machine, rows
+from . import bench, cache, commands, machine, rows
 from .module import ConvTranspose1d
 from .progress import progress
+from .warm import warm
 
 SAMPLE_RATE = 16_000  # Hz
 HARMONICS = 5
@@ -113,7 +114,7 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
     runs = {}
     for name, layer in LAYERS.items():
         torch.manual_seed(seed)
-        runs[name] = _Run(decoder(layer, sizes.widths).to(device), device, arithmetic == "bf16")
+        runs[name] = _Run(decoder(layer, sizes.widths).to(device), device, arithmetic)
     generator, recorded = torch.Generator(device).manual_seed(seed), []
     with bench.torch_switches(tf32=arithmetic == "tf32"):
         for step in range(1, steps + 1):
@@ -128,12 +129,25 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
     return recorded
 
 
+def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
+    """Compile ahead what training in all ARITHMETICS launches on this GPU, by all processors; how many kernels."""
+    model, compiled = decoder(ConvTranspose1d, sizes.widths), 0
+    inputs = torch.empty(sizes.batch, COEFFICIENTS, sizes.samples // FRAME)
+    for arithmetic in ARITHMETICS:
+        with bench.torch_switches(tf32=arithmetic == "tf32"), _autocast("cpu", arithmetic):
+            compiled += warm(model, inputs, training=True, jobs=jobs)
+    return compiled
+
+
+def _autocast(device: str, arithmetic: str):
+    return torch.autocast(device, torch.bfloat16) if arithmetic == "bf16" else contextlib.nullcontext()
+
+
 class _Run:
     """A model in training: its optimizer, its last loss, and when its latest steps began and ended."""
 
-    def __init__(self, model: nn.Module, device: str, autocast: bool):
-        self.model, self.device = model, device
-        self.autocast = torch.autocast(device, torch.bfloat16) if autocast else contextlib.nullcontext()
+    def __init__(self, model: nn.Module, device: str, arithmetic: str):
+        self.model, self.device, self.autocast = model, device, _autocast(device, arithmetic)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
         self.loss, self.times = torch.zeros(()), []
 
@@ -167,6 +181,8 @@ def run_train(arguments) -> int:
     """Train in every arithmetic on the GPU, and write the rows."""
     commands.require_gpu()
     rows.check_writable(arguments.out, Step)
+    if cache.directory():
+        warm_up(Sizes())
     recorded = []
     for arithmetic in progress(ARITHMETICS, f"train, {arguments.steps} steps in each arithmetic"):
         recorded += train(arithmetic, arguments.steps, Sizes(), "cuda")

@@ -76,7 +76,7 @@ def test_rungs_lists_the_ladder_in_order():
 
 
 def test_public_names():
-    functions = {"conv_transpose1d", "convert", "explain", "routed", "rungs"}
+    functions = {"conv_transpose1d", "convert", "explain", "routed", "rungs", "warm"}
     assert set(numba_tconv.__all__) == functions | {"ConvTranspose1d", "Conversion", "Explanation", "__version__"}
     assert all(callable(getattr(numba_tconv, name)) for name in functions)
     assert re.fullmatch(r"\d+\.\d+\.\d+", numba_tconv.__version__)

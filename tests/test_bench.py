@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from numba_tconv import bench, functional, select, timing, workloads
+from numba_tconv import bench, functional, named, select, timing, workloads
 from numba_tconv.accuracy import errors
 from numba_tconv.directions import (
     DIRECTIONS,
@@ -55,7 +55,7 @@ def test_switches_are_put_back(tf32):
 @pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
 def test_all_means_every_rung_that_can_and_the_selection(precision, device):
     p = workloads.get("kb64").problem
-    names, left_out = bench.rungs_for(["all"], p, torch.float32, precision, device)
+    names, left_out = named.rungs_for(["all"], p, torch.float32, precision, device)
     able = [name for name, rung in RUNGS.items() if rung.refusal(p, torch.float32, precision, device) is None]
     assert names == ([*able, "auto"] if able else ["cudnn"])
     assert [line.split()[0] for line in left_out] == [name for name in RUNGS if name not in able]
@@ -68,35 +68,35 @@ def test_where_no_rung_computes_torch_is_recorded():
 
     p = workloads.get("kb64").problem
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "rungs_of", lambda _: {"k0": Unable()})
-        names, left_out = bench.rungs_for(["all"], p, torch.float32, "tf32")
+        patch.setattr(named, "rungs_of", lambda _: {"k0": Unable()})
+        names, left_out = named.rungs_for(["all"], p, torch.float32, "tf32")
         assert names == ["cudnn"]
         assert left_out == [f"k0 cannot do {p} in tf32: it only pretends"]
         with pytest.raises(NotImplementedError, match=r"k0 cannot do .*: it only pretends"):
-            bench.rungs_for(["k0"], p, torch.float32, "tf32")
+            named.rungs_for(["k0"], p, torch.float32, "tf32")
         with pytest.raises(NotImplementedError, match=r"no rung can do .* in tf32"):
-            bench.rungs_for(["auto"], p, torch.float32, "tf32")
+            named.rungs_for(["auto"], p, torch.float32, "tf32")
 
 
 def test_a_row_in_tf32x3_was_computed_in_it():
     """The public function computes a depthwise problem in "ieee" instead: no contestant in "tf32x3"."""
     p = workloads.get("depthwise").problem
-    assert bench.rungs_for(["all"], p, torch.float32, "tf32x3", H200)[0] == ["cudnn"]
+    assert named.rungs_for(["all"], p, torch.float32, "tf32x3", H200)[0] == ["cudnn"]
     with pytest.raises(NotImplementedError, match=r"no rung can do .* in tf32x3"):
-        bench.rungs_for(["auto"], p, torch.float32, "tf32x3", H200)
+        named.rungs_for(["auto"], p, torch.float32, "tf32x3", H200)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_where_tf32_is_allowed_the_selection_may_make_no_use_of_it(direction):
     """As torch's own convolutions: of a depthwise problem, which no rung computes in TF32, there is an ``auto``."""
     p = workloads.get("depthwise").problem
-    assert bench.rungs_for(["all"], p, torch.float32, "tf32", H200, direction)[0][-1] == "auto"
-    assert bench.rungs_for(["auto"], p, torch.float32, "tf32", H200, direction)[0] == ["auto"]
+    assert named.rungs_for(["all"], p, torch.float32, "tf32", H200, direction)[0][-1] == "auto"
+    assert named.rungs_for(["auto"], p, torch.float32, "tf32", H200, direction)[0] == ["auto"]
 
 
 def test_an_unknown_rung_is_answered_with_the_names():
     with pytest.raises(ValueError, match=r"'k9'.*k1_gather.*auto, cudnn, all"):
-        bench.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")
+        named.rungs_for(["k1_gather", "k9"], PROBLEM, torch.float32, "ieee")
 
 
 @pytest.mark.parametrize("of", ["grad_input", "grad_weight"])
@@ -105,22 +105,22 @@ def test_all_means_every_rung_of_the_gradient(of, precision):
     p = workloads.get("kb64").problem
     refusals = {name: rung.refusal(p, torch.float32, precision, H200) for name, rung in rungs_of(of).items()}
     able = [name for name, reason in refusals.items() if reason is None]
-    names, left_out = bench.rungs_for(["all"], p, torch.float32, precision, H200, of)
+    names, left_out = named.rungs_for(["all"], p, torch.float32, precision, H200, of)
     assert names == ([*able, "auto"] if able else ["cudnn"])
     assert [line.split()[0] for line in left_out] == [name for name in refusals if name not in able]
     for name in refusals:
         if name not in able:
             with pytest.raises(NotImplementedError, match=rf"{name} cannot do .* in {precision}: "):
-                bench.rungs_for([name], p, torch.float32, precision, H200, of)
+                named.rungs_for([name], p, torch.float32, precision, H200, of)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 def test_a_step_is_computed_by_the_selection_alone():
     p = workloads.get("kb64").problem
     for precision in bench.PRECISIONS[torch.float32]:
-        assert bench.rungs_for(["all"], p, torch.float32, precision, H200, STEP) == (["auto"], [])
+        assert named.rungs_for(["all"], p, torch.float32, precision, H200, STEP) == (["auto"], [])
     no_channels = workloads.get("depthwise").problem
-    assert bench.rungs_for(["all"], no_channels, torch.float32, "tf32x3", H200, STEP) == (["cudnn"], [])
+    assert named.rungs_for(["all"], no_channels, torch.float32, "tf32x3", H200, STEP) == (["cudnn"], [])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_step_is_computed_by_the_selection_alone():
 )
 def test_a_rung_of_another_direction_is_refused(direction, name, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said)}.*auto, cudnn, all$"):
-        bench.rungs_for([name], PROBLEM, torch.float32, "ieee", H200, direction)
+        named.rungs_for([name], PROBLEM, torch.float32, "ieee", H200, direction)
 
 
 def test_slow_contestants_sit_out_rounds(monkeypatch):
@@ -210,7 +210,8 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(bench, "make_operands", make)
     monkeypatch.setattr(bench, "interleave", interleave)
     monkeypatch.setattr(bench, "_copy", lambda: Copy(lambda: torch.empty(4_000_000, dtype=torch.int8)))
-    monkeypatch.setattr(bench, "rungs_of", lambda of: {"right": Right(of, made)})
+    for module in (bench, named):
+        monkeypatch.setattr(module, "rungs_of", lambda of: {"right": Right(of, made)})
     monkeypatch.setattr(bench.machine, "describe", lambda: Machine("0123abc", "H200", "580", "2.11", "9.19", "0.30"))
     return made
 
@@ -244,7 +245,8 @@ def test_no_row_comes_of_a_wrong_gradient(on_the_cpu, monkeypatch, direction, va
             given[-2].view(-1)[-1] = value
 
     rungs = {"right": Right(direction, on_the_cpu), "forgetful": Forgetful(direction, on_the_cpu)}
-    monkeypatch.setattr(bench, "rungs_of", lambda of: rungs)
+    for module in (bench, named):
+        monkeypatch.setattr(module, "rungs_of", lambda of: rungs)
     with pytest.raises(bench.WrongResult, match=rf"wrong on tiny test {direction} ieee: forgetful \(error") as caught:
         bench.measure(TINY, ["all"], direction=direction)
     assert [row.rung for row in caught.value.rows] == ["right", "auto"]

@@ -17,6 +17,7 @@ from numba_tconv import (
     demo,
     explain,
     inspection,
+    named,
     plotting,
     rows,
     table,
@@ -55,7 +56,7 @@ def measuring(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(bench, "current_device", lambda: H200)
+    monkeypatch.setattr(named, "current_device", lambda: H200)
     monkeypatch.setattr(bench, "measure", measure)
     return seen
 
@@ -82,7 +83,7 @@ def test_bench_measures_the_direction_that_is_named(capsys, measuring, tmp_path,
     out = tmp_path / "rows.csv"
     code, printed, _ = run(capsys, "bench", "kb64", "kb74", "--direction", direction, "--out", out)
     assert code == 0
-    names, _ = bench.rungs_for(["all"], workloads.get("kb64").problem, torch.float32, "ieee", H200, direction)
+    names, _ = named.rungs_for(["all"], workloads.get("kb64").problem, torch.float32, "ieee", H200, direction)
     assert [(one.workload, one.direction, one.rung) for one in rows.read(out)] == [
         (workload, direction, name) for workload in ("kb64", "kb74") for name in names
     ]

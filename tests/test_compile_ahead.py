@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from numba_tconv import cache, cli, commands, compile_ahead, launch, workloads
+from numba_tconv import cache, cli, commands, compile_ahead, compile_run, launch, workloads
 from numba_tconv.directions import Operands, rungs_of, shape_of
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, device, grad_input_wgmma_rows, grad_ring, grad_weight_sum, k6_box, partial_sum
@@ -32,7 +32,7 @@ PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
     # As where there is no GPU, so that no other one decides what is compiled.
-    monkeypatch.setattr(commands, "current_device", lambda: H200)
+    monkeypatch.setattr(compile_run, "current_device", lambda: H200)
     return tmp_path / "kernels"
 
 

@@ -5,7 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import ConvTranspose1d, cli, commands, rows, training
+from numba_tconv import ConvTranspose1d, cli, commands, compile_ahead, rows, training
+from numba_tconv.kernels import RUNGS
+from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.ptx import SIMULATOR
 from numba_tconv.training import COEFFICIENTS, FRAME, HARMONICS, LAYERS, SAMPLE_RATE, Sizes
 
 TINY = Sizes(batch=2, samples=512, widths=(8, 4))
@@ -80,6 +83,22 @@ def test_bfloat16_is_autocast():
     assert 0 < abs(bf16 - ieee) < 0.01 * ieee
 
 
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_kernels_of_all_arithmetics_are_compiled_ahead(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
+    seen = []
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, cc, jobs: (seen.append((calls, jobs)), (len(calls), 1))[1])
+    assert training.warm_up(Sizes(), jobs=3) == sum(len(calls) for calls, _ in seen)
+    for (calls, jobs), dtype in zip(seen, (torch.float32, torch.float32, torch.bfloat16), strict=True):
+        assert jobs == 3
+        assert {call.dtype for call in calls} == {dtype}
+        forward = [call.problem for call in calls if call.rung in RUNGS]
+        assert [(p.batch, p.in_channels, p.out_channels, p.length) for p in forward] == [
+            (32, 16, 512, 512), (32, 512, 256, 2048), (32, 256, 1, 8192)
+        ]  # fmt: skip
+        assert {GRADIENTS[call.rung].of for call in calls if call.rung not in RUNGS} >= {"grad_input", "grad_weight"}
+
+
 def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
     asked, train, path = [], training.train, tmp_path / "training" / "rows.csv"
 
@@ -88,10 +107,11 @@ def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
         return train(arithmetic, steps, TINY, "cpu")
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(training, "warm_up", lambda sizes: asked.append(sizes))
     monkeypatch.setattr(training, "train", on_the_cpu)
     for steps in (1, 2):  # the second takes the place of the first
         assert cli.main(["train", "--steps", str(steps), "--out", str(path)]) == 0
-    assert asked == 2 * [(arithmetic, Sizes(), "cuda") for arithmetic in training.ARITHMETICS]
+    assert asked == 2 * [Sizes(), *((arithmetic, Sizes(), "cuda") for arithmetic in training.ARITHMETICS)]
     written = rows.read(path, training.Step)
     assert {(row.arithmetic, row.layers, row.step) for row in written} == {
         (arithmetic, name, 2) for arithmetic in training.ARITHMETICS for name in LAYERS

@@ -12,8 +12,8 @@ other stores.
 
 Expected: the fifth of the time that copies and barriers take of other tiles (k5_dmma.py).
 
-Measured (H200; rows of 79c4f58 against 22f5645, whose tiles had no ring): 0.91 times as long in geometric mean at the
-layers' own batch, 0.92 at batch 1; patch 3.99 to 3.50 ms (cuBLAS, by conv1d: 3.78), kb64 7.73 to 7.21. Copied element
+Measured (H200; rows of 1ae7823 against 22f5645, whose tiles had no ring): 0.91 times as long in geometric mean at the
+layers' own batch, 0.93 at batch 1; patch 3.99 to 3.51 ms (cuBLAS, by conv1d: 3.82), kb64 7.73 to 7.26. Copied element
 by element, where rows of x are not at 16 bytes, 0.82 to 0.95 times as long on most layers (scripts). Two small blocks
 are better than one of 128 x 128, whose store lies open: that took 0.99 times as long on patch, 1.16 on hifigan_u3
 (scripts, before 178ab8a).

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_tconv import bench, functional
+from numba_tconv import bench, functional, named
 from numba_tconv.directions import DIRECTIONS, torch_forward
 from numba_tconv.kernels import RUNGS, grad_ops
 from numba_tconv.kernels.gradients import GRADIENTS
@@ -18,7 +18,7 @@ SMALL = Workload("small test", Problem(4, 16, 24, 4, 1000, stride=2, padding=1, 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(d, p) for d, known in bench.PRECISIONS.items() for p in known])
 def test_a_row_for_every_rung_from_one_run(dtype, precision):
-    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision)
+    names, _ = named.rungs_for(["all"], SMALL.problem, dtype, precision)
     rows = bench.measure(SMALL, names, dtype, precision, repeats=6, budget_s=0.1)
     assert [row.rung for row in rows] == names
     for row in rows:
@@ -62,7 +62,7 @@ def test_the_output_of_the_public_function_lies_where_nan_was(monkeypatch):
     ("dtype", "precision"), [(torch.float32, "ieee"), (torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str
 )
 def test_every_direction_on_the_gpu(direction, dtype, precision):
-    names, _ = bench.rungs_for(["all"], SMALL.problem, dtype, precision, direction=direction)
+    names, _ = named.rungs_for(["all"], SMALL.problem, dtype, precision, direction=direction)
     rows = bench.measure(SMALL, names, dtype, precision, direction, repeats=6, budget_s=0.1)
     assert [(row.rung, row.direction) for row in rows] == [(name, direction) for name in names]
     for row in rows:

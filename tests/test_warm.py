@@ -1,0 +1,260 @@
+"""``warm``: the transposed convolutions of a call are found without computing anything, and their kernels compiled."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import numba_tconv
+from numba_tconv import bench, cli, commands, compile_ahead, compile_run, workloads
+from numba_tconv.compile_ahead import Call, calls_of
+from numba_tconv.kernels.device import H200
+from numba_tconv.noted import Noted, transposed_convolutions
+from numba_tconv.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.select import TF32_ALLOWED
+
+module = importlib.import_module("numba_tconv.warm")  # `numba_tconv.warm` is the function
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+WIDE = Problem(16, 128, 128, 8, 4096, stride=4, padding=2, bias=True)
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.setattr(module, "current_device", lambda: H200)
+    monkeypatch.setattr(compile_run, "current_device", lambda: H200)
+    with bench.torch_switches(tf32=False):
+        yield tmp_path / "kernels"
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """What was handed to the compiler, which says that it compiled three kernels and found five."""
+    seen = SimpleNamespace(calls=[], cc=None, jobs=None)
+
+    def fill(calls, cc, jobs):
+        seen.calls, seen.cc, seen.jobs = calls, cc, jobs
+        return 3, 5
+
+    monkeypatch.setattr(compile_ahead, "fill", fill)
+    return seen
+
+
+def layers(kind=nn.ConvTranspose1d):
+    """Two layers that are alike but for their lengths, and others that are no transposed convolutions."""
+    return nn.Sequential(
+        *(nn.Conv1d(8, 16, 3, padding=1), kind(16, 24, 8, 4, 2), nn.LeakyReLU()),
+        *(nn.Conv1d(24, 16, 3, padding=1), kind(16, 24, 8, 4, 2)),
+    )
+
+
+def example():
+    return layers(), torch.empty(2, 8, 100)
+
+
+def of_length(length):
+    return Problem(2, 16, 24, 8, length, stride=4, padding=2, bias=True)
+
+
+FOUND = [Noted(of_length(length), torch.float32, "", "ieee") for length in (100, 400)]
+
+# --- what a call computes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [nn.ConvTranspose1d, numba_tconv.ConvTranspose1d])
+def test_layers_of_a_model_are_found(kind):
+    model = layers(kind)
+    before = [parameter.clone() for parameter in model.parameters()]
+    assert transposed_convolutions(model, torch.empty(2, 8, 100)) == FOUND
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert model(torch.zeros(2, 8, 10)).isfinite().all()
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_weights_may_be_computed(norm):
+    assert transposed_convolutions(norm(nn.ConvTranspose1d(16, 24, 8, 4, 2)), torch.empty(2, 16, 100)) == FOUND[:1]
+
+
+def test_sizes_alone_count():
+    """Terabytes, on the device that has no memory."""
+    with torch.device("meta"):
+        model, x = layers(), torch.empty(2, 8, 10**10)
+    assert [one.problem for one in transposed_convolutions(model, x)] == [of_length(10**10), of_length(4 * 10**10)]
+
+
+def test_of_this_package_on_a_gpu_variant_and_precision_are_noted():
+    with FakeTensorMode():
+        x, w = torch.empty(2, 16, 100, device="cuda"), torch.empty(16, 12, 8, device="cuda")
+
+    def function(x, w):
+        numba_tconv.conv_transpose1d(x, w, None, 2, 1, 1, groups=2, dilation=3, precision="tf32x3")
+        return numba_tconv.conv_transpose1d(x, w, variant="k1_gather")
+
+    found = transposed_convolutions(function, x, w)
+    first, second = Problem(2, 16, 24, 8, 100, 2, 1, 1, groups=2, dilation=3), Problem(2, 16, 12, 8, 100)
+    assert found == [Noted(first, torch.float32, "", "tf32x3"), Noted(second, torch.float32, "k1_gather", "ieee")]
+
+
+def test_functions_keywords_and_unbatched_inputs_are_found():
+    def function(x, *, weight):
+        return F.conv_transpose1d(x, weight, stride=2, padding=1, output_padding=1, groups=2, dilation=3)
+
+    found = transposed_convolutions(function, torch.empty(16, 100), weight=torch.empty(16, 12, 8))
+    assert found == [Noted(Problem(1, 16, 24, 8, 100, 2, 1, 1, 2, 3), torch.float32, "", "ieee")]
+
+
+def test_arithmetic_is_that_of_the_call():
+    model, x = layers(), torch.empty(2, 8, 100)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert {one[1:] for one in transposed_convolutions(model, x)} == {(torch.bfloat16, "", "bf16")}
+    assert {one[1:] for one in transposed_convolutions(model.double(), x.double())} == {(torch.float64, "", "fp64")}
+    with bench.torch_switches(tf32=True):
+        assert {one[1:] for one in transposed_convolutions(model.float(), x)} == {(torch.float32, "", TF32_ALLOWED)}
+
+
+class Keeping(nn.Module):
+    """Keeps tensors of its last call, as streaming models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.utils.weight_norm(nn.ConvTranspose1d(16, 24, 8, 4, 2)), None
+        self.register_buffer("state", torch.zeros(2))
+
+    def decode(self, x):
+        self.last = self.state = self.extra = self.layer(x)
+        return self.last
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_no_fake_tensor_stays_behind():
+    model, x = Keeping(), torch.zeros(2, 16, 100)
+    weight = model.layer.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(transposed_convolutions(model.decode, x)) == 1
+        assert model.last is None
+        assert not hasattr(model, "extra")
+        assert torch.equal(model.state, torch.zeros(2))
+        assert model.layer.weight is weight
+        assert torch.is_autocast_cache_enabled()
+        assert type(model.decode(x)) is torch.Tensor
+
+
+def test_what_is_not_for_this_package_is_left_out():
+    def function(x):
+        F.conv_transpose1d(x[:0], torch.empty(8, 4, 3))
+        F.conv_transpose2d(x[..., None], torch.empty(8, 4, 3, 1))
+        F.conv1d(x, torch.empty(4, 8, 3))
+
+    assert transposed_convolutions(function, torch.empty(2, 8, 10)) == []
+
+
+def test_what_depends_on_values_is_an_error():
+    with pytest.raises(RuntimeError):
+        transposed_convolutions(lambda x: x[: int(x.sum())], torch.ones(3))
+    with pytest.raises(RuntimeError, match="channels"):
+        transposed_convolutions(layers(), torch.empty(2, 9, 100))
+
+
+# --- what is compiled -------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_are_those_of_the_operators():
+    noted = [Noted(WIDE, torch.float32, "", "ieee"), Noted(WIDE, torch.float32, "k1_gather", "tf32")]
+    assert calls_of(noted[:1], H200) == compile_ahead.calls(["auto"], [WIDE], [(torch.float32, "ieee")], H200)
+    step = compile_ahead.calls(["auto"], [WIDE], [(torch.float32, "ieee")], H200, "step")
+    assert calls_of(noted[:1], H200, "step") == step
+    assert [call.rung.rpartition("_")[0] for call in step[1:]] == ["grad_input", "grad_weight", "grad"]
+    allowed = calls_of([Noted(WIDE, torch.float32, "", TF32_ALLOWED)], H200)
+    assert allowed == [Call("k6_wgmma", WIDE, torch.float32, "tf32", H200)]
+    named = calls_of([Noted(WIDE, torch.float32, "k1_gather", "ieee")], H200, "step")
+    assert named == [Call("k1_gather", WIDE, torch.float32, "ieee", H200), *step[1:]]
+    with pytest.raises(NotImplementedError, match="k1_gather cannot do"):
+        calls_of(noted[1:], H200)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_call_or_a_step_is_compiled_for_the_gpu(filled, training):
+    assert numba_tconv.warm(*example(), training=training, jobs=7) == 3
+    assert filled.calls == calls_of(FOUND, H200, "step" if training else "forward")
+    assert (filled.cc, filled.jobs) == ((9, 0, "a"), 7)
+
+
+def test_the_cache_is_filled(settings):
+    x = torch.empty(2, 4, 100)
+    layer = nn.ConvTranspose1d(4, 4, 4, 2, 1, groups=4)
+    assert numba_tconv.warm(layer, x, jobs=1) == 1
+    assert [path.name.partition("-")[0] for path in settings.iterdir()] == ["depthwise"]
+    assert numba_tconv.warm(layer, x, jobs=1) == 0
+
+
+def test_mistakes_are_found_before_anything_is_done(settings, monkeypatch):
+    def model(x):
+        pytest.fail("it was called")
+
+    x = torch.empty(2, 8, 100)
+    with pytest.raises(TypeError, match="model must be a module or a function, not str"):
+        numba_tconv.warm("model", x)
+    with pytest.raises(TypeError, match="jobs must be an int or None, not float"):
+        numba_tconv.warm(model, x, jobs=2.0)
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        numba_tconv.warm(model, x, jobs=0)
+    settings.write_text("a file where the directory should be")
+    with pytest.raises(OSError, match="cannot write"):
+        numba_tconv.warm(model, x)
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
+    with pytest.raises(RuntimeError, match="cache of compiled kernels is off"):
+        numba_tconv.warm(model, x)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+HERE = f"{__name__}:"
+
+
+def run(capsys, *argv):
+    """Exit code, stdout and stderr of the command."""
+    return cli.main(["warm", *map(str, argv)]), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("direction", ["forward", "step"])
+def test_the_command_takes_a_function_that_makes_a_model(filled, capsys, direction):
+    code, out, _ = run(capsys, HERE + "example", "--direction", direction, "--jobs", 5)
+    assert (code, filled.calls, filled.jobs) == (0, calls_of(FOUND, H200, direction), 5)
+    assert out.startswith("kernels for sm_90a: 3 compiled in 0 s, 5 there already, in ")
+
+
+def test_the_command_takes_sizes(filled, capsys):
+    sizes = ("--in-channels", 16, "--out-channels", 24, "--kernel-size", 8, "--length", 100, "--stride", 4)
+    assert run(capsys, *sizes, "--padding", 2, "--batch", 2, "--bias")[0] == 0
+    assert filled.calls == calls_of(FOUND[:1], H200)
+    assert run(capsys, "kb64", "--batch", 3, "--length", 77, "--rung", "auto")[0] == 0
+    assert [(call.problem.batch, call.problem.length) for call in filled.calls] == [(3, 77)]
+    assert run(capsys, "kb64", HERE + "example", "--rung", "auto")[0] == 0
+    assert len(filled.calls) == len(FOUND) + 1
+    assert run(capsys, "--batch", 1, "--rung", "auto")[0] == 0  # of the usual workloads
+    assert len(filled.calls) == len(workloads.expand(compile_run.SETS))
+
+
+def no_model():
+    return 3
+
+
+def test_the_commands_mistakes_get_one_line(filled, capsys):
+    def mistake(*argv):
+        code, _, err = run(capsys, *argv)
+        assert (code, err.count("\n")) == (commands.MISTAKE, 1)
+        return err
+
+    assert "there is no no_such_module:example" in mistake("no_such_module:example")
+    assert f"there is no {HERE}nothing" in mistake(HERE + "nothing")
+    assert "must return a tuple of a model and the inputs of a call, not int" in mistake(HERE + "no_model")
+    assert "the forward pass or a step can be compiled" in mistake(HERE + "example", "--direction", "grad_input")
+    assert "give --out-channels, --kernel-size, --length too" in mistake("--in-channels", 16)
