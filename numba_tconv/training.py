@@ -130,7 +130,12 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile ahead what training in all ARITHMETICS launches on this GPU, by all processors; how many kernels."""
+    """Compile ahead what training in all ARITHMETICS launches on this GPU, by all processors; returns how many kernels:
+    0 where the cache on disk cannot be written, and each is compiled when it is launched."""
+    try:
+        cache.writable()
+    except (RuntimeError, OSError):
+        return 0
     model, compiled = decoder(ConvTranspose1d, sizes.widths), 0
     inputs = torch.empty(sizes.batch, COEFFICIENTS, sizes.samples // FRAME)
     for arithmetic in ARITHMETICS:
@@ -181,8 +186,7 @@ def run_train(arguments) -> int:
     """Train in every arithmetic on the GPU, and write the rows."""
     commands.require_gpu()
     rows.check_writable(arguments.out, Step)
-    if cache.directory():
-        warm_up(Sizes())
+    warm_up(Sizes())
     recorded = []
     for arithmetic in progress(ARITHMETICS, f"train, {arguments.steps} steps in each arithmetic"):
         recorded += train(arithmetic, arguments.steps, Sizes(), "cuda")

@@ -99,6 +99,15 @@ def test_kernels_of_all_arithmetics_are_compiled_ahead(tmp_path, monkeypatch):
         assert {GRADIENTS[call.rung].of for call in calls if call.rung not in RUNGS} >= {"grad_input", "grad_weight"}
 
 
+def test_without_a_cache_nothing_is_compiled_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "warm", lambda *_, **__: pytest.fail("compiled"))
+    file = tmp_path / "file"
+    file.touch()
+    for folder in ("", str(file)):
+        monkeypatch.setenv("NUMBA_TCONV_CACHE", folder)
+        assert training.warm_up(Sizes()) == 0
+
+
 def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
     asked, train, path = [], training.train, tmp_path / "training" / "rows.csv"
 
