@@ -119,3 +119,15 @@ def test_the_fingerprint_knows_the_source_and_the_compilers(tmp_path, monkeypatc
 
 def test_the_fingerprint_is_that_of_the_package_by_itself():
     assert cache.fingerprint() == cache.fingerprint(Path(cache.__file__).parent)
+
+
+def test_a_folder_that_takes_no_file_is_not_writable(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
+    assert cache.writable() == tmp_path / "kernels"
+
+    def refused(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache.tempfile, "TemporaryFile", refused)
+    with pytest.raises(PermissionError, match=f"cannot write {tmp_path / 'kernels'}: Permission denied"):
+        cache.writable()

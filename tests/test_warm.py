@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 
 import numba_tconv
@@ -101,6 +101,17 @@ def test_of_this_package_on_a_gpu_variant_and_precision_are_noted():
     found = transposed_convolutions(function, x, w)
     first, second = Problem(2, 16, 24, 8, 100, 2, 1, 1, groups=2, dilation=3), Problem(2, 16, 12, 8, 100)
     assert found == [Noted(first, torch.float32, "", "tf32x3"), Noted(second, torch.float32, "k1_gather", "ieee")]
+
+
+def test_equal_calls_are_one_on_tensors_without_values():
+    layer = nn.ConvTranspose1d(16, 24, 8, 4, 2)
+
+    def function(x, *, also):
+        assert isinstance(x, FakeTensor)
+        assert isinstance(also[0], FakeTensor)
+        return layer(x) + layer(also[0])
+
+    assert transposed_convolutions(function, torch.empty(2, 16, 100), also=[torch.empty(2, 16, 100)]) == FOUND[:1]
 
 
 def test_functions_keywords_and_unbatched_inputs_are_found():
