@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -32,31 +33,39 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
     dimension, and of dtypes that this package has. It is called on fake tensors, which have sizes and no values.
 
     Raises:
-        RuntimeError: the function asks for values of tensors, or refuses its arguments.
+        RuntimeError: the function asks for values of tensors, or refuses its arguments; or it is a module, or a method
+            of one, with lazy parameters, which such a call would initialise.
     """
+    owner = getattr(function, "__self__", function)
+    modules = owner.modules() if isinstance(owner, nn.Module) else ()
+    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # which keep nothing
+    if lazy := [name for module in modules for name, one in module.named_parameters(recurse=False) if is_lazy(one)]:
+        raise RuntimeError(f"{lazy[0]} is lazy: its sizes are known after the first call of the model")
     mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
-    with _as_if_not_called(function), mode, torch.no_grad(), _Noting() as noting:
+    # In inference mode operators that are made of others are not taken apart.
+    with _as_if_not_called(modules, mode), torch.inference_mode(False), torch.no_grad(), mode, _Noting() as noting:
         function(*arguments, **keywords)
     return list(dict.fromkeys(noting.found))
 
 
 @contextlib.contextmanager
-def _as_if_not_called(function: Callable) -> Iterator[None]:
-    """No fake tensor is left behind: as the cast of a parameter that autocast keeps, as an attribute or a buffer that
-    the call sets of a module."""
-    owner, kept = getattr(function, "__self__", function), torch.is_autocast_cache_enabled()
-    modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
-    before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[None]:
+    """The modules have fake parameters and buffers, and none is left behind: nor as the cast of a parameter that
+    autocast keeps, or an attribute that the call sets of a module."""
+    kept = torch.is_autocast_cache_enabled()
+    places = [one for module in modules for one in (vars(module), module._parameters, module._buffers)]
+    before = [dict(place) for place in places]
     torch.set_autocast_cache_enabled(False)
     try:
+        for place in places:
+            place.update({name: mode.from_tensor(one) for name, one in place.items() if isinstance(one, torch.Tensor)})
         yield
     finally:
         torch.set_autocast_cache_enabled(kept)
-        for module, attributes, buffers in before:
-            for now, then in ((vars(module), attributes), (module._buffers, buffers)):
-                now.clear()
-                now.update(then)
+        for place, then in zip(places, before, strict=True):
+            place.clear()
+            place.update(then)
 
 
 class _Noting(TorchDispatchMode):

@@ -42,8 +42,8 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
         TypeError: ``model`` cannot be called, or ``jobs`` is no integer.
         ValueError: ``jobs`` is not positive.
         NotImplementedError: a layer's ``variant`` cannot do its problem.
-        RuntimeError: the model refuses its inputs or asks for values of tensors; there is no cache on disk
-            (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
+        RuntimeError: the model refuses its inputs, asks for values of tensors, or has lazy parameters; there is no
+            cache on disk (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
         OSError: the cache cannot be written.
     """
     if not callable(model):

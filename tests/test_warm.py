@@ -131,6 +131,24 @@ def test_arithmetic_is_that_of_the_call():
         assert {one[1:] for one in transposed_convolutions(model.float(), x)} == {(torch.float32, "", TF32_ALLOWED)}
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
+def test_in_inference_mode_and_in_scripts_layers_are_found_too():
+    model, x = layers(), torch.empty(2, 8, 100)
+    assert transposed_convolutions(torch.jit.script(model), x) == FOUND
+    with torch.inference_mode():
+        assert transposed_convolutions(model, torch.empty(2, 8, 100)) == FOUND
+        assert torch.is_inference_mode_enabled()
+
+
+def test_lazy_layers_are_refused_and_stay_as_they_are():
+    model = nn.Sequential(nn.LazyConvTranspose1d(24, 8, 4, 2))
+    for function in (model, model.forward):
+        with pytest.raises(RuntimeError, match="weight is lazy: its sizes are known after the first call of the model"):
+            transposed_convolutions(function, torch.empty(2, 16, 100))
+    assert model(torch.zeros(2, 16, 100)).shape == (2, 24, 400)
+    assert transposed_convolutions(model, torch.empty(2, 16, 100)) == FOUND[:1]
+
+
 class Keeping(nn.Module):
     """Keeps tensors of its last call, as streaming models do."""
 
@@ -156,6 +174,21 @@ def test_no_fake_tensor_stays_behind():
         assert model.layer.weight is weight
         assert torch.is_autocast_cache_enabled()
         assert type(model.decode(x)) is torch.Tensor
+        layer = nn.ConvTranspose1d(16, 24, 8, 4, 2)
+        assert len(transposed_convolutions(lambda x: layer(x), x)) == 1  # of which autocast casts the weight itself
+        assert type(layer(x)) is torch.Tensor
+
+
+def test_buffers_and_random_numbers_stay_as_they_are():
+    norm = nn.utils.parametrizations.spectral_norm
+    model = nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(), norm(nn.ConvTranspose1d(16, 24, 8, 4, 2)))
+    before, state = {name: one.clone() for name, one in model.state_dict().items()}, torch.get_rng_state()
+    assert transposed_convolutions(model, torch.zeros(2, 16, 100)) == FOUND[:1]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert before.keys() == model.state_dict().keys()
+    for name, one in model.state_dict().items():
+        assert type(one) is torch.Tensor
+        assert torch.equal(one, before[name]), name
 
 
 def test_what_is_not_for_this_package_is_left_out():
