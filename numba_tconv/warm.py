@@ -20,7 +20,7 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
     inputs cost nothing; its transposed convolutions are found whether they are torch's, of which all are taken to be
     computed by this package then (see ``convert``, ``routed``), or this package's already. What it will meet should be
     met now, too: shapes, dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches mostly launch the
-    same kernels. What counts on contiguous tensors is compiled; other layouts may launch a few kernels more.
+    same kernels. Tensors are taken to be contiguous; others may launch a few kernels more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)
