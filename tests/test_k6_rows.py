@@ -82,8 +82,9 @@ def in_python(monkeypatch):
     return state
 
 
-def configured(p, precision, **optional):
-    return next(c for c in k6_config.configs(p, precision, **optional) if c.by_rows)
+def configured(p, precision, aligned=True, **optional):
+    found = k6_config.configs(p, precision, **optional)
+    return next(c for c in found if c.by_rows and c.tile.aligned == aligned)
 
 
 # Rows of the output at multiples of four, two and one; as many channels as fill two rounds, three, or not all of two;
@@ -103,9 +104,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize(("p", "shift", "at_once", "has_bias"), CASES, ids=str)
-def test_every_output_is_its_own_sum(in_python, p, shift, at_once, has_bias):
-    check(in_python, p, configured(p, "tf32"), shift, has_bias)
+def test_every_output_is_its_own_sum(in_python, p, shift, at_once, has_bias, aligned):
+    check(in_python, p, configured(p, "tf32", aligned), shift, has_bias)
     assert in_python.at_once == {at_once}
 
 

@@ -109,9 +109,9 @@ def code(sample, column, channel, row):
     return 1.0 + row + 200 * (channel + 50 * (column + 5000 * sample))
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize(("precision", "aligned"), [("tf32", True), ("tf32", False), ("bf16", True)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_output_is_its_own_sum(in_python, shape, precision):
+def test_every_output_is_its_own_sum(in_python, shape, precision, aligned):
     @hypothesis.settings(max_examples=6, suppress_health_check=hypothesis.HealthCheck, deadline=None)
     @hypothesis.given(data=st.data())
     def run(data):
@@ -129,7 +129,8 @@ def test_every_output_is_its_own_sum(in_python, shape, precision):
             dilation=dilation,
             padding=padding,
         )
-        check(in_python, problem, precision, data.draw(st.integers(0, SECTOR // 4), label="shift"))
+        if in_runs(problem, precision, aligned):
+            check(in_python, problem, precision, data.draw(st.integers(0, SECTOR // 4), label="shift"), aligned)
 
     run()
 
@@ -142,13 +143,25 @@ def test_the_last_outputs_of_samples_that_fill_their_tiles(in_python):
     assert in_python.straight == 2  # all tiles, one a sample
 
 
-def in_runs(problem, precision):
-    """The configuration with the highest tile whose outputs leave by tensor_runs.py."""
-    return next(config for config in k6_config.configs(problem, precision) if not config.bulk_channels)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_which_tiles_may_begin_anywhere(shape):
+    """Those that would compute columns twice else; and lanes write no single element of 16 bits."""
+    stride, kernel_size, dilation, channels = shape
+    problem = Problem(1, 8, channels, kernel_size, 256, stride=stride, dilation=dilation)
+    found = in_runs(problem, "tf32", aligned=False)
+    assert (found is None) == (shape in [(3, 7, 2, 6), (130, 140, 1, 2)])
+    assert found is None or found.tile.advance > in_runs(problem, "tf32").tile.advance
+    assert in_runs(problem, "bf16", aligned=False) is None
 
 
-def check(state, problem, precision, shift):
-    p, config = problem, in_runs(problem, precision)
+def in_runs(problem, precision, aligned=True):
+    """The configuration with the highest tile whose outputs leave by tensor_runs.py; None if there is none."""
+    found = k6_config.configs(problem, precision)
+    return next((c for c in found if not c.bulk_channels and c.tile.aligned == aligned and not c.tail), None)
+
+
+def check(state, problem, precision, shift, aligned=True):
+    p, config = problem, in_runs(problem, precision, aligned)
     tile, (first, columns) = config.tile, k6_config.sample_columns(problem, config)
     state.itemsize, state.shift = tile.itemsize, shift * 4 // tile.itemsize
     state.shared, state.written = np.zeros(tile.staging), Counter()
@@ -231,3 +244,6 @@ def test_alignment_of_an_output():
     assert problem.out_length % 4 == 0
     assert tensor_store.alignment_of(0, problem, tile) == (0, 4, 3, 1)
     assert tensor_store.alignment_of(0, problem, tile, in_fours=True) == (0, 1, 0, 1)
+    anywhere = in_runs(problem, "tf32", aligned=False).tile
+    assert tensor_store.alignment_of(0, problem, anywhere) == (0, 1, 0, 1)
+    assert tensor_store.alignment_of(4, problem, anywhere) == (1, 4, 0, 0)

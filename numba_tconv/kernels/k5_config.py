@@ -38,6 +38,10 @@ RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
 # Channels of a round of the store; tiles of a block, and the share of multiprocessors that have one, that are worth
 # loading weights for.
 FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
+# Products' FLOPs a byte from which on tiles compute no column twice: kb64 (96) then takes 0.93 of the time, hifigan_u3
+# (64) 0.95, but kb74 (53) 1.08 and kb79 (19) 1.14 (H200, a script; no recorded rows).
+LEAST_INTENSITY = 60
+LONG = 1 << 16  # positions
 
 
 @dataclass(frozen=True)
@@ -254,8 +258,16 @@ def choose(problem: Problem, precision: str, device: Device = H200, aligned: boo
     base = make_tile(problem, precision)
     if base is None:
         return None
+    if base.may_be_unaligned and _intensity(problem, base) >= LEAST_INTENSITY:
+        base = replace(base, aligned=False)
     resident = _resident(problem, base, device) if aligned else None
     return resident or _streamed(problem, base, device, 16 // base.itemsize if aligned else 1)
+
+
+def _intensity(problem: Problem, tile: Tile) -> float:
+    """FLOPs of the products a byte of memory, of a long signal: one kernel for all lengths."""
+    p = replace(problem, batch=1, length=LONG)
+    return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 
 def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:

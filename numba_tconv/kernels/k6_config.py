@@ -230,11 +230,11 @@ def tail_column(problem: Problem, config: Config) -> int | None:
     """The one column of a sample that is left over where the others fill whole tiles and each tile computes its own
     alone, of shapes that k6_tail.py computes; None where there is none."""
     tile, last = config.tile, last_column(problem)
-    if not config.bulk_channels or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
+    if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
         return None
     between = last - tile.columns(problem)[0]
     alone = between > 0 and between % tile.advance == 0 and problem.dilation == 1
-    return last if alone and tile.parts == 1 else None
+    return last if alone else None
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
@@ -332,11 +332,13 @@ def stagings(config: Config) -> Iterator[Config]:
                 bulk = replace(config, tile=_largest_rounds(tile, 0), buffers=1, bulk_channels=channels)
                 staged = _largest_rounds(tile, bulk.buffer_bytes)
                 yield from (replace(bulk, tile=replace(staged, aligned=aligned)) for aligned in (True, False))
-    own, passed_on = _runs(config, 2), _runs(config, 1)
-    own_fit, passed_on_fit = deepest(own), deepest(passed_on)
-    shallow = own_fit and own.by_rows and not own.paired and own_fit.stages < SHALLOW_RING
-    deeper = shallow and passed_on_fit.stages > own_fit.stages
-    yield own if own_fit and not deeper else passed_on
+    for aligned in (True, False) if tile.may_be_unaligned else (True,):
+        base = replace(config, tile=replace(tile, aligned=aligned))
+        own, passed_on = _runs(base, 2), _runs(base, 1)
+        own_fit, passed_on_fit = deepest(own), deepest(passed_on)
+        shallow = own_fit and own.by_rows and not own.paired and own_fit.stages < SHALLOW_RING
+        deeper = shallow and passed_on_fit.stages > own_fit.stages
+        yield own if own_fit and not deeper else passed_on
 
 
 def _runs(config: Config, buffers: int) -> Config:

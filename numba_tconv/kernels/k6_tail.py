@@ -42,24 +42,30 @@ INPUTS = CHANNELS * SAMPLES
 @cache
 def make_kernel(tile: Tile) -> Kernel:
     rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
+    all_parts = tile.parts  # of a weight
     element = ELEMENTS[tile.dtype]
     load, store, storage, vector = element.load, element.store, element.storage, 16 // tile.itemsize
-    load_weights, all_weights = load_run(element, vector), LOADS * vector
+    load_weights, all_weights = load_run(element, vector), tile.parts * LOADS * vector
 
     @device_function
     def load_piece(u, state):
         weights, packed, first, row, piece, parts = state
         stage, half = divided(int32(piece + u * parts), int32(depth // vector))
-        at = (first + stage * taps) * (rows * depth) + (half * rows + row) * vector
-        load_weights(weights[u * vector : (u + 1) * vector], packed, at, int32(0))
+        at = (first + stage * (all_parts * taps)) * (rows * depth) + (half * rows + row) * vector
+        for z in range(all_parts):
+            own = (z * LOADS + u) * vector
+            load_weights(weights[own : own + vector], packed, at + z * (taps * rows * depth), int32(0))
 
     @device_function
     def multiply(u, state):
         totals, weights, shared, piece, parts = state
         at = int32((piece + u * parts) * (vector * SAMPLES))
         for q in range(vector):
+            weight = weights[u * vector + q]
+            if all_parts == 2:
+                weight += weights[(LOADS + u) * vector + q]
             for z in range(SAMPLES):
-                totals[z] += weights[u * vector + q] * shared[at + q * SAMPLES + z]
+                totals[z] += weight * shared[at + q * SAMPLES + z]
 
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
@@ -100,7 +106,7 @@ def make_kernel(tile: Tile) -> Kernel:
                                 shared[e + u * THREADS] = inputs[u]
                         e = int32(e + LOADS * THREADS)
                     cuda.syncthreads()
-                    first = (int64(row_tile) * all_stages + first_stage) * taps + tap
+                    first = (int64(row_tile) * all_stages + first_stage) * (all_parts * taps) + tap
                     piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
                     while piece + (LOADS - 1) * parts < pieces:
                         load_all(int32(0), (weights, packed, first, row, piece, parts))

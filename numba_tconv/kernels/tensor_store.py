@@ -31,7 +31,7 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
     shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
     place = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
-    if tile.span == 1 or in_fours:
+    if tile.span == 1 or in_fours or (tile.whole and not tile.aligned):
         quantum, place = math.gcd(quantum, place), 0
     at_once = outputs_at_once(quantum, itemsize)
     return shift, quantum, place, int(shift % at_once == 0 and problem.out_length % at_once == 0)

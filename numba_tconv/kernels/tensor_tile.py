@@ -20,7 +20,7 @@ than memory, a tile that computes no column twice is better (``aligned`` is fals
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -144,6 +144,12 @@ class Tile:
         the run needs phases, and those of a run that begins up to one sector early."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
+
+    @property
+    def may_be_unaligned(self) -> bool:
+        """Computing no column twice spares columns, and the lanes of a warp can write runs that begin anywhere: of
+        16-bit outputs they write two at least."""
+        return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
     def advance(self) -> int:
