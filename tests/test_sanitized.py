@@ -19,6 +19,7 @@ from numba_tconv.kernels import (
 from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.k4_plan import vector_of
 from numba_tconv.kernels.k5_store import gaps_between
+from numba_tconv.kernels.tensor_store import alignment_of
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
 from tests.gpu.common import TENSOR_CORES
@@ -117,6 +118,10 @@ def k5_properties(case):
         "row tiles": tile.row_tiles(p) > 1,
         "channels that do not exist": p.in_channels_per_group % config.depth > 0,
         "outputs at a time, size": tile.whole and (math.gcd(4, p.out_length), tile.itemsize),
+        "runs on sectors, weights, size of an element": tile.whole and (tile.aligned, resident, tile.itemsize),
+        "runs that begin anywhere: outputs at a time": tile.whole
+        and not tile.aligned
+        and alignment_of(case.offset * tile.itemsize, p, tile, gaps_between(tile))[1],
         "y within a sector": case.offset > 0,
         "layout": case.layout,
     }
@@ -130,6 +135,10 @@ def test_k5():
         "parts, copies": {(parts, vectors) for parts in (1, 2) for vectors in BOTH},
         "size of an element, copies": {(size, vectors) for size in (2, 4) for vectors in BOTH},
         "weights, parts": {(resident, parts) for resident in BOTH for parts in (1, 2)},
+        "runs on sectors, weights, size of an element": {False}
+        | {(True, resident, size) for resident in BOTH for size in (2, 4)}
+        | {(False, resident, 4) for resident in BOTH},
+        "runs that begin anywhere: outputs at a time": {False, 1, 2, 4},
         "weights, size of an element": {(resident, size) for resident in BOTH for size in (2, 4)},
         "weights, chunks of taps": {(resident, several) for resident in BOTH for several in BOTH},
         "weights, row tiles": {(resident, several) for resident in BOTH for several in BOTH},

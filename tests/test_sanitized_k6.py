@@ -74,6 +74,10 @@ def k6_properties(case):
         "joined": config.joined,
         "runs on sectors, last columns apart, size of an element": tile.whole
         and (tile.aligned, config.tail, tile.itemsize),
+        "last columns apart, parts": (config.tail, tile.parts),
+        "runs that begin anywhere, by warps: rows in rounds, outputs at a time": tile.whole
+        and not (tile.aligned or config.bulk_channels)
+        and (config.by_rows, alignment_of(case.offset * 4, p, tile)[1]),
         "split, part, size of an element": config.splits > 1 and (tile.part, tile.itemsize),
         "stores, paired": (config.bulk_channels and tile.channels // config.bulk_channels, config.paired),
         "stores, shape": (config.bulk_channels > 0, shape_of(tile)),
@@ -113,6 +117,9 @@ def test_k6():
         "joined": BOTH,
         "runs on sectors, last columns apart, size of an element": {False}
         | {(*way, size) for way in ((True, False), (False, False), (False, True)) for size in (2, 4)},
+        "last columns apart, parts": {(apart, parts) for apart in BOTH for parts in (1, 2)},
+        "runs that begin anywhere, by warps: rows in rounds, outputs at a time": {False}
+        | {(rounds, outputs) for rounds in BOTH for outputs in (1, 2, 4)},
         "split, part, size of an element": {False} | {(part, size) for part in BOTH for size in (2, 4)},
         # By tensor_runs.py, or in bulk, in one round or in two.
         "stores, paired": {(rounds, paired) for rounds in (0, 1, 2) for paired in BOTH},

@@ -33,17 +33,19 @@ BANDWIDTH = 3.704e9  # bytes a millisecond
 LOADED = 3.83e7  # bytes a millisecond, of resident weights, for which the first product waits
 EXPOSED = 0.05  # of what memory or the multiprocessors do while the other takes longer: so much does not hide
 BULK_TRAFFIC = 1.096  # by which stores in bulk are slower, where memory is the limit
-ENDS = 622  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
+ENDS = 667  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
+SPLIT = 2.5  # by which those of split operands take longer: their sums are added up on CUDA cores
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
 # By which stages last longer, times how much more a stage is of the ring than of the deepest: where the warpgroups take
 # the same stages, and where each has its own.
-SHALLOW, SHALLOW_IN_TURN = 1.6, 1.2
+SHALLOW, SHALLOW_IN_TURN = 1.6, 2.75
 ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores, over its products
 BULK, BULK_ROW = 50, 18.7  # the stores of a tile
 BULK_BYTE = 0.0348  # a round after the first waits until the copy engine has read the one before
-RUNS, RUNS_ROW, HALVES = 127, 48.8, 1.162  # the last: with 16-bit elements
+# A row that the warps store: by tensor_runs.py, with 16-bit elements, by k6_rows.py; less where they store by turns.
+RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
 # Of a part of the phases: its stores, a stage beside its products, and SHALLOW; these and the next by scripts on two
 # workloads.
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
@@ -82,7 +84,8 @@ def stores_of(config: Config) -> float:
     if tile.part:
         return PART + PART_ROW * tile.rows
     if not config.bulk_channels:
-        return RUNS + RUNS_ROW * tile.rows * (HALVES if tile.out_dtype.itemsize == 2 else 1)
+        row = ROUNDS_ROW if config.by_rows else RUNS_ROW * (HALVES if tile.out_dtype.itemsize == 2 else 1)
+        return tile.rows * row * (1 if config.paired else IN_TURN)
     written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # what no row reaches is only stored
     waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
     return BULK + BULK_ROW * written + waits
@@ -93,7 +96,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
-    products, busy, more = row_products * PRODUCT, 0, 0
+    products, busy, more = row_products * PRODUCT * (SPLIT if tile.parts == 2 else 1), 0, 0
     if tile.part:
         busy, more = row_products * TENSOR, PART_STAGE
     window = tile.depth * (WINDOW_ROW + config.width * tile.itemsize * WINDOW_BYTE)
