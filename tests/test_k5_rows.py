@@ -4,9 +4,11 @@ As those of k6 in test_k6_rows.py."""
 
 import contextlib
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
+from numba_tconv import workloads
 from numba_tconv.kernels import k5_config, k5_store, tensor_store
 from numba_tconv.kernels.k5_config import RUN, run_of
 from numba_tconv.problem import Problem
@@ -39,12 +41,15 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("rounds_of", ["all", 8])
 @pytest.mark.parametrize(("p", "shift", "at_once"), CASES, ids=str)
-def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of):
+def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of, aligned):
     config = k5_config.choose(p, "tf32")
+    assert config.tile.aligned, "of few input channels"
+    config = replace(config, tile=replace(config.tile, aligned=aligned))
     if rounds_of != "all":
-        config = k5_config.replace(config, tile=k5_config.replace(config.tile, round_channels=_smallest(config.tile)))
+        config = replace(config, tile=replace(config.tile, round_channels=_smallest(config.tile)))
     assert config.by_rows
     check(k5_in_python, p, config, shift)
     assert k5_in_python.at_once == {at_once}
@@ -68,6 +73,20 @@ def test_rounds_only_of_warps_that_share_their_rows():
             config = k5_config.choose(Problem(64, 8, channels, 3, 65536), precision)
             assert not config.by_rows or 8 % config.tile_warps == 0
             assert not config.resident_weights or config.teams * config.tile_warps % 4 == 0
+
+
+def test_where_products_take_longer_than_memory_no_column_is_computed_twice():
+    def aligned(name, precision, **changed):
+        return k5_config.choose(replace(workloads.get(name).problem, **changed), precision).tile.aligned
+
+    assert {name: aligned(name, "tf32") for name in ("kb64", "kb74", "dac_u1", "demucs_out")} == {
+        **dict(kb64=False, kb74=True, dac_u1=False, demucs_out=True)
+    }
+    assert not aligned("kb74", "tf32x3"), "three products"
+    assert aligned("kb64", "bf16"), "lanes write two elements at once"
+    for length in (1, 1000, 1 << 20):  # one kernel for all
+        assert not aligned("kb64", "tf32", batch=1, length=length)
+        assert aligned("kb74", "tf32", length=length)
 
 
 def test_cases_reach_every_shape_of_warps():

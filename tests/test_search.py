@@ -40,6 +40,13 @@ def test_the_choice_is_near_the_best_found():
     assert math.exp(sum(map(math.log, losses.values())) / len(losses)) <= MEAN
 
 
+def test_the_model_tells_the_time_of_split_operands():
+    for row in search.read(RECORDED):
+        if row.precision == "tf32x3" and row.chosen and row.ms_p50 > 0.08:  # shorter ones are mostly a launch
+            problem = workloads.get(row.workload).problem
+            assert 0.8 < row.ms_p50 / cost(problem, choose(problem, row.precision), H200) < 1.25, row
+
+
 def test_the_search_was_over_everything():
     for (name, precision), tried in recorded().items():
         problem = workloads.get(name).problem

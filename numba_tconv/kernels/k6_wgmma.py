@@ -342,9 +342,7 @@ class WarpgroupMatrix(TensorRung):
         )
 
     def predicted_ms(self, problem, config, device):
-        # The model's constants were fitted in TF32 and bfloat16. In tf32x3 it tells the better configuration, not the
-        # time, which was recorded to be 1.3 to 1.7 times as long (kb79; kb64, dac_u1).
-        return None if config.tile.parts == 2 else cost(problem, config, device)
+        return cost(problem, config, device)
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         plan = plan_of(
