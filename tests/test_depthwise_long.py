@@ -82,6 +82,17 @@ def test_long_sums_are_added_up_in_parts():
         assert not any(config.apart for config in tiles(problem, torch.bfloat16))
 
 
+def test_parts_are_as_many_as_leave_the_smallest_error():
+    """Of 136 products, 8 of 17 each instead of 40 of three or four; but not one of all 101 of a lone channel."""
+    several = Problem(16, 8, 4, 33, 65536, 2, padding=20, dilation=3)
+    alone = Problem(16, 64, 64, 101, 65536, padding=50, groups=64)
+    for problem, by_channel in ((several, True), (alone, False)):
+        for config in tiles(problem, torch.float32):
+            assert config.apart
+            assert config.chunk < problem.kernel_size
+            assert config.by_channel == by_channel
+
+
 @varied
 def test_tiles_are_what_a_gpu_has(name):
     for config in configs(VARIED[name]):

@@ -278,6 +278,7 @@ def long_properties(case):
         "several full chunks": config.full_chunks > 1,
         "last taps": config.last_taps > 0,
         "apart": config.apart,
+        "by channel": config.by_channel,
         "gaps": config.taps.gap > 1,
         "ragged": config.taps.kernel_size % config.taps.rows > 0,
         "outputs of a group": config.out_per_group > 1,

@@ -32,6 +32,7 @@ from ..ptx import (
     cp_async_wait,
     device_function,
     multiply_window,
+    repeated,
     spread,
     store_gathered,
     store_run,
@@ -60,15 +61,30 @@ def make_kernel(config: LongConfig) -> Kernel:
     full_chunks, last_taps = config.full_chunks, config.last_taps
     chunk_hop, chunk_weights = config.hop, config.chunk * out_per_group
     first_at, last_at = halo - config.reach(config.chunk), halo - full_chunks * chunk_hop - config.reach(last_taps)
-    multiply = multiply_window(element, config.products(config.chunk), config.apart)
-    multiply_last = multiply_window(element, config.products(last_taps), config.apart)
+    by_channel = config.by_channel
+    by_chunk = config.apart and not by_channel
+    multiply = multiply_window(element, config.products(config.chunk), by_chunk)
+    multiply_last = multiply_window(element, config.products(last_taps), by_chunk)
     # What all threads do in a block in the middle of a row is straight-line code.
     fill_steps, store_steps = width // (threads * vector), max(1, outputs // hop_outputs) - 1
     copy, copy_steps = copy_vectors(1, 0), copy_vectors(fill_steps, threads * vector)
     put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
+    pieces = sum_count if by_channel else 1
     begin_sums, put_sums = spread(out_per_group, run), store_runs(out_per_group, run, plane)
     groups_of_copies = -(-in_per_group // batch)
     wait = cp_async_wait(groups_of_copies - 1)
+
+    @device_function
+    def clear_piece(s, state):
+        _, piece = state
+        piece[s] = accumulator(0)
+
+    @device_function
+    def add_piece(s, state):
+        sums, piece = state
+        sums[s] += piece[s]
+
+    clear_pieces, add_pieces = repeated(clear_piece, pieces), repeated(add_piece, pieces)
 
     if config.dtype.itemsize >= 4:
         copy_element = cp_async(1)
@@ -139,6 +155,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     ):  # fmt: skip
         shared, inputs = cuda.shared.array(0, dtype=accumulator), cuda.shared.array(0, dtype=storage)
         sums = cuda.local.array(sum_count, dtype=accumulator)
+        piece = cuda.local.array(pieces, dtype=accumulator)  # of each sum
         offsets = cuda.local.array(out_per_group, dtype=accumulator)
         raw = cuda.local.array(BATCH, dtype=storage)
         places = cuda.local.array(vector, dtype=int32)
@@ -193,13 +210,17 @@ def make_kernel(config: LongConfig) -> Kernel:
                 cp_async_commit()
             if own < high:
                 at, weight, chunk = int32(base + first_at), weights_at, int32(0)
+                if by_channel:
+                    clear_pieces(int32(0), (sums, piece))
                 while chunk < full_chunks:
-                    multiply(sums, inputs, at, shared, weight)
+                    multiply(piece if by_channel else sums, inputs, at, shared, weight)
                     at = int32(at - chunk_hop)
                     weight = int32(weight + chunk_weights)
                     chunk = int32(chunk + 1)
                 if last_taps:
-                    multiply_last(sums, inputs, base + last_at, shared, weight)
+                    multiply_last(piece if by_channel else sums, inputs, base + last_at, shared, weight)
+                if by_channel:
+                    add_pieces(int32(0), (sums, piece))
             base = int32(base + width)
             weights_at = int32(weights_at + weight_pitch)
             c = int32(c + 1)

@@ -52,7 +52,7 @@ class LongConfig:
     threads: int = 128
     batch: int = 1
     min_blocks: int = 1
-    apart: bool = False  # the products of each chunk are added up apart: the error of a sum grows with its length
+    apart: bool = False  # products are added up in pieces, and then those: the error of a sum grows with its length
 
     @property
     def lanes(self) -> int:
@@ -87,6 +87,14 @@ class LongConfig:
     def last_taps(self) -> int:
         """Taps after the full chunks."""
         return self.taps.kernel_size % self.chunk
+
+    @property
+    def by_channel(self) -> bool:
+        """A piece of a sum is all products of one input channel, not only those of one chunk, where its error is the
+        smaller one by that: of as many pieces as each has products."""
+        channels, taps = self.in_per_group, self.taps.taps_per_row
+        pieces = channels * (self.full_chunks + (self.last_taps > 0))
+        return self.apart and channels + taps < pieces + channels * taps / pieces
 
     @property
     def hop(self) -> int:

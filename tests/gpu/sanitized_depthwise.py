@@ -33,6 +33,7 @@ LONG_FILTERS = {
     "stride 1, chunks of taps": Problem(1, 2, 2, 101, 3333, padding=50, groups=2),
     "phases without taps": Problem(1, 2, 2, 66, 603, 4, dilation=2, bias=True),
     "sums in parts": Problem(2, 8, 1, 264, 203, 4, padding=5, bias=True),
+    "sums in parts, a channel each": Problem(2, 8, 4, 33, 403, 2, padding=20, dilation=3),
 }
 
 FLOAT_AND_HALF = (torch.float32, "ieee"), (torch.bfloat16, "bf16")

@@ -24,6 +24,7 @@ PROBLEMS = {
     "stride 3, outputs beyond the input": Problem(1, 3, 2, 25, 59, 3, output_padding=2, bias=True),
     "dilation": Problem(1, 3, 1, 11, 76, 2, padding=4, dilation=3),
     "phases without taps": Problem(1, 2, 3, 9, 52, 4, dilation=6, padding=3, bias=True),
+    "eight channels, sums in parts": Problem(1, 8, 2, 17, 52, 2, padding=3),
     "cropped where inputs go on": Problem(1, 2, 2, 16, 92, 4, padding=101),
 }
 problems = pytest.mark.parametrize("reason", PROBLEMS)
@@ -49,6 +50,11 @@ def check(problem, dtype, places, layout="contiguous"):
             assert verdict(inner, torchs, oracle, terms(problem)) is None, (config, x_place, y_place)
             assert around[:y_place].isnan().all()
             assert around[y_place + y.numel() :].isnan().all()
+
+
+def test_parts_of_sums_are_of_chunks_and_of_channels():
+    configs = [config for problem in PROBLEMS.values() for config in depthwise_long_config.tiny(problem, torch.float32)]
+    assert {(config.apart, config.by_channel) for config in configs} == {(False, False), (True, False), (True, True)}
 
 
 @problems
