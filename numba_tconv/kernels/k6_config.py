@@ -319,7 +319,8 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 def stagings(config: Config) -> Iterator[Config]:
     """Ways to stage the outputs: in bulk, all channels of a tile or half of them at a time; and by tensor_runs.py, in
     the largest rounds, with a buffer for each warpgroup or, where that does not fit or leaves the ring shallow, one for
-    both. Those of a part of the phases are not staged."""
+    both; with columns that are computed twice, so that runs begin on sectors, and without. Those of a part of the
+    phases are not staged."""
     tile = config.tile
     if tile.part:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))

@@ -5,7 +5,7 @@ as their products and what the copy engine does for them, of which little hides 
 the sums are stored: that is paid in full where both warpgroups store at the same time; where they take turns, one's
 stores hide behind the other's products. Of all this and of memory's work one hides behind the other, but for a little.
 
-The constants were fitted to a search over the configurations of the workloads in tf32 and bf16
+The constants were fitted to a search over the configurations of the workloads in tf32, tf32x3 and bf16
 (plots/data/search); a test holds what the choice costs, against the best configuration found, to a limit.
 """
 

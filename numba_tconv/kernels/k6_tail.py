@@ -4,12 +4,13 @@ A sample of L inputs has L columns and a few more, of which the last one's outpu
 reach. Where L is a number of whole tiles, as powers of two are, one column is left over, and a tile of 128 for it takes
 as long as any other: 512 positions take the time of 640. So it is computed apart, on CUDA cores, after the others. Of
 tiles that do not overlap, that takes oobleck_u1 from 0.249 to 0.204 ms and hifigan_u1 from 0.128 to 0.119 (H200, TF32,
-the search of 398486d).
+the search of 398486d), and in tf32x3 from 0.861 to 0.632 and from 0.388 to 0.327 (the search of f4362cc).
 
 * A block takes the rows of one of k6's tiles, those that have an output in this column, and a few samples. What the
   taps meet of them goes to shared memory.
 * A thread takes a row, and 16 bytes of its packed weights (tensor_pack.py) at a time, every so many of them; then what
-  the threads of a row have summed is added up, always in the same order.
+  the threads of a row have summed is added up, always in the same order. In tf32x3 the two parts of a weight are one
+  again.
 * A block needs nothing that k6 computes, so it may begin where that has no tile left (Kernel.prepare): hifigan_u1 takes
   2% (TF32) and 3% (bfloat16) less for it, oobleck_u2 1%. As many of them as fit gather on the multiprocessors that are
   free first, which takes longer where each has many weights to read: oobleck_u1 took 1% to 3% more (H200, a script; no

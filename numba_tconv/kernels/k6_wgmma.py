@@ -42,7 +42,7 @@ time gained nothing there, and failed on hifigan_u2. In TF32, on dac_u2, the loo
 tensor cores need at their clock under this load, and a fifth of the time is spent between tiles. (Profiles and scripts;
 no recorded rows.)
 
-Measured (H200, kb64, tf32): 1.30 ms, 1.6 times k5.
+Measured (H200, kb64, tf32): 1.26 ms, 1.5 times k5.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ from .weight_cache import packed_weights
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
-# or 32 stages, demucs_out's 32 by 6 in TF32 and by 3 in bfloat16, but not pqmf's 8 by 1 (recorded rows of k5 and k6;
-# there are none in tf32x3); and kb74's gradient for the input in bfloat16, 32 rows by 4, takes 0.46 ms, by k5 0.90.
+# or 32 stages, demucs_out's 32 by 6 in TF32 and by 3 in bfloat16, but not pqmf's 8 by 1 (recorded rows of k5 and k6); in
+# tf32x3 convtasnet takes 0.084 ms (the search), by k5 0.120; and kb74's gradient for the input in bfloat16, 32 rows by
+# 4, takes 0.46 ms, by k5 0.90.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
 
@@ -319,7 +320,7 @@ class WarpgroupMatrix(TensorRung):
         """It is for large tiles, or long sums: of others k5 is faster."""
         tile = configs(problem, precision)[0].tile  # the highest
         fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
-        if tile.rows < fewest and (tile.parts == 2 or stages < FEWEST_TURNS):
+        if tile.rows < fewest and stages < FEWEST_TURNS:
             return (
                 f"it is for tiles of at least {fewest} rows (output channels times phases), not {tile.rows}, or of "
                 f"{FEWEST_TURNS} stages (input channels times taps), not {stages}"
