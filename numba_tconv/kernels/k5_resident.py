@@ -13,10 +13,10 @@ Measured (H200, TF32, rows of 289f001 and of f2cd0bb, where all weights stream):
 (k5_config.py): kb64 takes 1.86 ms, hifigan_u3 0.239, dac_u4 1.48.
 
 Why kb64 takes nearly twice its floor: a loop of mma.sync with two warps on each scheduler reached 284 to 293 TFLOP/s (a
-script; the data sheet's 495 are those of wgmma), at which kb64's products would take 1.4 ms. A profile of a forerunner, which held indices instead of addresses, counts 27,500 clocks a tile and
-team: 14,500 of a warp go by from product to product, 2,800 of these while its tensor core is another warp's; 7,600
-between the products of two stages (converting the window, addresses, waiting for the other warp and for registers that
-copies still read), and 5,200 in the store.
+script; the data sheet's 495 are those of wgmma), at which kb64's products would take 1.4 ms. A profile of a forerunner,
+which held indices instead of addresses, counts 27,500 clocks a tile and team: 14,500 of a warp go by from product to
+product, 2,800 of these while its tensor core is another warp's; 7,600 between the products of two stages (converting
+the window, addresses, waiting for the other warp and for registers that copies still read), and 5,200 in the store.
 """
 
 from __future__ import annotations
