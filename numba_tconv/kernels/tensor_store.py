@@ -25,7 +25,8 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
     Returns elements from a sector boundary to y's first one; how many consecutive staged outputs can be loaded together
     (4, 2 or 1); the place in the staging buffer that makes them begin at such a multiple, if it is the same for all
     runs; and whether samples, too, begin and end at multiples of what a lane writes at once. Where outputs are staged
-    by fours (``in_fours``, and the rows of a lone phase) runs cannot begin elsewhere.
+    by fours (``in_fours``, and the rows of a lone phase) runs cannot begin elsewhere; where they are not moved to a
+    sector, they begin as the padding says.
     """
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
