@@ -65,7 +65,6 @@ def test_reasons_are_those_of_the_selection():
     assert refusals("kb64", precision="tf32")["k5_mma"] == "k6_wgmma is above it"
     reason = "it is for tiles of at least 64 rows (output channels times phases), not 8, or of 3 stages"
     assert refusals("pqmf", precision="tf32")["k6_wgmma"].startswith(reason)
-    assert explain("convtasnet", precision="tf32x3", device=H200).taken.rung == "k6_wgmma", "eight rows, long sums"
     assert "up to 128 products an output" in refusals("pqmf", dtype=torch.bfloat16)["k5_mma"]
     short = replace(workloads.get("small").problem, in_channels=16)
     assert "short sums of fewer than 10,000,000 FLOPs" in refusals(short, precision="ieee")["k4_register_tile"]
