@@ -177,7 +177,7 @@ def test_the_readme_opens_with_two_commands():
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "plots/README.md"])
 def test_what_is_linked_to_exists(name):
     assert links.Markdown(ROOT / name).links
     assert links.broken(ROOT / name) == []
