@@ -75,8 +75,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     wait = cp_async_wait(groups_of_copies - 1)
 
     @device_function
-    def clear_piece(s, state):
-        _, piece = state
+    def clear_piece(s, piece):
         piece[s] = accumulator(0)
 
     @device_function
@@ -211,7 +210,7 @@ def make_kernel(config: LongConfig) -> Kernel:
             if own < high:
                 at, weight, chunk = int32(base + first_at), weights_at, int32(0)
                 if by_channel:
-                    clear_pieces(int32(0), (sums, piece))
+                    clear_pieces(int32(0), piece)
                 while chunk < full_chunks:
                     multiply(piece if by_channel else sums, inputs, at, shared, weight)
                     at = int32(at - chunk_hop)

@@ -15,7 +15,7 @@ from .device import H200, Device
 from .tensor_operand import MOST_SPLIT_TAPS
 from .tensor_rows import ROUND_ROWS
 from .tensor_rung import by_vectors
-from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
+from .tensor_tile import ANY_LENGTH, COLUMNS, Tile, make_tile, round_sizes
 
 WARP_COLUMNS = 64
 RUN = 8  # consecutive columns that a lane owns: one of each product of 8 columns
@@ -41,7 +41,6 @@ FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
 # Products' FLOPs a byte from which on tiles compute no column twice: kb64 (96) then takes 0.93 of the time, hifigan_u3
 # (64) 0.95, but kb74 (53) 1.08 and kb79 (19) 1.14 (H200, a script; no recorded rows).
 LEAST_INTENSITY = 60
-LONG = 1 << 16  # positions
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ def choose(problem: Problem, precision: str, device: Device = H200, aligned: boo
 
 def _intensity(problem: Problem, tile: Tile) -> float:
     """FLOPs of the products a byte of memory, of a long signal: one kernel for all lengths."""
-    p = replace(problem, batch=1, length=LONG)
+    p = replace(problem, batch=1, length=ANY_LENGTH)
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 

@@ -11,7 +11,7 @@ from ..problem import Problem
 from .device import H200
 from .tensor_rows import ROUND_ROWS
 from .tensor_runs import keeps_runs
-from .tensor_tile import COLUMNS, Tile, make_tile, round_sizes
+from .tensor_tile import ANY_LENGTH, COLUMNS, Tile, make_tile, round_sizes
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
 STORE_WARPS = 4  # of a warpgroup, which store together
@@ -30,7 +30,6 @@ ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
 # positions take 0.059 ms in TF32 in vectors, 43 in whole tiles 0.035; in bfloat16 43 take 0.110 or more by elements,
 # 0.027 in whole tiles (H200, a script; no recorded rows).
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
-ANY_LENGTH = 1 << 16  # of a signal, where it does not count
 # Stages, with fewer of which a ring is worth a warpgroup's own buffer for rounds: on kb64 seven stages and a buffer
 # that is passed on take 2 or 3% less than six and one for each (H200, a script; no recorded rows).
 SHALLOW_RING = 7

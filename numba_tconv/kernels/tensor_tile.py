@@ -31,6 +31,7 @@ from ..taps import Taps
 COLUMNS = 128
 ROWS = 128  # of a tile, at most
 SECTOR = 32  # bytes
+ANY_LENGTH = 1 << 16  # of a signal, where it does not count
 # Window elements that a lane holds in registers; each is two registers in tf32x3. There, with more taps of a window the
 # compiler spills registers.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
