@@ -36,8 +36,8 @@ BULK_TRAFFIC = 1.096  # by which stores in bulk are slower, where memory is the 
 ENDS = 667  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
 # Clocks:
 PRODUCT = 0.155  # a row, of one product of 64 columns
-# By which those of split operands take longer: their sums are added up on CUDA cores. The search alone would have 5, with
-# which head's channels are dealt out to four parts instead of two and take 1.2 times as long (a script).
+# By which those of split operands take longer: their sums are added up on CUDA cores. The search alone would have 5,
+# with which head's channels are dealt out to four parts instead of two and take 1.2 times as long (a script).
 SPLIT = 2.5
 WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
 # By which stages last longer, times how much more a stage is of the ring than of the deepest: where the warpgroups take
