@@ -114,6 +114,15 @@ def test_the_verdict_sees_noise_above_twice_torchs():
     assert "norm error" in verdict((oracle + 2.1e-4 * noise).float(), torchs, oracle)
 
 
+def test_the_verdict_on_few_values_is_that_on_an_element():
+    """Their errors do not even out."""
+    two, eps = torch.tensor([1.0, 3.0], dtype=torch.float64).repeat(24), torch.finfo(torch.float32).eps
+    assert verdict((two * (1 + 1.9 * eps)).float(), two.float(), two) is None
+    assert "norm error" in verdict((two * (1 + 2.6 * eps)).float(), two.float(), two)
+    many = torch.linspace(1, 3, 48, dtype=torch.float64)
+    assert "norm error" in verdict((many * (1 + 1.9 * eps)).float(), many.float(), many)
+
+
 def test_the_verdict_sees_a_wrong_shape():
     oracle = torch.randn(1, 2, 50, dtype=torch.float64)
     assert error(oracle[..., :49], oracle) == Error(math.inf, math.inf)

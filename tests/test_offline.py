@@ -16,7 +16,7 @@ import torch
 
 from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k6_tail, partial_sum
+from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_config, k6_tail, partial_sum
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
@@ -314,6 +314,24 @@ def test_k5_compiles_for_ampere(workload, resident):
     assert report.spill_bytes == 0
     assert report.blocks_per_multiprocessor >= config.min_blocks
     assert "mma.sync.aligned.m16n8k8" in report.ptx
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "resident"),
+    [("kb74", "tf32", True), ("kb64", "bf16", True), ("hifigan_u1", "tf32", False), ("dac_u3", "bf16", False)],
+)
+def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
+    """Without a spill, and with no element by itself but at the ends of a signal."""
+    config = k5_config.choose(workloads.get(workload).problem, precision, aligned=False)
+    assert (config.resident_weights > 0) == resident
+    report = offline.report(RUNGS["k5_mma"].kernel(config), HOPPER, config.shared_bytes)
+    assert report.spill_bytes == 0
+    assert report.blocks_per_multiprocessor >= config.min_blocks
+    of_a_stage = -(-config.depth // config.rows_at_once) * config.row_copies
+    pieces = 2 if resident else 1  # of code: the first stages are loaded by another
+    copies = re.findall(r"cp\.async\.ca\.shared\.global \[%r\d+\], \[%rd\d+\], 4;", report.ptx)
+    assert len(copies) == of_a_stage * pieces
+    assert ("st.shared.u16" in report.ptx) == (precision == "bf16")
 
 
 @pytest.mark.parametrize("name", MULTIPLIERS)

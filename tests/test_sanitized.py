@@ -90,6 +90,19 @@ def k5(case):
     return k5_config.config_of(case.problem, case.precision, device.current_device(), x.shape, x.stride(), offset)
 
 
+def _in_words(case, config):
+    """Whether windows lie within a sample's signal, and whole stages in its channels."""
+    p, (x, _) = case.problem, input_of(case)
+    short = p.length < config.width + 2 or p.in_channels_per_group < config.depth
+    return config.by_words and not short and x.stride(2) == 1
+
+
+def _within_a_word(case):
+    """Whether even and odd channels of the first sample begin within one."""
+    x, offset = input_of(case)
+    return offset // 2 % 2 == 1, (offset // 2 + x.stride(1)) % 2 == 1
+
+
 def k5_properties(case):
     config, p = k5(case), case.problem
     tile, resident = config.tile, config.resident_weights > 0
@@ -97,8 +110,10 @@ def k5_properties(case):
         "shape": shape_of(tile),
         "whole, empty slots": tile.whole and tile.empty_slots,
         "single, empty slots": not tile.whole and tile.dilation > 1 and tile.empty_slots,
-        "parts, copies": (tile.parts, config.x_vector > 1),
-        "size of an element, copies": (tile.itemsize, config.x_vector > 1),
+        "parts, words": (tile.parts, config.by_words),
+        "weights, size of an element, words": (resident, tile.itemsize, config.by_words),
+        "windows in words: weights, size of an element": _in_words(case, config) and (resident, tile.itemsize),
+        "channels within a word: weights, even, odd": config.turned and (resident, *_within_a_word(case)),
         "weights, parts": (resident, tile.parts),
         "weights, size of an element": (resident, tile.itemsize),
         "weights, chunks of taps": (resident, tile.several_chunks),
@@ -132,8 +147,10 @@ def test_k5():
         "shape": SHAPES,
         "whole, empty slots": BOTH,
         "single, empty slots": BOTH,
-        "parts, copies": {(parts, vectors) for parts in (1, 2) for vectors in BOTH},
-        "size of an element, copies": {(size, vectors) for size in (2, 4) for vectors in BOTH},
+        "parts, words": {(parts, words) for parts in (1, 2) for words in BOTH},
+        "weights, size of an element, words": set(itertools.product(BOTH, (2, 4), BOTH)),
+        "windows in words: weights, size of an element": {False, *itertools.product(BOTH, (2, 4))},
+        "channels within a word: weights, even, odd": {False, *itertools.product(BOTH, BOTH, BOTH)},
         "weights, parts": {(resident, parts) for resident in BOTH for parts in (1, 2)},
         "runs on sectors, weights, size of an element": {False}
         | {(True, resident, size) for resident in BOTH for size in (2, 4)}

@@ -14,7 +14,7 @@ from ..problem import Problem
 from .device import H200, Device
 from .tensor_operand import MOST_SPLIT_TAPS
 from .tensor_rows import ROUND_ROWS
-from .tensor_rung import by_vectors
+from .tensor_rung import by_vectors, contiguous_rows
 from .tensor_tile import ANY_LENGTH, COLUMNS, Tile, make_tile, round_sizes
 
 WARP_COLUMNS = 64
@@ -29,7 +29,9 @@ FEWEST_WARPS = 4
 MOST_PRODUCTS = {1: 160, 2: 300}
 FEWEST_PRODUCTS = 64  # of a warp between two barriers
 WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
-OTHER_REGISTERS = {1: 24, 2: 44}  # a lane's, beside sums and window
+# A lane's, beside sums and window. With fewer patch had three blocks a multiprocessor, whose kernels spilled registers,
+# and took 1.2 times as long in bfloat16 (H100, a script; no recorded rows).
+OTHER_REGISTERS = {1: 32, 2: 52}
 MOST_STORES = 16  # of a warp, in one piece of code
 MOST_STAGES, MOST_BLOCKS = 4, 4
 # With resident weights. Tiles of two warps: the fewer meet at a team's barrier, the less each waits for another that
@@ -62,10 +64,11 @@ class Config:
     chunks: int  # products' depths of a stage
     stages: int
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
-    x_vector: int  # elements of x that one copy takes: 16 bytes, or 1
+    x_vector: int  # elements of x that one copy takes: 16 bytes or 4
     # Of a block whose weights stay in shared memory: bytes of all of them, and teams of warps; else 0 and 1.
     resident_weights: int = 0
     teams: int = 1
+    in_steps: bool = True  # windows may lie within a sample's signal, where a thread's copies follow in steps
 
     @property
     def row_warps(self) -> int:
@@ -101,11 +104,22 @@ class Config:
         return self.tile.lead + COLUMNS + (self.tiles - 1) * self.tile.advance
 
     @property
+    def by_words(self) -> bool:
+        """Rows of x begin anywhere (k5_load.py)."""
+        return self.x_vector * self.tile.itemsize == 4
+
+    @property
+    def turned(self) -> bool:
+        """They may begin within a word."""
+        return self.by_words and self.tile.itemsize == 2
+
+    @property
     def pitch(self) -> int:
         """Elements from one channel of a stage to the next, so that the 16-byte vectors of a quarter-warp, two runs of
         four channels, lie in different banks (see ``run_of``)."""
         suits = (lambda p: p % 8 == 4) if self.tile.itemsize == 4 else (lambda p: p % 32 in (8, 24))
-        return next(p for p in range(self.width, self.width + 32) if suits(p))
+        least = self.copies_a_row * self.x_vector
+        return next(p for p in range(least, least + 32) if suits(p))
 
     @property
     def x_stage(self) -> int:
@@ -119,7 +133,7 @@ class Config:
 
     @property
     def copies_a_row(self) -> int:
-        return self.width // self.x_vector
+        return self.width // self.x_vector + self.turned
 
     @property
     def by_rows(self) -> bool:
@@ -146,8 +160,12 @@ class Config:
 
     @property
     def row_lanes(self) -> int:
-        """Lanes of a team that copy one row of a stage: those that make the fewest copies of a thread."""
+        """Lanes of a team that copy one row of a stage: those that make the fewest copies of a thread. Of words, twice
+        as many for 16-bit elements, of six layers 2% faster so; float32 took 1% longer with 32 lanes, and kb74, whose
+        kernel then spills registers, 5% (H100, a script; no recorded rows)."""
         of_team = self.threads // self.teams
+        if self.by_words:
+            return 32 if self.turned else 16
 
         def copies(lanes):
             return -(-self.depth // (of_team // lanes)) * -(-self.copies_a_row // lanes)
@@ -179,6 +197,11 @@ class Config:
         return max(fitting, key=lambda c: (c / rounds[c], c))
 
     @property
+    def table_entries(self) -> int:
+        """Vectors of a row or, where they would be words, elements."""
+        return self.width if self.by_words else self.copies_a_row
+
+    @property
     def table(self) -> int:
         """Where the table of the window's sources lies in shared memory, 16 bytes an entry: behind the stages."""
         return self.stages * (self.x_stage + self.w_stage)
@@ -188,7 +211,7 @@ class Config:
         """The staging buffers lie where the stages were, unless weights are resident."""
         if self.resident_weights:
             return self.resident_weights + self.teams * self.team_bytes
-        return max(self.table + self.copies_a_row * 16, self.tiles * self.staging_bytes)
+        return max(self.table + self.table_entries * 16, self.tiles * self.staging_bytes)
 
     @property
     def registers(self) -> int:
@@ -252,15 +275,19 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def choose(problem: Problem, precision: str, device: Device = H200, aligned: bool = True) -> Config | None:
-    """The configuration of a problem; None if it has none. ``aligned``: x can be copied in 16-byte vectors."""
+def choose(
+    problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
+) -> Config | None:
+    """The configuration of a problem; None if it has none. ``aligned``: x can be copied in 16-byte vectors;
+    ``contiguous``: at least the elements of its rows are neighbours."""
     base = make_tile(problem, precision)
     if base is None:
         return None
     if base.may_be_unaligned and _intensity(problem, base) >= LEAST_INTENSITY:
         base = replace(base, aligned=False)
-    resident = _resident(problem, base, device) if aligned else None
-    return resident or _streamed(problem, base, device, 16 // base.itemsize if aligned else 1)
+    vector = (16 if aligned else 4) // base.itemsize
+    resident = _resident(problem, base, device, vector) if contiguous else None
+    return resident or _streamed(problem, base, device, vector)
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
@@ -295,6 +322,9 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
     """The configuration whose weights stream beside x."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
+    # A kernel that has both ways took 1.08 times as long on head in TF32, 1.03 on waveglow (H100, a script).
+    fits = problem.length >= config.copies_a_row * x_vector
+    config = replace(config, in_steps=fits and config.tile.chunk_shift % x_vector == 0)
     # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.
     most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
     for blocks in range(most, 0, -1):
@@ -305,12 +335,15 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
     return None
 
 
-def _resident(problem: Problem, base: Tile, device: Device) -> Config | None:
+def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
     """The configuration whose weights stay in shared memory; None if they do not fit there beside teams enough, or if
-    the tiles do not keep as many blocks busy as there are multiprocessors."""
+    the tiles do not keep as many blocks busy as there are multiprocessors, or if windows begin within words of 4 bytes
+    by turns."""
     known = RESIDENT_FRAGMENTS[base.parts]
-    config = _config(problem, base, known, max(known), 16 // base.itemsize)
+    config = _config(problem, base, known, max(known), x_vector)
     if config is None or 4 % config.tile_warps:  # a team has a warp on two of the four schedulers, or on each
+        return None
+    if config.tile.chunk_shift % x_vector:
         return None
     tile, of_team = config.tile, config.tile_warps
     far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # for its counters
@@ -333,8 +366,8 @@ def _carried(tile: Tile) -> int:
     """About the registers by which a kernel with resident weights needs more: for what it carries from tile to tile,
     beside a store that is worked out meanwhile."""
     if tile.span == 1 and tile.itemsize == 4:
-        return 24
-    return 56 if tile.itemsize == 2 and tile.phases > 1 else 40
+        return 16
+    return 48 if tile.itemsize == 2 and tile.phases > 1 else 32
 
 
 def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
@@ -363,6 +396,6 @@ def _staged(config: Config, shared: int) -> Config:
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
     """The configuration for an input as ``by_vectors`` takes it."""
     config = choose(problem, precision, here)
-    return (
-        config if by_vectors(shape, strides, offset, config.tile) else choose(problem, precision, here, aligned=False)
-    )
+    if by_vectors(shape, strides, offset, config.tile):
+        return config
+    return choose(problem, precision, here, aligned=False, contiguous=contiguous_rows(shape, strides))

@@ -3,7 +3,8 @@
 Idea: k4's matrix product with mma.sync in place of multiply-adds: one instruction of a warp multiplies 16 x 8 weights
 by 8 x 8 inputs, or twice as deep with 16-bit elements. It needs nothing of Hopper: every GPU from sm_80 on has it.
 
-* Load (k5_load.py): cp.async fills a ring of stages; zeros stand for what lies outside of the signal.
+* Load (k5_load.py): cp.async fills a ring of stages; zeros stand for what lies outside of the signal. Rows of x may
+  begin anywhere.
 * Multiply (k5_multiply.py): the columns are dealt out so that a lane owns eight consecutive ones: its operands for all
   taps of a stage are one window, which it reads in 16-byte vectors. A fragment of weights is one 16-byte vector a lane.
 * Store (k5_store.py): by way of a staging buffer; tensor_rows.py, tensor_runs.py and tensor_store.py.
@@ -39,13 +40,13 @@ from ..ptx import (
 )
 from . import device
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, resident_blocks, run_of
-from .k5_load import BATCH, make_load
+from .k5_load import BATCH, make_load, make_turns
 from .k5_multiply import make_products, make_start, make_window
 from .k5_resident import make_kernel as make_resident_kernel
 from .k5_store import gaps_between, make_store_tile
 from .rung import taking_bias
 from .tensor_pack import TensorPacking, packing_of
-from .tensor_rung import TensorRung, by_vectors, default_precision
+from .tensor_rung import TensorRung, by_vectors, contiguous_rows, default_precision
 from .tensor_store import alignment_of
 from .tensor_tile import COLUMNS, SECTOR
 from .weight_cache import packed_weights
@@ -72,6 +73,7 @@ def _make_kernel(config: Config) -> Kernel:
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
     aim, load = make_load(config)
+    turns_of = make_turns(config)
     load_window, products = make_window(config), make_products(config)
     load_biases, start = make_start(config)
     store_tile, zeros_first = make_store_tile(config)
@@ -80,11 +82,11 @@ def _make_kernel(config: Config) -> Kernel:
     run_of_column = device_function(run_of)
 
     @device_function
-    def multiply(acc, v, x_at, w_at):
+    def multiply(acc, v, x_at, w_at, turns):
         """One stage: all taps read the same window at another offset."""
         c = int32(0)
         while c < chunks:
-            load_window(v, x_at)
+            load_window(v, x_at, turns)
             products(acc, v, w_at)
             x_at = int32(x_at + chunk_bytes)
             w_at = int32(w_at + stage_weights)
@@ -138,8 +140,10 @@ def _make_kernel(config: Config) -> Kernel:
         steps = int32(tap_chunks * stages_a_chunk)
         # A load goes where the products of the step before were: ``at`` is this step's stage, ``at_load`` that one.
         chunk, channel, at = int32(0), int32(0), int32(slot)
-        group_channel, w_offset = int32(group * in_per_group), int64(block) * steps * stage_elements
-        aim(table, column_tile, chunk, batch, length, columns, first, stride_n, stride_l)
+        rows = in_per_group, group * in_per_group * stride_c, stride_n, stride_c
+        w_offset = int64(block) * steps * stage_elements
+        aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
+        turns = turns_of(x, column_tile * advance // columns, rows)
         cuda.syncthreads()
         s = int32(1 - stages)
         while s < steps:
@@ -149,18 +153,17 @@ def _make_kernel(config: Config) -> Kernel:
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
                     cuda.syncthreads()  # nobody still copies the chunk before
-                    aim(table, column_tile, chunk, batch, length, columns, first, stride_n, stride_l)
+                    aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
                     cuda.syncthreads()
                 at_load = int32(at - slot if at > 0 else (stages - 1) * slot)
-                load(base, at_load, x, values, bits, (group_channel + channel) * stride_c, stride_c,
-                     int32(in_per_group) - channel, w, w_offset)  # fmt: skip
+                load(base, at_load, x, values, bits, channel, rows, aimed, turns, w, w_offset)
                 w_offset += stage_elements
                 channel = int32(channel + depth)
                 if channel >= in_per_group:
                     channel, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0:
-                multiply(acc, v, x_at + at, w_at + at)
+                multiply(acc, v, x_at + at, w_at + at, turns)
                 if exact:
                     for z in range(sums):
                         total[z] += acc[z]
@@ -226,8 +229,8 @@ def _plan(
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):
-        unaligned = choose(problem, precision, here, aligned=False)
-        config = unaligned if config.resident_weights else replace(config, x_vector=1)
+        unaligned = choose(problem, precision, here, aligned=False, contiguous=contiguous_rows(shape, strides))
+        config = unaligned if config.resident_weights else replace(config, x_vector=4 // dtype.itemsize)
     p, tile, chunks = problem, config.tile, config.channel_chunks(problem)
     first, columns = tile.columns(p)
     group_tiles, column_tiles = tile.row_tiles(p), -(-tile.column_tiles(p) // config.tiles)

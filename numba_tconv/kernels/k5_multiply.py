@@ -9,19 +9,24 @@ from ..ptx import device_function, ld_shared, mma, prmt
 from .k5_config import RUN, Config
 from .tensor_operand import make_put
 
+# How words of a row become columns, two each, as selectors of prmt: a word by itself, or, of a row that begins within a
+# word, its upper half and the lower half of the next one.
+OWN, NEXT = 0x3210, 0x5432
+
 
 def make_window(config: Config):
     """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
 
     Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
-    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0.
+    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0. ``turns``:
+    of even and odd channels, OWN or NEXT, where rows may begin within words (k5_load_ahead.py).
     """
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
-    row, put = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window)
-    load4, load_pairs = ld_shared(4, float32), ld_shared(4, int32)
+    row, put, a_row = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window), window // 2 + 1
+    load4, load_pairs, load_pair = ld_shared(4, float32), ld_shared(4, int32), ld_shared(1, int32)
 
     @device_function
-    def load_tf32(v, x_at):
+    def load_tf32(v, x_at, turns):
         for h in range(2):
             for q in range(0, window, 4):
                 values = load4(x_at + h * 4 * row + q * 4)
@@ -30,7 +35,7 @@ def make_window(config: Config):
                         put(v, h * window + q + z, values[z])
 
     @device_function
-    def load_halves(v, x_at):
+    def load_halves(v, x_at, turns):
         for h in range(2):
             for q in range(0, window, 8):
                 even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
@@ -38,6 +43,29 @@ def make_window(config: Config):
                     v[h * window + q + 2 * z] = prmt(even[z], odd[z], 0x5410)
                     v[h * window + q + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
 
+    @device_function
+    def load_words(words, at, turn):
+        """A row's words, each turned with the next one."""
+        for q in range(0, window, 8):
+            values = load_pairs(at + q * 2)
+            for z in range(4):
+                words[q // 2 + z] = values[z]
+        words[a_row - 1] = load_pair(at + window * 2)
+        for z in range(a_row - 1):
+            words[z] = prmt(words[z], words[z + 1], turn)
+
+    @device_function
+    def load_turned(v, x_at, turns):
+        even, odd = cuda.local.array(a_row, dtype=int32), cuda.local.array(a_row, dtype=int32)
+        for h in range(2):
+            load_words(even, x_at + h * 8 * row, turns[0])
+            load_words(odd, x_at + (h * 8 + 1) * row, turns[1])
+            for z in range(a_row - 1):
+                v[h * window + 2 * z] = prmt(even[z], odd[z], 0x5410)
+                v[h * window + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+
+    if config.turned:
+        return load_turned
     return load_tf32 if tile.kind == "tf32" else load_halves
 
 

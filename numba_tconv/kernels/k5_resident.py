@@ -39,7 +39,8 @@ from ..ptx import (
     st_shared,
 )
 from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
-from .k5_load import make_load_ahead
+from .k5_load import make_turns
+from .k5_load_ahead import make_load_ahead
 from .k5_multiply import make_products, make_start, make_window
 from .k5_store import make_store_tile
 
@@ -57,6 +58,7 @@ def make_kernel(config: Config) -> Kernel:
     sums, operands, exact = fragments * RUN * 4, 2 * tile.parts * config.window, tile.parts == 2
     totals, lane_rows = sums if exact else 1, 2 * fragments
     aim, load, next_stage = make_load_ahead(config)
+    turns_of = make_turns(config)
     load_window, products = make_window(config), make_products(config)
     load_biases, start = make_start(config)
     store_tile, zeros_first = make_store_tile(config)
@@ -130,16 +132,16 @@ def make_kernel(config: Config) -> Kernel:
         at = int32(0)
         while tile_now < tiles:
             start(total if exact else acc, biases)
-            w_now, s = int32(w_at), int32(0)
+            w_now, s, turns = int32(w_at), int32(0), turns_of(x, n, rows)
             while s < steps:
                 await_copies()
                 barrier_sync(team + 1, team_threads)  # it has landed for all, and all have left the one loaded next
                 x_now, at_load = int32(x_at + at), int32(at - slot if at > 0 else (stages - 1) * slot)
-                load_window(v, x_now)
+                load_window(v, x_now, turns)
                 load(ahead, int32(to + at_load), x, tiles, copied, signal, rows)
                 products(acc, v, w_now)
                 for c in range(1, chunks):
-                    load_window(v, x_now + c * chunk_bytes)
+                    load_window(v, x_now + c * chunk_bytes, turns)
                     products(acc, v, w_now + c * stage_weights)
                 if exact:
                     for z in range(sums):

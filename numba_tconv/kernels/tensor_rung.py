@@ -69,7 +69,12 @@ def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
     """Whether the windows of an input (N, C_in, L), ``strides`` in elements, can be copied in pieces of 16 bytes, each
     at a multiple of 16 bytes. ``offset``: bytes from such a multiple to the first element."""
     vector = 16 // tile.itemsize
-    if strides[2] != 1 and shape[2] > 1:
+    if not contiguous_rows(shape, strides):
         return False
     starts = (stride for stride, size in zip(strides[:2], shape[:2], strict=True) if size > 1)
     return not any(s % vector for s in (*starts, tile.chunk_shift)) and offset == 0
+
+
+def contiguous_rows(shape: tuple, strides: tuple) -> bool:
+    """Whether the elements of a row of an input (N, C_in, L) are neighbours."""
+    return strides[2] == 1 or shape[2] <= 1

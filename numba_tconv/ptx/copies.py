@@ -119,6 +119,8 @@ st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
 st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
 # (address, int32)
 st_shared_b32 = word("st.shared.b32 [$0], $1;", types.int32, types.int32)
+# (address, int32): its lower half.
+st_shared_u16 = word("st.shared.u16 [$0], $1;", types.int32, types.int32)
 # (address, two int32): 8 bytes, from an address that is a multiple of 8.
 st_shared_v2_b32 = word("st.shared.v2.b32 [$0], {$1, $2};", *[types.int32] * 3)
 # (address of the lower half, address of the upper half, two 16-bit elements)
@@ -160,6 +162,9 @@ def global_address(typingctx, source, g):
 cp_async_vector = word("cp.async.cg.shared.global [$0], [$1], 16;", types.int32, types.int64)
 cp_async_vector.__doc__ = """(address, global_address): cp.async of 16 bytes, all of them; both addresses are multiples
 of 16. With a number of bytes told at run time, as ``cp_async_to`` has it, a copy is five instructions more."""
+
+# (address, global_address): cp.async of 4 bytes, all of them; both addresses are multiples of 4.
+cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, types.int64)
 
 
 @instruction(no_meaning)

@@ -67,7 +67,8 @@ _DECODER = dict(stride=4, bias=True)
 _HALVES = dict(stride=2, padding=3, bias=True)
 
 # For the rungs on tensor cores and, in ieee and fp64, for k4. What each row is there for, and the row; k5 and k6 are
-# compiled once for the rows of a paragraph in one precision, k5 once more where rows of x are not at 16 bytes.
+# compiled once for the rows of a paragraph in one precision, k5 once more where rows of x are not at 16 bytes, and once
+# more where the elements of a row lie apart.
 ROWS = {
     # Stride 1, resident weights, two stages unrolled: cheap, so here are the ways in which rows lie in memory.
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
@@ -104,6 +105,9 @@ ROWS = {
     "resident, chunks of taps": _row((1, 8, 16), 41, 1000, "tf32", padding=20),
     "resident, two of three phases empty": _row((2, 16, 24), 3, 304, "tf32", stride=3, dilation=3, bias=True),
     "two of three phases empty, unaligned": _row((2, 16, 24), 3, 301, "tf32", stride=3, dilation=3, bias=True),
+    "two of three phases empty, x every second": _row(
+        (2, 16, 24), 3, 301, "tf32", layout="every_second", stride=3, dilation=3, bias=True
+    ),
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
@@ -119,6 +123,8 @@ ROWS = {
     "empty slots, filled in vectors": _row((9, 16, 24), 3, 24, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, filled by elements": _row((9, 16, 24), 3, 21, "tf32", "fp16", padding=1, **_GAPS),
     "empty slots, y past a sector": _row((2, 16, 24), 3, 304, "tf32", "fp16", offset=1, output_padding=1, **_GAPS),
+    "empty slots, x within a word": _row((2, 16, 24), 3, 302, "fp16", layout="misaligned", **_GAPS),
+    "empty slots, x within a word, odd rows": _row((2, 16, 24), 3, 301, "fp16", layout="misaligned", **_GAPS),
     # For k4: rows of unequal taps, so many that a block has those of one phase.
     "unequal taps, a phase a block": _row((2, 16, 64), 11, 304, "ieee", stride=5, padding=3, bias=True),
     # One column of a sample is more than whole tiles have; groups, and more samples than a block takes.
@@ -143,6 +149,8 @@ ROWS = {
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
     "halves, streamed, every eighth row alike": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
+    "halves, streamed, x within a word": _row((2, 256, 64), 8, 302, "bf16", layout="misaligned", **_HALVES),
+    "halves, streamed, x within a word, odd rows": _row((2, 256, 64), 8, 301, "bf16", layout="misaligned", **_HALVES),
     "halves, streamed, a column left over": _row((3, 256, 64), 8, 127, "bf16", **_HALVES),
     "halves, streamed, filled in vectors": _row((9, 256, 64), 8, 24, "bf16", **_HALVES),
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),

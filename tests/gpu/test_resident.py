@@ -1,6 +1,8 @@
 """k5 with weights that stay in shared memory, on the GPU. Of few multiprocessors and tiles that is done for small
 problems, too."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from tests.parity import LAYOUTS
 pytestmark = pytest.mark.gpu
 
 K5 = RUNGS["k5_mma"]
-# What each is there for. Rows of x at 16 bytes, or weights stream.
+# What each is there for. Rows of x begin at multiples of 16 bytes.
 RESIDENT = {
     "stride 1, the last tile full": Problem(1, 24, 48, 3, 2872, bias=True),
     "stride 1, one output less": Problem(1, 24, 48, 3, 2872, padding=1),
@@ -47,7 +49,22 @@ def test_small_problems(reason, layout, dtype, precision):
         check(K5, problem, dtype, precision, layout)
 
 
-def test_a_whole_gpu():
-    problem = Problem(8, 32, 64, 5, 65536, dilation=3, bias=True)
-    assert k5_config.choose(problem, "tf32").resident_weights
-    check(K5, problem, torch.float32, "tf32")
+@pytest.mark.parametrize("fewer", [1, 2, 4])
+@pytest.mark.parametrize("reason", RESIDENT)
+@tensor_arithmetic
+def test_rows_that_begin_anywhere(reason, fewer, dtype, precision):
+    """Copied by words: rows at 4, 8 and 16 bytes or, of 16-bit elements, at 2, 4 and 8."""
+    problem = replace(RESIDENT[reason], length=RESIDENT[reason].length - fewer)
+    able(K5, problem, dtype, precision)
+    with as_if_large():
+        if precision != "tf32x3":
+            assert k5_config.choose(problem, precision, device.current_device(), aligned=False).resident_weights
+        check(K5, problem, dtype, precision)
+
+
+@pytest.mark.parametrize("length", [65536, 65537])
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")])
+def test_a_whole_gpu(length, dtype, precision):
+    problem = Problem(8, 32, 64, 5, length, dilation=3, bias=True)
+    assert k5_config.choose(problem, precision, aligned=length % 8 == 0).resident_weights
+    check(K5, problem, dtype, precision)
