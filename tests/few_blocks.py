@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from numba_tconv.kernels import depthwise, depthwise_config, depthwise_rows, grad_input_depthwise, k5_config, k5_mma
+from numba_tconv.kernels import depthwise, depthwise_config, depthwise_rows, grad_input_depthwise, k5_choice, k5_mma
 
 REMEMBERED = (
     depthwise_config.plan,
     depthwise._prepared,
     grad_input_depthwise._prepared,
-    k5_config.choose,
+    k5_choice.choose,
     k5_mma._plan,
 )
 
@@ -19,7 +19,7 @@ REMEMBERED = (
 @contextlib.contextmanager
 def few_blocks_are_enough() -> Iterator[None]:
     """Within, a team takes several passes however few blocks that leaves, and weights stay for a tile or two."""
-    with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1), mock.patch.object(k5_config, "FEWEST_TILES", 1):
+    with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1), mock.patch.object(k5_choice, "FEWEST_TILES", 1):
         for function in REMEMBERED:
             function.cache_clear()
         try:

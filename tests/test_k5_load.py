@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k5_config, k5_load, k5_load_ahead, k5_mma
+from numba_tconv.kernels import k5_choice, k5_load, k5_load_ahead, k5_mma
 from numba_tconv.kernels.device import A100, H200
 from numba_tconv.kernels.k5_multiply import NEXT
 from numba_tconv.problem import Problem
@@ -103,7 +103,7 @@ def copies(monkeypatch):
 
 
 def resident(p, precision, aligned=True):
-    config = k5_config.choose(p, precision, FEW, aligned)
+    config = k5_choice.choose(p, precision, FEW, aligned)
     assert config.resident_weights, p
     assert config.x_vector * config.tile.itemsize == (16 if aligned else 4)
     return config
@@ -210,7 +210,7 @@ STREAMED = [
 
 @pytest.mark.parametrize(("p", "precision", "offset", "aligned"), STREAMED, ids=str)
 def test_every_stage_beside_streamed_weights(copies, p, precision, offset, aligned):
-    config = k5_config.choose(p, precision, H200, aligned)
+    config = k5_choice.choose(p, precision, H200, aligned)
     assert not config.resident_weights
     tile, (first, columns) = config.tile, config.tile.columns(p)
     x = copies.x = Rows(tile.itemsize, offset)
@@ -262,7 +262,7 @@ def check(elements, turned, p, config, group, channel, begin, first, columns):
 def test_weights_stay_where_they_fit_and_pay():
     """Beside eight warps; not for few tiles, where x is copied by elements, or where positions need 64 bits."""
     named = {name: workloads.get(name).problem for name in ("kb64", "kb74", "kb79", "hifigan_u1")}
-    chosen = {name: k5_config.choose(p, "tf32") for name, p in named.items()}
+    chosen = {name: k5_choice.choose(p, "tf32") for name, p in named.items()}
     assert {name: config.teams for name, config in chosen.items()} == {"kb64": 4, "kb74": 4, "kb79": 4, "hifigan_u1": 1}
     for name in ("kb64", "kb74", "kb79"):
         p, row_tiles = named[name], chosen[name].tile.row_tiles(named[name])
@@ -270,14 +270,14 @@ def test_weights_stay_where_they_fit_and_pay():
         assert chosen[name].shared_bytes <= H200.shared_per_block
         assert chosen[name].tile_warps == 2, "few meet at a barrier"
     assert not chosen["hifigan_u1"].resident_weights
-    assert not k5_config.choose(named["kb64"], "tf32", A100).resident_weights
-    assert k5_config.choose(named["kb74"], "tf32", A100).resident_weights
+    assert not k5_choice.choose(named["kb64"], "tf32", A100).resident_weights
+    assert k5_choice.choose(named["kb74"], "tf32", A100).resident_weights
     p = named["kb74"]
-    assert k5_config.choose(p, "tf32", aligned=False).resident_weights
-    assert not k5_config.choose(p, "tf32", aligned=False, contiguous=False).resident_weights
-    assert not k5_config.choose(replace(p, batch=1, length=8192), "tf32").resident_weights
-    assert not k5_config.choose(replace(p, batch=1, length=2**31), "tf32").resident_weights
-    assert k5_config.choose(replace(p, batch=1, length=2**29), "tf32").resident_weights
+    assert k5_choice.choose(p, "tf32", aligned=False).resident_weights
+    assert not k5_choice.choose(p, "tf32", aligned=False, contiguous=False).resident_weights
+    assert not k5_choice.choose(replace(p, batch=1, length=8192), "tf32").resident_weights
+    assert not k5_choice.choose(replace(p, batch=1, length=2**31), "tf32").resident_weights
+    assert k5_choice.choose(replace(p, batch=1, length=2**29), "tf32").resident_weights
 
 
 def test_a_block_loads_as_many_weights_as_are_packed():
@@ -301,7 +301,7 @@ def test_how_rows_of_an_input_are_copied(precision):
     vector = 16 // resident(p, precision).tile.itemsize
 
     def copied(x, offset=0):
-        config = k5_config.config_of(p, precision, FEW, tuple(x.shape), x.stride(), offset)
+        config = k5_choice.config_of(p, precision, FEW, tuple(x.shape), x.stride(), offset)
         return config.x_vector, config.resident_weights > 0
 
     sizes = p.batch, p.in_channels, p.length

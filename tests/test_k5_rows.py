@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k5_config, k5_store, tensor_store
+from numba_tconv.kernels import k5_choice, k5_store, tensor_store
 from numba_tconv.kernels.k5_config import RUN, run_of
 from numba_tconv.problem import Problem
 from tests.test_k6_bulk import LANES, Passed, same
@@ -45,7 +45,7 @@ CASES = [
 @pytest.mark.parametrize("rounds_of", ["all", 8])
 @pytest.mark.parametrize(("p", "shift", "at_once"), CASES, ids=str)
 def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of, aligned):
-    config = k5_config.choose(p, "tf32")
+    config = k5_choice.choose(p, "tf32")
     assert config.tile.aligned, "of few input channels"
     config = replace(config, tile=replace(config.tile, aligned=aligned))
     if rounds_of != "all":
@@ -58,26 +58,26 @@ def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of,
 @pytest.mark.parametrize("channels", [16, 32, 64, 128])
 def test_sums_of_split_operands(k5_in_python, channels):
     p = Problem(2, 8, channels, 3, 258)
-    config = k5_config.choose(p, "tf32x3")
+    config = k5_choice.choose(p, "tf32x3")
     assert config.by_rows
     check(k5_in_python, p, config, 2)
 
 
 def test_rounds_only_of_warps_that_share_their_rows():
     """Three rows of warps leave eight rows in another way."""
-    config = k5_config.choose(Problem(2, 8, 48, 3, 256), "tf32x3")
+    config = k5_choice.choose(Problem(2, 8, 48, 3, 256), "tf32x3")
     assert config.tile_warps == 6
     assert not config.by_rows
     for precision in ("tf32", "tf32x3"):
         for channels in range(1, 200):
-            config = k5_config.choose(Problem(64, 8, channels, 3, 65536), precision)
+            config = k5_choice.choose(Problem(64, 8, channels, 3, 65536), precision)
             assert not config.by_rows or 8 % config.tile_warps == 0
             assert not config.resident_weights or config.teams * config.tile_warps % 4 == 0
 
 
 def test_where_products_take_longer_than_memory_no_column_is_computed_twice():
     def aligned(name, precision, **changed):
-        return k5_config.choose(replace(workloads.get(name).problem, **changed), precision).tile.aligned
+        return k5_choice.choose(replace(workloads.get(name).problem, **changed), precision).tile.aligned
 
     assert {name: aligned(name, "tf32") for name in ("kb64", "kb74", "dac_u1", "demucs_out")} == {
         **dict(kb64=False, kb74=True, dac_u1=False, demucs_out=True)
@@ -90,7 +90,7 @@ def test_where_products_take_longer_than_memory_no_column_is_computed_twice():
 
 
 def test_cases_reach_every_shape_of_warps():
-    configs = [k5_config.choose(p, "tf32") for p, _, _ in CASES]
+    configs = [k5_choice.choose(p, "tf32") for p, _, _ in CASES]
     assert {c.row_warps for c in configs} == {1, 2}
     assert {c.fragments for c in configs} == {1, 2, 3, 4}
 

@@ -16,7 +16,7 @@ import torch
 
 from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_config, k6_tail, partial_sum
+from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_choice, k6_tail, partial_sum
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
@@ -322,7 +322,7 @@ def test_k5_compiles_for_ampere(workload, resident):
 )
 def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
     """Without a spill, and with no element by itself but at the ends of a signal."""
-    config = k5_config.choose(workloads.get(workload).problem, precision, aligned=False)
+    config = k5_choice.choose(workloads.get(workload).problem, precision, aligned=False)
     assert (config.resident_weights > 0) == resident
     report = offline.report(RUNGS["k5_mma"].kernel(config), HOPPER, config.shared_bytes)
     assert report.spill_bytes == 0

@@ -13,7 +13,7 @@ from numba_tconv.kernels import (
     depthwise_long_config,
     device,
     k4_cost,
-    k5_config,
+    k5_choice,
     k5_dmma_config,
 )
 from numba_tconv.kernels.gradients import GRADIENTS
@@ -87,7 +87,7 @@ def test_every_dtype_precision_and_bias(rung):
 
 def k5(case):
     x, offset = input_of(case)
-    return k5_config.config_of(case.problem, case.precision, device.current_device(), x.shape, x.stride(), offset)
+    return k5_choice.config_of(case.problem, case.precision, device.current_device(), x.shape, x.stride(), offset)
 
 
 def _in_words(case, config):

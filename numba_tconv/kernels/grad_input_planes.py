@@ -23,7 +23,7 @@ from ..problem import Problem
 from . import device as gpu
 from . import k4_pack, k6_tail, partial_sum, planes, row_copy, tensor_pack
 from .grad_rung import FEWEST_CHANNELS, GradientRung, too_few
-from .k5_config import config_of
+from .k5_choice import config_of
 from .k5_dmma import DoubleMatrix
 from .k5_mma import WarpMatrix
 from .k6_wgmma import WarpgroupMatrix

@@ -39,7 +39,8 @@ from ..ptx import (
     st_shared,
 )
 from . import device
-from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, choose, config_of, resident_blocks, run_of
+from .k5_choice import choose, config_of, resident_blocks
+from .k5_config import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 from .k5_load import BATCH, make_load, make_turns
 from .k5_multiply import make_products, make_start, make_window
 from .k5_resident import make_kernel as make_resident_kernel

@@ -10,7 +10,7 @@ copies it took 8% less, and without any 22% (ablations of c371c0f, a script).
 Measured (H200, TF32, rows of 289f001 and of f2cd0bb, where all weights stream): kb64 2.03 ms instead of 2.67, kb74
 0.516 instead of 0.672, waveglow 0.166 instead of 0.320, hifigan_u3 0.250 instead of 0.303, dac_u4 1.56 instead of
 1.75, kb79 0.417 instead of 0.450. Since 842978d no column is computed twice where products take longer than memory
-(k5_config.py): kb64 takes 1.86 ms, hifigan_u3 0.239, dac_u4 1.48.
+(k5_choice.py): kb64 takes 1.86 ms, hifigan_u3 0.239, dac_u4 1.48.
 
 Why kb64 takes nearly twice its floor: a loop of mma.sync with two warps on each scheduler reached 284 to 293 TFLOP/s (a
 script; the data sheet's 495 are those of wgmma), at which kb64's products would take 1.4 ms. A profile of a forerunner,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, device, k5_config
+from numba_tconv.kernels import RUNGS, device, k5_choice
 from numba_tconv.problem import Problem
 from tests.gpu.common import able, check, tensor_arithmetic
 from tests.gpu.sanitized import as_if_large
@@ -45,7 +45,7 @@ def test_small_problems(reason, layout, dtype, precision):
     able(K5, problem, dtype, precision)
     with as_if_large():
         if layout == "contiguous" and precision != "tf32x3":
-            assert k5_config.choose(problem, precision, device.current_device()).resident_weights
+            assert k5_choice.choose(problem, precision, device.current_device()).resident_weights
         check(K5, problem, dtype, precision, layout)
 
 
@@ -58,7 +58,7 @@ def test_rows_that_begin_anywhere(reason, fewer, dtype, precision):
     able(K5, problem, dtype, precision)
     with as_if_large():
         if precision != "tf32x3":
-            assert k5_config.choose(problem, precision, device.current_device(), aligned=False).resident_weights
+            assert k5_choice.choose(problem, precision, device.current_device(), aligned=False).resident_weights
         check(K5, problem, dtype, precision)
 
 
@@ -66,5 +66,5 @@ def test_rows_that_begin_anywhere(reason, fewer, dtype, precision):
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")])
 def test_a_whole_gpu(length, dtype, precision):
     problem = Problem(8, 32, 64, 5, length, dilation=3, bias=True)
-    assert k5_config.choose(problem, precision, aligned=length % 8 == 0).resident_weights
+    assert k5_choice.choose(problem, precision, aligned=length % 8 == 0).resident_weights
     check(K5, problem, dtype, precision)
