@@ -216,12 +216,13 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
     x = copies.x = Rows(tile.itemsize, offset)
     w = Rows(tile.itemsize, 0)
     stride_c, stride_n, channels = p.length, p.in_channels * p.length, p.in_channels_per_group
+    tiles = tile.column_tiles(p)
     aim, load = k5_load.make_load(config)
     turns_of = k5_load.make_turns(config)
     in_steps = 0
     for group in range(p.groups):
         rows = channels, group * channels * stride_c, stride_n, stride_c
-        for column_tile in range(0, tile.column_tiles(p), config.tiles):
+        for column_tile in range(0, tiles, config.tiles):
             turns = turns_of(x, column_tile * tile.advance // columns, rows)
             for chunk in range(tile.tap_chunks(p)):
                 aimed = []
@@ -238,6 +239,8 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
                     check(copies.elements, turned, p, config, group, channel, begin, first, columns)
     fits = p.length > config.width and tile.chunk_shift % config.x_vector == 0
     assert (in_steps > 0) == config.in_steps == fits, "windows within a sample are not listed"
+    apart = [aim(copies.table, x, t, 0, p.batch, p.length, columns, first, 2, rows)[1] for t in range(tiles)]
+    assert set(apart) == {-1}, "but where elements of a row lie apart"
 
 
 def check(elements, turned, p, config, group, channel, begin, first, columns):
