@@ -283,6 +283,15 @@ def test_weights_stay_where_they_fit_and_pay():
     assert k5_choice.choose(replace(p, batch=1, length=2**29), "tf32").resident_weights
 
 
+def test_windows_of_chunks_an_odd_number_of_columns_apart():
+    """Of 16-bit elements some begin within a word and others do not: they are listed, beside weights that stream."""
+    p = Problem(2, 16, 16, 9, 8192, dilation=3)
+    configs = {precision: k5_choice.choose(p, precision, FEW, aligned=False) for precision in ("tf32", "bf16")}
+    assert all(config.tile.chunk_shift % 2 for config in configs.values())
+    assert {precision: config.resident_weights > 0 for precision, config in configs.items()} == dict(tf32=1, bf16=0)
+    assert {precision: config.in_steps for precision, config in configs.items()} == dict(tf32=True, bf16=False)
+
+
 def test_a_block_loads_as_many_weights_as_are_packed():
     for p, precision in CASES:
         config = resident(p, precision)
