@@ -21,7 +21,7 @@ def make_load_ahead(config: Config):
     ``aim`` has said. ``steps``: tiles from a team's tile to its next one, the same as samples and columns, chunks of
     taps, tiles. ``signal``: samples, their length and columns, and the first of those. ``rows``: channels, index in x
     of the first one's row in the first sample, and the strides of samples and channels. ``thread``: the first row of a
-    stage that the thread copies, and the first vector of each; ``to``: address of that one.
+    stage that the thread copies, and the first copy of each; ``to``: its address.
     """
     tile, depth, pitch, itemsize, width = config.tile, config.depth, config.pitch, config.tile.itemsize, config.width
     vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
@@ -68,8 +68,8 @@ def make_load_ahead(config: Config):
 
     @device_function
     def load_elements(to, x, n, j, chunk, channel, thread, signal, rows):
-        """The same where no copy takes one element, into columns that are to be turned: those of a channel that a
-        thread has under way go through registers."""
+        """The same for elements of 16 bits, of which no copy takes one: those of a thread's rows go through registers,
+        to where the words of their rows would put them."""
         batch, length, columns, first = signal
         channels, group_row, stride_n, stride_c = rows
         row, p0 = thread

@@ -18,8 +18,8 @@ def make_window(config: Config):
     """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
 
     Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
-    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0. ``turns``:
-    of even and odd channels, OWN or NEXT, where rows may begin within words (k5_load_ahead.py).
+    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0. ``turns``: of even
+    and odd channels, OWN or NEXT, where rows may begin within words (k5_load.py).
     """
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
     row, put, a_row = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window), window // 2 + 1
