@@ -19,7 +19,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What TF32 costs in norm and in the largest element: rounding both operands to 11 bits moves random sums by 2.9e-4. Few
 # elements may all be moved by more, a product by up to 2**-10.
 TF32_LIMITS, FEW_ELEMENTS, FEW_ELEMENTS_FACTOR = (4e-4, 6e-4), 1000, 2.5
-FEW_VALUES = 4
+FEW_VALUES = 4  # of which an output is made, so that their errors do not even out
 
 
 def _problem(batch, channels, kernel_size, length, **parameters):

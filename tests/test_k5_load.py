@@ -239,8 +239,15 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
                     check(copies.elements, turned, p, config, group, channel, begin, first, columns)
     fits = p.length > config.width and tile.chunk_shift % config.x_vector == 0
     assert (in_steps > 0) == config.in_steps == fits, "windows within a sample are not listed"
-    apart = [aim(copies.table, x, t, 0, p.batch, p.length, columns, first, 2, rows)[1] for t in range(tiles)]
-    assert set(apart) == {-1}, "but where elements of a row lie apart"
+    for column_tile in range(tiles):
+        places = []
+        for stride_l in (1, 2):
+            for copies.thread.x in range(config.threads):
+                _, last = aim(copies.table, x, column_tile, 0, p.batch, p.length, columns, first, stride_l, rows)
+                assert stride_l == 1 or last == -1, "but where elements of a row lie apart"
+            entries = (config.table // 4 + 4 * entry for entry in range(config.table_entries))
+            places.append([copies.table[entry] for entry in entries])
+        assert places[1] == [place + place % stride_n for place in places[0]], "twice as far from the sample's first"
 
 
 def check(elements, turned, p, config, group, channel, begin, first, columns):

@@ -123,7 +123,7 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
     """The configuration whose weights stream beside x."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
-    # A kernel that has both ways took 1.08 times as long on head in TF32, 1.03 on waveglow (H100, a script).
+    # A kernel that has both ways took 1.08 times as long on head in TF32, 1.02 on waveglow (H100, scripts).
     fits = problem.length >= config.copies_a_row * x_vector
     config = replace(config, in_steps=fits and config.tile.chunk_shift % x_vector == 0)
     # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.

@@ -137,8 +137,8 @@ class Config:
     @property
     def row_lanes(self) -> int:
         """Lanes of a team that copy one row of a stage: those that make the fewest copies of a thread. Of words, twice
-        as many for 16-bit elements, of six layers 2% faster so; float32 took 1% longer with 32 lanes, and kb74, whose
-        kernel then spills registers, 5% (H100, a script; no recorded rows)."""
+        as many for 16-bit elements, of six layers 2% faster so; float32 took as long with 32 lanes, but kb74, whose
+        kernel then spills registers, 5% longer (H100, a script; no recorded rows)."""
         of_team = self.threads // self.teams
         if self.by_words:
             return 32 if self.turned else 16
