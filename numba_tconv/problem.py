@@ -7,9 +7,10 @@ from functools import cached_property
 
 from .taps import Taps
 
-# Datasheet rates of one H200, dense, in operations a second, and its measured copy bandwidth (read + write), in bytes a
-# second. They draw the roofline; a recorded row uses the copy bandwidth measured in its own run.
-PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 165e12, "fp16": 990e12, "bf16": 990e12}
+# Datasheet rates of one H200, dense ("tf32x3" takes three products of fp16), in operations a second, and its measured
+# copy bandwidth (read + write), in bytes a second. They draw the roofline; a recorded row uses the copy bandwidth
+# measured in its own run.
+PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
 
 

@@ -24,8 +24,8 @@ def shared_memory(monkeypatch, module):
         digits = (a | b << 32).to_bytes(8, "little")
         return sum(digits[selector >> 4 * z & 7] << 8 * z for z in range(4))
 
-    def make_put(parts, apart):
-        return lambda v, at, value: v.__setitem__(at, value)
+    def make_split(window, first):
+        return lambda v, at, scales: 1
 
     replaced = dict(
         device_function=lambda function: function,
@@ -36,7 +36,8 @@ def shared_memory(monkeypatch, module):
         ),
         ld_shared=ld_shared,
         prmt=prmt,
-        make_put=make_put,
+        make_split=make_split,
+        put_tf32=lambda v, at, value: v.__setitem__(at, value),
         bits_of=lambda value: value,
         float_of=lambda bits: bits,
         recomputed=lambda value: value,

@@ -43,11 +43,12 @@ def test_a_window_is_its_rows(memory, workload, precision, aligned, turns):
         rows[row, further : further + window] = [number(row, column) for column in range(window)]
     memory.elements = rows.ravel()
     first = 2 if tile.itemsize == 2 else 1  # a lane's first row, t = 1
-    v = [None] * (2 * window)
-    k5_multiply.make_window(config)(v, first * pitch * tile.itemsize, turns)
-    for h in range(2):
+    lane_rows = 4 if precision == "tf32x3" else 2
+    v = [None] * (lane_rows * window)
+    k5_multiply.make_window(config)(v, first * pitch * tile.itemsize, turns, None)
+    for h in range(lane_rows):
         for q in range(config.halo - tile.reach, window):
-            found, row = v[h * window + q], first + h * tile.depth // 2
+            found, row = v[h * window + q], first + h * tile.depth // lane_rows
             if tile.itemsize == 4:
                 assert found == number(row, q)
             else:

@@ -13,6 +13,7 @@ from numba_tconv.ptx import SIMULATOR
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 LARGE, SMALL = 0, 1  # parts of an operand
 EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is free, and that it has arrived
+SCALES, INVERSE = "of the weights", 0.5  # what a window is loaded with, and what of its products is added up
 TURN = 2000  # and that which says that it is the warpgroup's turn
 
 
@@ -26,7 +27,13 @@ def in_python(monkeypatch, config, multiply_all=None):
     monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
     monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all or (lambda *_: done.append("products")))
     monkeypatch.setattr(k6_multiply, "wgmma_wait", lambda count: lambda: done.append(f"wait {count}"))
-    monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda *_: done.append("window"))
+
+    def window(*arguments):
+        assert arguments[-1] is SCALES
+        done.append("window")
+        return INVERSE
+
+    monkeypatch.setattr(k6_multiply, "make_window", lambda config: window)
     monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
     return k6_multiply.make_stages(config), done
 
@@ -59,16 +66,17 @@ def test_split_operands(monkeypatch, problem, taps):
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
     ring = 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1, TURN, 0)
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1, TURN,
+              0)  # fmt: skip
 
-    tap_bytes, expected = tile.rows * tile.depth * tile.itemsize >> 4, []
+    tap_bytes, expected = tile.rows * tile.depth * 2 >> 4, []
     for block in range(BLOCKS):
         for b in range(taps):
             x = tile.halo - b * tile.taps.step + 2 * block
             for x_part, w_part in ((SMALL, LARGE), (LARGE, SMALL), (LARGE, LARGE)):
                 expected.append((block, x + 2 * x_part * window, (w_part * chunk + b) * tap_bytes))
     assert sorted(product for group in groups for product in group) == sorted(expected)
-    assert total == [3 * taps] * len(total), "every product is added up, once"
+    assert total == [3 * taps * INVERSE] * len(total), "every product is added up, once, and scaled back"
     for group in groups:
         assert len({block for block, _, _ in group}) == 1
         assert len(group) <= 3 * MOST_SPLIT_TAPS
@@ -95,8 +103,8 @@ def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depth
     ring = 1 << 12, config.stages
     acc = [0] * (BLOCKS * config.tile.rows // 2)
     v = [0] * 1000
-    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, 0, config.tile.tap_chunk, 0, 0, 0,
-              EMPTY, 4, TURN, 0)  # fmt: skip
+    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, 0, config.tile.tap_chunk, 0,
+              0, 0, EMPTY, 4, TURN, 0)  # fmt: skip
     slots = list(range(4 // depths)) if resident else list(range(4 // depths - 1))
     assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
     windows = [at for at, e in enumerate(done) if e == "window"]
@@ -118,8 +126,8 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
     stages_of = k6_multiply.make_stages(config)
     slot, stages, first, x_at, descriptor0, h_step = 5 << 7, 3, 2, 7 << 20, 9 << 4, 1 << 6
     acc = [0] * (BLOCKS * config.tile.rows // 2)
-    stages_of(acc, None, None, None, None, [0] * 1000, x_at, h_step, 0, 0, 0, False, (slot, stages), descriptor0,
-              descriptor0, 0, config.tile.tap_chunk, first, 0, FULL, EMPTY, 4, TURN, 0)  # fmt: skip
+    stages_of(acc, None, None, None, None, [0] * 1000, x_at, h_step, 0, 0, 0, False, SCALES, (slot, stages),
+              descriptor0, descriptor0, 0, config.tile.tap_chunk, first, 0, FULL, EMPTY, 4, TURN, 0)  # fmt: skip
     places = [(2, 0), (0, 0), (1, 0), (2, 0)] if depths == 1 else [(2, 0), (2, 1), (0, 0), (0, 1)]  # slot, depth in it
     assert windows == [x_at + slot * s + z * 2 * h_step for s, z in places]
     own = config.tile.depth_weights
@@ -138,7 +146,7 @@ def test_a_tile_waits_for_its_turn_before_its_first_stage(monkeypatch, resident)
     monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: done.append((int(barrier), parity)))
     ring, acc, v = (1 << 12, config.stages), [0] * (BLOCKS * config.tile.rows // 2), [0] * 1000
     for add in (0, 1):
-        stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, ring, 0, 0, add, config.tile.tap_chunk, 0, 0,
-                  0, EMPTY, 2, TURN, 1)  # fmt: skip
+        stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, add, config.tile.tap_chunk,
+                  0, 0, 0, EMPTY, 2, TURN, 1)  # fmt: skip
     turns = [at for at, e in enumerate(done) if e == (TURN, 1)]
     assert turns == ([0] if resident else [])

@@ -17,7 +17,7 @@ def memory(monkeypatch):
     return shared_memory(monkeypatch, k6_window)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
 @pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
 @pytest.mark.parametrize(("before", "behind"), [(0, 0), (7, 0), (1, 0), (0, 1), (0, 6), (2, 3), (99, 0), (0, 99)])
 # Where the rows of a pair of channels begin, in elements; those of 32 bits all like the first.
@@ -40,11 +40,13 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
         [[BESIDE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
     )
     memory.elements = memory.elements.reshape(-1)
-    v = [0] * (2 * window)
+    lane_rows = k6_window.lane_rows_of(tile)
+    assert lane_rows == (4 if precision == "tf32x3" else 2)
+    v = [0] * (lane_rows * window)
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
     beyond = before | behind << 8
-    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, beyond, together, True)
-    for h in range(2):
+    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, beyond, together, True, None)
+    for h in range(lane_rows):
         for q in range(tile.halo - tile.reach, window):
             values = [rows[4 * halves * h + c][q] if q in own else 0 for c in range(halves)]
             assert v[h * window + q] == sum(value << 16 * c for c, value in enumerate(values))

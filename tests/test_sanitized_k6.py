@@ -111,7 +111,8 @@ def test_k6():
         "weights, chunks of taps": {(r, several) for r in BOTH for several in BOTH},
         "windows in a stage": {1, 2},
         "staging buffers": {0, 1, 2},
-        "rows in rounds: staging buffers, parts": {False, (2, 2, 1), (2, 1, 1), (1, 1, 1), (2, 2, 2)},
+        "rows in rounds: staging buffers, parts": {False, (1, 1, 1)}
+        | {(2, of_round, parts) for of_round in (1, 2) for parts in (1, 2)},
         "rows in rounds: outputs at a time, bias": {False}
         | {(outputs, bias) for outputs in (1, 2, 4) for bias in BOTH},
         "joined": BOTH,

@@ -40,6 +40,12 @@ def wgmma_a(warp, lane, i, h, halves):
     return 16 * warp + row, k
 
 
+def split_channel(k):
+    """The channel that element k of a product of fp16 means where operands are split (tensor_operand.py): a lane, whose
+    k are 2*t, 2*t + 1, 2*t + 8 and 2*t + 9, has the channels t, t + 4, t + 8 and t + 12."""
+    return k // 8 * 8 + k % 2 * 4 + k % 8 // 2
+
+
 def wgmma_d(warp, lane, i):
     """(row, n) of D of m64, register i of n/2."""
     return 16 * warp + lane // 4 + 8 * (i % 4 // 2), i // 4 * 8 + lane % 4 * 2 + i % 2

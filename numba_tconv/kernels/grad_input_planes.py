@@ -121,7 +121,7 @@ class InputPlanes(GradientRung):
         apart, name, of_rung = config
         kernel = _forward(name).kernel(of_rung)
         if name in tensor_pack.ORDERS:
-            others = [tensor_pack.make_kernel(of_rung.tile, tensor_pack.ORDERS[name])]
+            others = [tensor_pack.kernel_of(of_rung.tile, tensor_pack.ORDERS[name])]
             others += partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
             others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
         else:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
@@ -46,6 +46,7 @@ from .k5_multiply import make_products, make_start, make_window
 from .k5_resident import make_kernel as make_resident_kernel
 from .k5_store import gaps_between, make_store_tile
 from .rung import taking_bias
+from .tensor_operand import scales_of
 from .tensor_pack import TensorPacking, packing_of
 from .tensor_rung import TensorRung, by_vectors, contiguous_rows, default_precision
 from .tensor_store import alignment_of
@@ -83,15 +84,16 @@ def _make_kernel(config: Config) -> Kernel:
     run_of_column = device_function(run_of)
 
     @device_function
-    def multiply(acc, v, x_at, w_at, turns):
-        """One stage: all taps read the same window at another offset."""
-        c = int32(0)
+    def multiply(acc, v, x_at, w_at, turns, scales):
+        """One stage: all taps read the same window at another offset. Returns by what the products are multiplied."""
+        c, inverse = int32(0), float32(1)
         while c < chunks:
-            load_window(v, x_at, turns)
+            inverse = load_window(v, x_at, turns, scales)
             products(acc, v, w_at)
             x_at = int32(x_at + chunk_bytes)
             w_at = int32(w_at + stage_weights)
             c = int32(c + 1)
+        return inverse
 
     @device_function
     def thread_place(thread):
@@ -136,6 +138,7 @@ def _make_kernel(config: Config) -> Kernel:
         row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
         load_biases(biases, bias, has_bias, row0, co, channels_left)
         start(total if exact else acc, biases)
+        scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load.
         steps = int32(tap_chunks * stages_a_chunk)
@@ -164,10 +167,10 @@ def _make_kernel(config: Config) -> Kernel:
                     channel, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0:
-                multiply(acc, v, x_at + at, w_at + at, turns)
+                inverse = multiply(acc, v, x_at + at, w_at + at, turns, scales)
                 if exact:
                     for z in range(sums):
-                        total[z] += acc[z]
+                        total[z] += acc[z] * inverse
                         acc[z] = float32(0)
             s = int32(s + 1)
             at = int32(at + slot if at < (stages - 1) * slot else 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from numba import cuda, float32, int32, uint64
 
 from ..elements import ELEMENTS
-from ..ptx import device_function, ld_shared, mma, prmt
+from ..ptx import bits_of, device_function, ld_shared, mma, prmt
 from .k5_config import RUN, Config
-from .tensor_operand import make_put
+from .tensor_operand import SPLIT_ROWS, make_split, put_tf32
 
 # How words of a row become columns, two each, as selectors of prmt: a word by itself, or, of a row that begins within a
 # word, its upper half and the lower half of the next one.
@@ -18,30 +18,38 @@ def make_window(config: Config):
     """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
 
     Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
-    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0. ``turns``: of even
-    and odd channels, OWN or NEXT, where rows may begin within words (k5_load.py).
+    2*t + 8*h and the next: register h of B (fragments.py) for the lane's column q - halo and tap 0. Split operands are
+    those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``). ``turns``: of even and odd channels,
+    OWN or NEXT, where rows may begin within words (k5_load.py). ``scales``: of split operands (tensor_operand.py).
+    Returns what the products of the window are to be multiplied by.
     """
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
-    row, put, a_row = config.pitch * tile.itemsize, make_put(tile.parts, 2 * config.window), window // 2 + 1
+    row, a_row = config.pitch * tile.itemsize, window // 2 + 1
+    exact, split = tile.parts == 2, make_split(window, unused)
+    lane_rows = SPLIT_ROWS if exact else 2
     load4, load_pairs, load_pair = ld_shared(4, float32), ld_shared(4, int32), ld_shared(1, int32)
 
     @device_function
-    def load_tf32(v, x_at, turns):
-        for h in range(2):
+    def load_singles(v, x_at, turns, scales):
+        for h in range(lane_rows):
             for q in range(0, window, 4):
                 values = load4(x_at + h * 4 * row + q * 4)
                 for z in range(4):
-                    if q + z >= unused:
-                        put(v, h * window + q + z, values[z])
+                    if exact:
+                        v[h * window + q + z] = bits_of(values[z])
+                    elif q + z >= unused:
+                        put_tf32(v, h * window + q + z, values[z])
+        return split(v, 0, scales) if exact else float32(1)
 
     @device_function
-    def load_halves(v, x_at, turns):
+    def load_halves(v, x_at, turns, scales):
         for h in range(2):
             for q in range(0, window, 8):
                 even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
                 for z in range(4):
                     v[h * window + q + 2 * z] = prmt(even[z], odd[z], 0x5410)
                     v[h * window + q + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+        return float32(1)
 
     @device_function
     def load_words(words, at, turn):
@@ -55,7 +63,7 @@ def make_window(config: Config):
             words[z] = prmt(words[z], words[z + 1], turn)
 
     @device_function
-    def load_turned(v, x_at, turns):
+    def load_turned(v, x_at, turns, scales):
         even, odd = cuda.local.array(a_row, dtype=int32), cuda.local.array(a_row, dtype=int32)
         for h in range(2):
             load_words(even, x_at + h * 8 * row, turns[0])
@@ -63,17 +71,18 @@ def make_window(config: Config):
             for z in range(a_row - 1):
                 v[h * window + 2 * z] = prmt(even[z], odd[z], 0x5410)
                 v[h * window + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+        return float32(1)
 
     if config.turned:
         return load_turned
-    return load_tf32 if tile.kind == "tf32" else load_halves
+    return load_singles if tile.itemsize == 4 else load_halves
 
 
 def make_products(config: Config):
     """A device function: all products of one window; ``w_at``: the lane's first fragment of weights."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
     parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
-    tap_weights = tile.rows * tile.depth * tile.itemsize
+    tap_weights = tile.rows * tile.depth * tile.operand_size
     load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
 
     @device_function

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
@@ -43,6 +43,7 @@ from .k5_load import make_turns
 from .k5_load_ahead import make_load_ahead
 from .k5_multiply import make_products, make_start, make_window
 from .k5_store import make_store_tile
+from .tensor_operand import scales_of
 
 
 @cache
@@ -91,6 +92,7 @@ def make_kernel(config: Config) -> Kernel:
             cp_async_vector(base + e, weights + e)
             e = int32(e + threads * 16)
         cp_async_commit()
+        scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + warp_column + run_of_column(lane >> 2, itemsize) * RUN
         # Opaque, or each stage would work them out again.
@@ -137,15 +139,15 @@ def make_kernel(config: Config) -> Kernel:
                 await_copies()
                 barrier_sync(team + 1, team_threads)  # it has landed for all, and all have left the one loaded next
                 x_now, at_load = int32(x_at + at), int32(at - slot if at > 0 else (stages - 1) * slot)
-                load_window(v, x_now, turns)
+                inverse = load_window(v, x_now, turns, scales)
                 load(ahead, int32(to + at_load), x, tiles, copied, signal, rows)
                 products(acc, v, w_now)
                 for c in range(1, chunks):
-                    load_window(v, x_now + c * chunk_bytes, turns)
+                    load_window(v, x_now + c * chunk_bytes, turns, scales)
                     products(acc, v, w_now + c * stage_weights)
                 if exact:
                     for z in range(sums):
-                        total[z] += acc[z]
+                        total[z] += acc[z] * inverse
                         acc[z] = float32(0)
                 # Now that the copies have read their addresses from the registers.
                 ahead = next_stage(ahead, x, to_next, copied, signal, rows)

@@ -17,7 +17,7 @@ from ..ptx import (
 )
 from .k6_bulk import make_hand_over
 from .k6_config import BLOCKS, Config
-from .k6_window import make_window
+from .k6_window import lane_rows_of, make_window
 from .tensor_operand import MOST_SPLIT_TAPS
 
 STRIDE = 128  # bytes from a core matrix of the weights to the next along n
@@ -31,23 +31,23 @@ def make_stages(config: Config):
 
     With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
     ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
-    its length. What limits it: products alone, with nothing loaded, split or added up, took 3.59 ms on kb64 and 0.82 on
-    kb74, where all of it, with operands cut off instead of rounded, took 4.04 and 1.06; the clock falls under them.
-    (Since 842978d no column is computed twice there: 1 in 16 products less, 3.35 and 1.00 ms by recorded rows.) To
-    hide the rest behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
-    warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64 (H200, scripts; no
-    recorded rows).
+    its length. What limits it is power: a GPU that repeats kb64 or kb74 stays at its 700 W, and its clock falls to 1.35
+    to 1.6 GHz on kb64. So it is instructions that count, not how well they overlap: with operands of TF32, to hide the
+    splitting behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
+    warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64; and operands of
+    fp16, half as many products, 0.69 times as long (tensor_operand.py). Without a scale, of which a window takes one
+    instruction in three, kb64 would take 0.94 and kb74 0.89 times as long. (H100, H200, scripts; no recorded rows.)
     """
     tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1  # each depth is a stage
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
-    halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.itemsize
+    halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
     sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
     group_taps = -(-chunk // tap_groups)
     multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
-    depth_weights, operands = tile.depth_weights, parts * 2 * window
+    depth_weights, operands, lane_rows = tile.depth_weights, parts * 2 * window, lane_rows_of(tile)
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
     when_due, _ = make_hand_over(config)
 
@@ -63,7 +63,7 @@ def make_stages(config: Config):
                      int64(uint32(low)) | high_half, add)  # fmt: skip
 
     @device_function
-    def multiply(acc, total, v, at, descriptor, add, taps):
+    def multiply(acc, total, v, at, descriptor, add, taps, inverse):
         """The products of one depth; the first of them take the place of the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
@@ -72,7 +72,7 @@ def make_stages(config: Config):
         wgmma_commit()
 
     @device_function
-    def multiply_taps(acc, total, v, at, descriptor, first, count):
+    def multiply_taps(acc, total, v, at, descriptor, first, count, inverse):
         """Of split operands: the small products first, and the sums of these taps added up apart."""
         wgmma_fence()
         for block in range(BLOCKS):
@@ -83,28 +83,28 @@ def make_stages(config: Config):
             wgmma_commit()
         wait_for_older_block()
         for e in range(sums):
-            total[e] += acc[e]
+            total[e] += acc[e] * inverse
         wait_for_all()
         for e in range(sums, all_sums):
-            total[e] += acc[e]
+            total[e] += acc[e] * inverse
 
     @device_function
-    def multiply_exactly(acc, total, v, at, descriptor, add, taps):
+    def multiply_exactly(acc, total, v, at, descriptor, add, taps, inverse):
         """The same for split operands, by a few taps at a time; where the last chunk has fewer, by twos."""
         if several_chunks and taps < chunk:
             for b in range(0, chunk - 1, 2):
                 if b + 1 < taps:
-                    multiply_taps(acc, total, v, at, descriptor, b, 2)
+                    multiply_taps(acc, total, v, at, descriptor, b, 2, inverse)
                 elif b < taps:
-                    multiply_taps(acc, total, v, at, descriptor, b, 1)
+                    multiply_taps(acc, total, v, at, descriptor, b, 1, inverse)
         else:
             for group in range(tap_groups):
-                multiply_taps(acc, total, v, at, descriptor, group * group_taps, group_taps)
+                multiply_taps(acc, total, v, at, descriptor, group * group_taps, group_taps, inverse)
 
     multiply_depth = multiply_exactly if exact else multiply
 
     @device_function
-    def one_depth(acc, total, v, z, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
+    def one_depth(acc, total, v, z, x_at, h_step, odd_step, beyond, together, rounded, scales, ring, descriptor0,
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
         """The window and the products of a depth, the ``z``-th of those that are unrolled, of the stage in slot ``s``.
         Returns the slot of the next and its parity."""
@@ -117,10 +117,10 @@ def make_stages(config: Config):
             if not single:
                 descriptor = int32(descriptor + z * (depth_weights >> 4))
         if not single:
-            offset = int32(offset + z * (2 * h_step))
+            offset = int32(offset + z * (lane_rows * h_step))
         at = int32(z * operands)
-        load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded)
-        multiply_depth(acc, total, v, at, descriptor, add, taps)
+        inverse = load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded, scales)
+        multiply_depth(acc, total, v, at, descriptor, add, taps, inverse)
         if resident and (single or z == unroll - 1):
             mbarrier_arrive(empty + 8 * s)
         if not exact:
@@ -137,8 +137,8 @@ def make_stages(config: Config):
         return s, parity
 
     @device_function
-    def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, ring, descriptor0,
-               descriptor, add, taps, s, parity, full, empty, count, turn, my_turn):  # fmt: skip
+    def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, scales, ring,
+               descriptor0, descriptor, add, taps, s, parity, full, empty, count, turn, my_turn):  # fmt: skip
         """The windows and the products of the next ``count`` depths, while the last tile's runs leave (k6_bulk.py).
         ``taps``: how many of the chunk's exist. ``turn``, ``my_turn``: the mbarrier, and its parity, that a warpgroup
         waits for before a tile's first stage if the warpgroups multiply by turns. Returns the next slot, its parity,
@@ -147,14 +147,14 @@ def make_stages(config: Config):
             mbarrier_wait(turn, my_turn)
         depth = int32(0)
         while depth < count:
-            s, parity = one_depth(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, ring,
-                                  descriptor0, descriptor, add, taps, s, parity, full, empty)  # fmt: skip
+            s, parity = one_depth(acc, total, v, int32(0), x_at, h_step, odd_step, beyond, together, rounded, scales,
+                                  ring, descriptor0, descriptor, add, taps, s, parity, full, empty)  # fmt: skip
             add = int32(1)
             when_due(held, goes, y)
             descriptor = int32(descriptor + (depth_weights >> 4))
             if unroll > 1:
                 s, parity = one_depth(acc, total, v, int32(1), x_at, h_step, odd_step, beyond, together,
-                                      rounded, ring, descriptor0, descriptor, add, taps, s, parity, full,
+                                      rounded, scales, ring, descriptor0, descriptor, add, taps, s, parity, full,
                                       empty)  # fmt: skip
                 descriptor = int32(descriptor + (depth_weights >> 4))
             depth = int32(depth + unroll)

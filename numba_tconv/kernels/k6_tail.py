@@ -27,9 +27,12 @@ from numba import cuda, float32, int32, int64, types, uint64
 from ..elements import ELEMENTS
 from ..launch import Kernel, Prepared, alike, flat
 from ..problem import Problem
-from ..ptx import device_function, griddepcontrol_wait, load_run, repeated
+from ..ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated
 from .divided import divided
+from .fragments import split_channel
 from .k6_config import Config, tail_column
+from .tensor_pack import packed_size
+from .tensor_pack_split import WORDS
 from .tensor_tile import Tile
 
 THREADS = 512
@@ -44,29 +47,33 @@ INPUTS = CHANNELS * SAMPLES
 def make_kernel(tile: Tile) -> Kernel:
     rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
     all_parts = tile.parts  # of a weight
-    element = ELEMENTS[tile.dtype]
-    load, store, storage, vector = element.load, element.store, element.storage, 16 // tile.itemsize
-    load_weights, all_weights = load_run(element, vector), tile.parts * LOADS * vector
+    element, elements, vector = ELEMENTS[tile.dtype], 16 // tile.itemsize, 16 // tile.operand_size
+    load, store, storage, load_weights = element.load, element.store, element.storage, load_run(element, elements)
+    block, all_weights = rows * depth // vector * elements, all_parts * LOADS * elements
+    channels_on = tuple(map(split_channel, range(vector)))
 
     @device_function
     def load_piece(u, state):
         weights, packed, first, row, piece, parts = state
         stage, half = divided(int32(piece + u * parts), int32(depth // vector))
-        at = (first + stage * (all_parts * taps)) * (rows * depth) + (half * rows + row) * vector
+        at = (first + stage * (all_parts * taps)) * block + (half * rows + row) * elements
         for z in range(all_parts):
-            own = (z * LOADS + u) * vector
-            load_weights(weights[own : own + vector], packed, at + z * (taps * rows * depth), int32(0))
+            own = (z * LOADS + u) * elements
+            load_weights(weights[own : own + elements], packed, at + z * (taps * block), int32(0))
 
     @device_function
     def multiply(u, state):
-        totals, weights, shared, piece, parts = state
+        totals, weights, shared, piece, parts, inverse = state
         at = int32((piece + u * parts) * (vector * SAMPLES))
         for q in range(vector):
-            weight = weights[u * vector + q]
-            if all_parts == 2:
-                weight += weights[(LOADS + u) * vector + q]
+            if all_parts == 2:  # two channels share a word
+                high, low = weights[u * WORDS + q // 2], weights[(LOADS + u) * WORDS + q // 2]
+                weight = (f16_to_f32(bits_of(high), q % 2 == 1) + f16_to_f32(bits_of(low), q % 2 == 1)) * inverse
+                channel = channels_on[q]
+            else:
+                weight, channel = weights[u * vector + q], q
             for z in range(SAMPLES):
-                totals[z] += weight * shared[at + q * SAMPLES + z]
+                totals[z] += weight * shared[at + channel * SAMPLES + z]
 
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
@@ -87,6 +94,7 @@ def make_kernel(tile: Tile) -> Kernel:
         row = int32(channel * phases + phase)
         for z in range(SAMPLES):
             totals[z] = float32(0)
+        inverse = load(packed[uint64(packed.shape[0] - 1)]) if all_parts == 2 else float32(1)
         first_stage = int32(0)
         while first_stage < all_stages:
             stages = int32(min(CHANNELS // depth, all_stages - first_stage))
@@ -111,11 +119,11 @@ def make_kernel(tile: Tile) -> Kernel:
                     piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
                     while piece + (LOADS - 1) * parts < pieces:
                         load_all(int32(0), (weights, packed, first, row, piece, parts))
-                        multiply_all(int32(0), (totals, weights, shared, piece, parts))
+                        multiply_all(int32(0), (totals, weights, shared, piece, parts, inverse))
                         piece = int32(piece + LOADS * parts)
                     while piece < pieces:
                         load_piece(int32(0), (weights, packed, first, row, piece, parts))
-                        multiply(int32(0), (totals, weights, shared, piece, parts))
+                        multiply(int32(0), (totals, weights, shared, piece, parts, inverse))
                         piece = int32(piece + parts)
             first_stage = int32(first_stage + stages)
         cuda.syncthreads()
@@ -159,7 +167,7 @@ def prepare(
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups
-    packed = alike((row_tiles * stages * tile.depth_weights // tile.itemsize,), dtype)
+    packed = alike((packed_size(tile, row_tiles * stages),), dtype)
     return make_kernel(tile).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
         *(alike(x_shape, dtype, x_strides), *x_strides[:2], packed),

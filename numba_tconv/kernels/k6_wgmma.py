@@ -89,9 +89,10 @@ from .k6_load import make_locate, make_produce, make_walk, make_window_start
 from .k6_multiply import make_stages
 from .k6_plan import plan_of
 from .k6_split import choose, cost
-from .k6_window import ALIGNED, make_beyond
+from .k6_window import ALIGNED, lane_rows_of, make_beyond
 from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, publish
+from .tensor_operand import scales_of
 from .tensor_rung import TensorRung
 from .tensor_tile import COLUMNS, SECTOR
 from .weight_cache import packed_weights
@@ -112,7 +113,7 @@ def make_kernel(config: Config) -> Kernel:
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
     itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
     regions, map_at = config.regions, config.map
-    vector, lane_channels = 16 // itemsize, 4 // itemsize
+    vector, lane_channels, lane_rows = 16 // itemsize, 4 // itemsize, lane_rows_of(tile)
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
@@ -218,7 +219,7 @@ def make_kernel(config: Config) -> Kernel:
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
             x_at = int32(x_at + place(lane_channel, alike_log, pitch, shear))
-            h_step, odd_step = int32(depth // 2 * pitch), int32(pitch + shear)
+            h_step, odd_step = int32(depth // lane_rows * pitch), int32(pitch + shear)
             if paired:
                 x_at = int32(x_at + crew * region)
             weights_at = int32(0 if resident else ring_at + regions * region)
@@ -230,6 +231,7 @@ def make_kernel(config: Config) -> Kernel:
             for z in range(all_sums):
                 acc[z] = opaque(float32(0))
             ring = slot, stages
+            scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
             tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
@@ -278,9 +280,9 @@ def make_kernel(config: Config) -> Kernel:
                         together = int32(ALIGNED)
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
-                                                      together, rounded, ring, descriptor0, descriptor, add, taps, s,
-                                                      parity, full, empty, channel_chunks, product_turn + 8 * crew,
-                                                      my_turn)  # fmt: skip
+                                                      together, rounded, scales, ring, descriptor0, descriptor, add,
+                                                      taps, s, parity, full, empty, channel_chunks,
+                                                      product_turn + 8 * crew, my_turn)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:

@@ -6,7 +6,8 @@ from numba import cuda, float32, int32
 
 from ..ptx import bits_of, device_function, float_of, ld_shared, prmt, recomputed
 from .k6_config import Config
-from .tensor_operand import make_put
+from .tensor_operand import SPLIT_ROWS, make_split, put_tf32
+from .tensor_tile import Tile
 
 ALIGNED = 0  # a way of loading a window, beside the number of elements that are loaded at a time
 
@@ -14,6 +15,11 @@ ALIGNED = 0  # a way of loading a window, beside the number of elements that are
 def halves(low, high):
     """prmt's selector of the halves, 0 and 1 of the first word and 2 and 3 of the second, that make up the result."""
     return sum((2 * half + byte) << (8 * z + 4 * byte) for z, half in enumerate((low, high)) for byte in range(2))
+
+
+def lane_rows_of(tile: Tile) -> int:
+    """Rows of x, or pairs of neighbouring ones, of which a lane has a window: its operands are as deep."""
+    return SPLIT_ROWS if tile.parts == 2 else 2
 
 
 def make_beyond(config: Config):
@@ -35,14 +41,17 @@ def make_window(config: Config):
 
     Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
+    Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``).
     ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``together``:
     elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many; ALIGNED: 4, and the
     rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: what of a window that is not ALIGNED is
-    none of its row's (``make_beyond``). ``rounded``: the copy engine has rounded the window to TF32.
+    none of its row's (``make_beyond``). ``rounded``: the copy engine has rounded the window to TF32. ``scales``: of
+    split operands (tensor_operand.py). Returns what the products of the window are to be multiplied by.
     """
     tile = config.tile
-    window, itemsize, split = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
-    unused, put = tile.halo - tile.reach, make_put(tile.parts, 2 * (4 + tile.halo))
+    window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
+    unused, lane_rows = tile.halo - tile.reach, lane_rows_of(tile)
+    split = make_split(window, unused)
     load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
     lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
 
@@ -52,7 +61,7 @@ def make_window(config: Config):
         if cuda.any_sync(0xFFFFFFFF, beyond != 0):
             beyond = recomputed(beyond)  # what follows from it is not worth registers
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
-            for h in range(2):
+            for h in range(lane_rows):
                 for q in range(unused, window):
                     v[at + h * window + q] = v[at + h * window + q] if before <= q < end else int32(0)
 
@@ -61,7 +70,7 @@ def make_window(config: Config):
 
         @device_function
         def rows(v, at, x_at, h_step):
-            for h in range(2):
+            for h in range(lane_rows):
                 for q in range(0, window, count):
                     values = load(x_at + h * h_step + q * itemsize)
                     for z in range(count):
@@ -74,7 +83,7 @@ def make_window(config: Config):
     # The warp's barrier keeps the compiler from mixing the ways into one, with predicates: loads that are not made
     # would wait in the same queue.
     @device_function
-    def load_tf32(v, at, x_at, h_step, odd_step, beyond, together, rounded):
+    def load_singles(v, at, x_at, h_step, odd_step, beyond, together, rounded, scales):
         if together == ALIGNED:
             fours(v, at, x_at, h_step)
         else:
@@ -86,16 +95,14 @@ def make_window(config: Config):
                 twos(v, at, x_at, h_step)
             else:
                 cuda.syncwarp()
-                for h in range(2):
+                for h in range(lane_rows):
                     for q in range(unused, window):
                         v[at + h * window + q] = load_word(x_at + h * h_step + q * itemsize)
             clear(v, at, beyond)
-            if not split and not rounded:
+            if not exact and not rounded:
                 for z in range(2 * window):
-                    put(v, at + z, float_of(v[at + z]))
-        if split:
-            for z in range(2 * window):
-                put(v, at + z, float_of(v[at + z]))
+                    put_tf32(v, at + z, float_of(v[at + z]))
+        return split(v, at, scales) if exact else float32(1)
 
     @device_function
     def interleave(v, at, even, odd):
@@ -148,7 +155,7 @@ def make_window(config: Config):
                 even, odd = next_even, next_odd
 
     @device_function
-    def load_halves(v, at, x_at, h_step, odd_step, beyond, together, rounded):
+    def load_halves(v, at, x_at, h_step, odd_step, beyond, together, rounded, scales):
         if together == ALIGNED:
             pairs_of_words(v, at, x_at, h_step, odd_step)
         else:
@@ -165,5 +172,6 @@ def make_window(config: Config):
                 cuda.syncwarp()
                 words_within_both(v, at, x_at, h_step, odd_step)
             clear(v, at, beyond)
+        return float32(1)
 
-    return load_tf32 if tile.kind == "tf32" else load_halves
+    return load_singles if itemsize == 4 else load_halves

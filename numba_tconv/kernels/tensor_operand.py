@@ -1,28 +1,121 @@
-"""How a float32 of x becomes an operand of a TF32 product, or the two of a split one."""
+"""How a float32 of x becomes an operand of products: of one of TF32, or, in tf32x3, of three of fp16.
+
+Split operands: a number is the nearest of eleven significant bits, its larger part, and what that leaves over, its
+smaller part, of eleven bits again. Of x * w three products are added up: both with a larger and a smaller part, and the
+one of the larger ones; what is left out is 2^-22 of it. Parts of eleven bits are what TF32 has. But fp16 has them, too,
+and of those tensor cores multiply twice as many by an instruction, which takes as long and as much power, and power is
+what limits three products: by turns with operands of TF32, on an H200, k6 takes 0.75 times as long in geometric mean of
+15 layers, k5 0.72 (kb64 3.37 to 2.30 ms). Products of larger parts in TF32, and the two others in fp16, took 0.92 times
+as long. (Scripts; no recorded rows.)
+
+The exponents of fp16 reach from 2^-24 to 2^15 only. So numbers are scaled, by powers of two, which changes no bit of
+theirs: the weights as they are packed, by the largest of them (tensor_pack_split.py); x by the largest number of a
+warp's windows of a stage; and sums by the inverse of both, when they are added up on CUDA cores. Of a number that is
+2^-17 of the largest or more both parts are whole; of a smaller one no more is lost than 2^-39 of the largest.
+"""
 
 from __future__ import annotations
 
-from ..ptx import bits_of, device_function, float_of, tf32_operand, tf32_part
+import math
 
+from numba import cuda, float32, int32
+
+from ..ptx import (
+    bits_of,
+    device_function,
+    f16_to_f32,
+    float_of,
+    larger_magnitude,
+    pack_f16,
+    redux_max,
+    tf32_operand,
+)
+
+SPLIT_ROWS = 4  # of x, that a lane has of a product's depth
 MOST_SPLIT_TAPS = 3  # whose products are added up on tensor cores, which cut off what an addition cannot hold
+INFINITY = float32(math.inf)
+MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # bits; the exponents, as the bits of a float32 hold them, of 1 and infinity
+LARGEST = ONE + 14  # that of the largest number once it is scaled: its larger part may be rounded up
+LEAST = LARGEST - ONE + 1  # of the largest number before: of smaller ones the scale's inverse would not be normal
 
 
-def make_put(parts: int, apart: int):
-    """A device function: the operand of ``value`` into ``v[at]``; with two parts, what rounding left over into
-    ``v[at + apart]``.
+@device_function
+def put_tf32(v, at, value):
+    """The operand of ``value`` into ``v[at]``."""
+    v[at] = tf32_operand(value)
 
-    That has up to twelve significant bits. The tensor core cuts off the last, and to round it there would be as wrong.
-    Each element of a window takes these three instructions. With eight, which rounded twice and left nothing over of an
-    infinity, kb79 took 1% longer, kb64 6%, kb74 17% and hifigan_u1 21%, and errors were the same to 1% (k6 on H200, a
-    script by turns; no recorded rows).
+
+@device_function
+def exponent_of(number):
+    """That of a number that is not negative."""
+    return int32(bits_of(number) >> MANTISSA)
+
+
+@device_function
+def scale_of(exponent):
+    """The power of two by which numbers are multiplied of which the largest has this exponent."""
+    return float_of((LARGEST + ONE - exponent) << MANTISSA)
+
+
+@device_function
+def inverse_of(exponent):
+    """One divided by ``scale_of`` it."""
+    return float_of((exponent + ONE - LARGEST) << MANTISSA)
+
+
+@device_function
+def scales_of(inverse):
+    """What ``split`` must know of the scale of the weights, whose inverse is given: the least exponent that it may take
+    x to have, so that the inverse of both scales is normal, and what makes of that exponent the inverse's."""
+    of_weights = int32(exponent_of(inverse) - LARGEST)
+    return max(int32(LEAST), int32(1 - of_weights)), of_weights
+
+
+@device_function
+def _largest_number(v, at, window, first):
+    """The largest magnitude in the windows that is no infinity and no NaN."""
+    largest = float32(0)
+    for q in range(first, window):
+        for h in range(SPLIT_ROWS):
+            magnitude = abs(float_of(v[at + h * window + q]))
+            largest = max(largest, magnitude) if magnitude < INFINITY else largest
+    return largest
+
+
+def make_split(window: int, first: int):
+    """A device function: the operands of SPLIT_ROWS rows of ``window`` float32 in ``v`` from ``at`` on, which they
+    replace; the columns before ``first`` do not count. All lanes of a warp call it with the ``scales_of`` the weights.
+    It returns what the sums of products are to be multiplied by, infinity where that is too large.
+
+    Words of two rows each: the larger parts of rows 0 and 1, of rows 2 and 3, then the smaller ones.
     """
 
     @device_function
-    def put(v, at, value):
-        if parts == 1:
-            v[at] = tf32_operand(value)
-        else:
-            v[at] = tf32_part(value)
-            v[at + apart] = bits_of(value - float_of(v[at]))
+    def split(v, at, scales):
+        least, of_weights = scales
+        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # of each row: not every one waits for the one before
+        for h in range(SPLIT_ROWS):
+            largest[h] = float32(0)
+        for q in range(first, window):
+            for h in range(SPLIT_ROWS):
+                largest[h] = larger_magnitude(largest[h], float_of(v[at + h * window + q]))
+        largest[0], largest[2] = larger_magnitude(largest[0], largest[1]), larger_magnitude(largest[2], largest[3])
+        exponent = int32(redux_max(bits_of(larger_magnitude(largest[0], largest[2]))) >> MANTISSA)
+        if exponent == NO_NUMBER:  # beside an infinity numbers stay what they are
+            exponent = int32(redux_max(bits_of(_largest_number(v, at, window, first))) >> MANTISSA)
+        exponent = max(exponent, least)
+        scale = scale_of(exponent)
+        for q in range(first, window):
+            for h in range(0, SPLIT_ROWS, 2):
+                low, high = float_of(v[at + h * window + q]) * scale, float_of(v[at + (h + 1) * window + q]) * scale
+                larger = pack_f16(low, high)
+                v[at + h * window + q] = larger
+                low, high = low - f16_to_f32(larger, False), high - f16_to_f32(larger, True)
+                v[at + (h + 1) * window + q] = pack_f16(low, high)
+            # Larger parts first: the two words between are in each other's place.
+            smaller = v[at + window + q]
+            v[at + window + q] = v[at + 2 * window + q]
+            v[at + 2 * window + q] = smaller
+        return float_of(min(int32(exponent + of_weights), int32(NO_NUMBER)) << MANTISSA)
 
-    return put
+    return split

@@ -1,4 +1,4 @@
-"""Weights in the order in which the tensor-core rungs read them, rounded or split once instead of in every tile.
+"""Weights in the order in which the tensor-core rungs read them, rounded once instead of in every tile.
 
 ``order`` "wgmma" is that of a K-major operand in shared memory; "mma" that of fragments, where a lane's four registers
 of A are 16 consecutive bytes. Both hold (group, row tile, tap chunk, channel chunk, part, tap) in that order around it;
@@ -7,7 +7,8 @@ channels, rows and taps that do not exist are zeros.
 A training step packs the weights anew, so it counts: a thread loads 16 bytes' worth of elements, for the "wgmma" order
 of as many channels, whose neighbours in memory its neighbours load. Element by element, with channels side by side in a
 warp, dac_u1's weights took 0.112 ms in bfloat16 and 0.124 in TF32 instead of 0.052 and 0.042 (H200, profiles; no
-recorded rows). Of 16 bits most are packed by twos (tensor_pack_pairs.py).
+recorded rows). Of 16 bits most are packed by twos (tensor_pack_pairs.py), and split operands have a kernel of their own
+(tensor_pack_split.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from ..elements import ELEMENTS
@@ -23,7 +25,7 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..layout import Layout
 from ..problem import Problem
 from ..ptx import device_function, round_tf32, store_run
-from . import tensor_pack_pairs
+from . import tensor_pack_pairs, tensor_pack_split
 from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
 from .weight_cache import Packing, unique
@@ -34,7 +36,7 @@ THREADS = 128
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
-    rows, depth, chunk, parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts
+    rows, depth, chunk = tile.rows, tile.depth, tile.tap_chunk
     phases, channels, all_rows, stage_of = tile.phases, tile.channels, tile.taps.rows, make_stage(tile)
     element, elements, reciprocal = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.reciprocal
     load, store = element.load, store_run(element)
@@ -52,7 +54,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     ):  # fmt: skip
         stage, out_channels = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group), int32(out_channels)
         first_co, first_a, first_t, first_c, channels_left = stage
-        values, left = cuda.local.array(elements, dtype=float32), cuda.local.array(elements, dtype=float32)
+        values = cuda.local.array(elements, dtype=float32)
         for step in range(chunk * steps):
             tap, vector = step // steps, int32(cuda.threadIdx.x + step % steps * THREADS)
             first_m, first_k = place(uint32(vector * elements))
@@ -67,16 +69,11 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
                 at = of_vector + channels_on[u] * stride_c + co * stride_o + t * stride_k
                 values[u] = load(w[uint64(at if there else int64(0))]) if there else float32(0)
             if vector < vectors:
-                at = int64(cuda.blockIdx.x) * (parts * chunk * block) + tap * block + vector * elements
                 if rounded:
                     for u in range(elements):
-                        high = round_tf32(values[u])
-                        if parts == 2:  # what rounding left over; nothing where that is not a number
-                            left[u] = round_tf32(values[u] - high) if high != values[u] else float32(0)
-                        values[u] = high
+                        values[u] = round_tf32(values[u])
+                at = int64(cuda.blockIdx.x) * (chunk * block) + tap * block + vector * elements
                 store(packed, at, values, 0)
-                if parts == 2:
-                    store(packed, at + chunk * block, left, 0)
 
     integers = (types.int64,)
     signature = (flat(element.storage), *integers * 3, flat(element.storage), *integers * 6)
@@ -98,30 +95,44 @@ class TensorPacking(Packing):
     @cached_property
     def size(self) -> int:
         blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
-        return blocks * self.tile.depth_weights // self.tile.itemsize
+        return packed_size(self.tile, blocks)
 
-    def _prepare(self, kernel: Kernel) -> Prepared:
+    def _prepare(self, kernel: Kernel, *others: torch.Tensor) -> Prepared:
         w = self.weights
         return kernel.prepare(
             self.row_tiles * self.groups * self.tap_chunks * self.channel_chunks,
-            *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
+            *(alike(w.shape, w.dtype, w.strides), *w.strides, *others, alike((self.size,), w.dtype)),
             *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
         )
 
     @cached_property
     def launch(self) -> Callable[..., None]:
-        one_by_one = self._prepare(make_kernel(self.tile, self.order))
+        kernel, largest_of = kernel_of(self.tile, self.order), tensor_pack_split.largest_of
+        if self.tile.parts == 2:
+            split = self._prepare(kernel, alike((1,), self.weights.dtype))
+            return lambda w, packed: split(w, largest_of(w), packed)
+        one_by_one = self._prepare(kernel)
         if not tensor_pack_pairs.suits(self.tile, self.order, self.weights.shape[2], self.weights.strides):
             return one_by_one
         by_pairs = self._prepare(tensor_pack_pairs.make_kernel(self.tile))
         return lambda w, packed: (one_by_one if w.data_ptr() % 4 else by_pairs)(w, packed)
 
 
+def kernel_of(tile: Tile, order: str) -> Kernel:
+    """The one that packs weights wherever they lie."""
+    return tensor_pack_split.make_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
+
+
+def packed_size(tile: Tile, blocks: int) -> int:
+    """Elements of the packed weights of so many stages."""
+    return blocks * tile.depth_weights // tile.itemsize + (tensor_pack_split.SCALE if tile.parts == 2 else 0)
+
+
 def kernels_of(problem: Problem, tile: Tile, order: str) -> list[Kernel]:
     """Those that pack the weights of ``problem`` for ``tile``, if they are contiguous, at a multiple of 4 bytes."""
     strides = problem.out_channels_per_group * problem.kernel_size, problem.kernel_size, 1
     pairs = tensor_pack_pairs.suits(tile, order, problem.kernel_size, strides)
-    return [tensor_pack_pairs.make_kernel(tile) if pairs else make_kernel(tile, order)]
+    return [tensor_pack_pairs.make_kernel(tile) if pairs else kernel_of(tile, order)]
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:

@@ -8,16 +8,17 @@ from numba import cuda, int32, int64
 
 from ..ptx import device_function
 from .divided import divided
-from .fragments import mma_a, wgmma_b_at
+from .fragments import mma_a, split_channel, wgmma_b_at
 from .tensor_tile import Tile
 
-ON_GPU = device_function(wgmma_b_at), device_function(mma_a)
+MAPS = wgmma_b_at, mma_a, split_channel
+ON_GPU = tuple(map(device_function, MAPS))
 
 
-def make_place(tile: Tile, order: str, maps: tuple = (wgmma_b_at, mma_a)) -> Callable:
+def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
     """A function that tells the row and the channel of the element ``e`` of a tap."""
-    rows, elements, halves = tile.rows, 16 // tile.itemsize, 4 // tile.itemsize
-    of_wgmma, of_mma = maps
+    rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
+    of_wgmma, of_mma, of_split = maps
 
     def wgmma_place(e):
         return of_wgmma(e, rows, elements)
@@ -29,7 +30,16 @@ def make_place(tile: Tile, order: str, maps: tuple = (wgmma_b_at, mma_a)) -> Cal
         row, k = of_mma(lane, i, h, halves)
         return tile16 * 16 + row, k
 
-    return {"wgmma": wgmma_place, "mma": mma_place}[order]
+    place = {"wgmma": wgmma_place, "mma": mma_place}[order]
+    if tile.parts == 1:
+        return place
+    inner = place if maps is MAPS else device_function(place)
+
+    def split_place(e):
+        row, k = inner(e)
+        return row, of_split(k)
+
+    return split_place
 
 
 def make_stage(tile: Tile) -> Callable:

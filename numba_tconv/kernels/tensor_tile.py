@@ -32,14 +32,13 @@ COLUMNS = 128
 ROWS = 128  # of a tile, at most
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
-# Window elements that a lane holds in registers; each is two registers in tf32x3. There, with more taps of a window the
-# compiler spills registers.
+# Columns of a window that a lane holds in registers, two each; in tf32x3 four. There, with more the compiler spills.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
 
-# Of each precision: the tensor core's name for the operands, channels of one product, and the operands' parts.
-KINDS = {"tf32": ("tf32", 8, 1), "tf32x3": ("tf32", 8, 2), "fp16": ("f16", 16, 1), "bf16": ("bf16", 16, 1)}
+# Of each precision: the tensor core's name for the operands, channels of one product, and parts of a number.
+KINDS = {"tf32": ("tf32", 8, 1), "tf32x3": ("f16", 16, 2), "fp16": ("f16", 16, 1), "bf16": ("bf16", 16, 1)}
 DTYPES = {"tf32": torch.float32, "tf32x3": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -86,8 +85,13 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Terms that an operand is split into: 2 for tf32x3."""
+        """Terms that an operand is split into: 2 for tf32x3 (tensor_operand.py)."""
         return KINDS[self.precision][2]
+
+    @property
+    def operand_size(self) -> int:
+        """Bytes of an operand of a product."""
+        return 4 if self.kind == "tf32" else 2
 
     @property
     def rows(self) -> int:
@@ -160,7 +164,7 @@ class Tile:
     @property
     def depth_weights(self) -> int:
         """Bytes of packed weights for one product's depth, with all taps of a chunk."""
-        return self.tap_chunk * self.parts * self.rows * self.depth * self.itemsize
+        return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
     # The staging buffer: float32, a run of a channel after another.
 

@@ -12,16 +12,15 @@ from .barriers import (
     setmaxnreg,
 )
 from .convert import (
-    TF32_BITS,
     bf16_to_f32,
     bits_of,
+    f16_to_f32,
     f32_to_bf16,
     float_of,
     pack_bf16,
     pack_f16,
     round_tf32,
     tf32_operand,
-    tf32_part,
 )
 from .copies import (
     cp_async,
@@ -63,6 +62,7 @@ from .matrix import (
     wgmma_fence,
     wgmma_wait,
 )
+from .maxima import larger_magnitude, redux_max
 from .products import multiply_add, multiply_runs
 from .runs import load_guarded, load_pair, load_run, store_run, vectors_of
 from .stores import ld_shared_st_global_if, st_global_if, st_global_vector
@@ -81,7 +81,6 @@ from .windows import GRANULE, copy_vectors, multiply_window, spread, store_gathe
 __all__ = [
     "GRANULE",
     "SIMULATOR",
-    "TF32_BITS",
     "add_upper_halves",
     "add_vectors",
     "barrier_sync",
@@ -102,6 +101,7 @@ __all__ = [
     "cp_async_word",
     "device_function",
     "elected",
+    "f16_to_f32",
     "f32_to_bf16",
     "fence_async",
     "fence_mbarrier_init",
@@ -109,6 +109,7 @@ __all__ = [
     "global_address",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
+    "larger_magnitude",
     "ld_shared",
     "ld_shared_st_global_if",
     "ld_shared_u16",
@@ -134,6 +135,7 @@ __all__ = [
     "pack_f16",
     "prmt",
     "recomputed",
+    "redux_max",
     "repeated",
     "round_tf32",
     "setmaxnreg",
@@ -163,7 +165,6 @@ __all__ = [
     "tensormap_replace_address",
     "tensormap_replace_size",
     "tf32_operand",
-    "tf32_part",
     "vectors_of",
     "wgmma",
     "wgmma_commit",

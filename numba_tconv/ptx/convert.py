@@ -42,10 +42,10 @@ def f32_to_bf16(typingctx, value):
     return types.uint16(types.float32), codegen
 
 
-def _pack(name):
+def _pack(name, meaning=no_meaning):
     """cvt.rn.{name}x2.f32: two float32 rounded to nearest even, the first in the lower half of the result."""
 
-    @instruction(no_meaning)
+    @instruction(meaning)
     def pack(typingctx, low, high):
         def codegen(context, builder, sig, args):
             return asm(builder, i32, [args[1], args[0]], f"cvt.rn.{name}x2.f32 $0, $1, $2;", "=r,f,f")
@@ -55,10 +55,28 @@ def _pack(name):
     return pack
 
 
-pack_f16, pack_bf16 = _pack("f16"), _pack("bf16")
+def _packed_f16(low, high):
+    with np.errstate(over="ignore"):
+        return np.array([low, high], np.float32).astype(np.float16).view(np.int32)[0]
 
 
-TF32_BITS = -(1 << 13)  # those of a float32 that a TF32 number keeps
+pack_f16, pack_bf16 = _pack("f16", _packed_f16), _pack("bf16")
+
+
+def _half_of(word, upper):
+    return np.float32(np.array([word], np.int32).view(np.float16)[1 if upper else 0])
+
+
+@instruction(_half_of)
+def f16_to_f32(typingctx, word, upper):
+    """The float32 that the upper or the lower half of ``word`` is in 16 bits: exact."""
+
+    def codegen(context, builder, sig, args):
+        shift = builder.select(args[1], ir.Constant(i32, 16), ir.Constant(i32, 0))
+        bits = builder.trunc(builder.lshr(args[0], shift), i16)
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), f32)
+
+    return types.float32(types.int32, types.boolean), codegen
 
 
 def _round_tf32(value):
@@ -96,23 +114,6 @@ def float_of(typingctx, bits):
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.int32), codegen
-
-
-def _tf32_part(value):
-    bits = int(np.float32(value).view(np.uint32))
-    return np.uint32(bits + 0x1000 & TF32_BITS & 0xFFFFFFFF).view(np.int32)
-
-
-@instruction(_tf32_part)
-def tf32_part(typingctx, value):
-    """The bits of ``round_tf32`` in two instructions, for the larger part of a split operand: infinities stay, but NaN
-    may become any number. It comes back as what is left, ``value`` less that number, and so it does of an infinity."""
-
-    def codegen(context, builder, sig, args):
-        raised = builder.add(builder.bitcast(args[0], i32), ir.Constant(i32, 0x1000))
-        return builder.and_(raised, ir.Constant(i32, TF32_BITS))
-
-    return types.int32(types.float32), codegen
 
 
 def _tf32_operand(value):

@@ -1,0 +1,32 @@
+"""Maxima: of two numbers, of a warp."""
+
+from __future__ import annotations
+
+from numba import types
+
+from .core import asm, f32, i32, instruction, no_meaning
+
+
+def _larger_magnitude(value, other):
+    return value if other != other else max(value, abs(other))
+
+
+@instruction(_larger_magnitude)
+def larger_magnitude(typingctx, value, other):
+    """max.f32 of ``value``, which is at least 0, and the magnitude of ``other``, unless that is a NaN."""
+
+    def codegen(context, builder, sig, args):
+        text = "{ .reg .f32 magnitude; abs.f32 magnitude, $2; max.f32 $0, $1, magnitude; }"
+        return asm(builder, f32, args, text, "=f,f,f")
+
+    return types.float32(types.float32, types.float32), codegen
+
+
+@instruction(no_meaning)
+def redux_max(typingctx, value):
+    """redux.sync.max.u32: the largest of the 32 lanes' numbers, which are at least 0 (from sm_80)."""
+
+    def codegen(context, builder, sig, args):
+        return asm(builder, i32, args, "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
+
+    return types.int32(types.int32), codegen
