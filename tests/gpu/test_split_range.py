@@ -1,0 +1,120 @@
+"""tf32x3 where numbers are of very different sizes: its operands are scaled to the exponents that fp16 has.
+
+torch computes in float32, whose exponents reach from 2^-126 to 2^127.
+"""
+
+import pytest
+import torch
+
+from numba_tconv.problem import Problem
+from tests.gpu.common import LARGE, able, expected, in_float64, tensor_cores
+from tests.parity import operands, parameters, poisoned, terms, verdict
+
+DTYPE, PRECISION = torch.float32, "tf32x3"
+reasons = pytest.mark.parametrize("reason", ["HiFi-GAN's third layer", "KernelBench 74's channels and dilation"])
+
+
+def made(rung, problem):
+    able(rung, problem, DTYPE, PRECISION)
+    x, w, _ = operands(problem, DTYPE, "cuda")
+    return x, w
+
+
+def output(rung, x, w, problem):
+    y = poisoned(problem, DTYPE, "cuda")
+    rung.run(x, w, None, y, problem, precision=PRECISION)
+    return y
+
+
+def without_bias(reason):
+    p = LARGE[reason]
+    return Problem(p.batch, p.in_channels, p.out_channels, p.kernel_size, p.length, p.stride, p.padding,
+                   p.output_padding, p.groups, p.dilation)  # fmt: skip
+
+
+@tensor_cores
+@reasons
+@pytest.mark.parametrize("of_weights", [1e-30, 1e-9, 1, 1e15])
+@pytest.mark.parametrize("of_x", [1e-30, 1e-9, 1, 1e15, 1e30])
+def test_however_large_and_small(rung, reason, of_x, of_weights):
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    x, w = x * of_x, w * of_weights
+    exact = in_float64(x, w, None, problem)
+    if not 1e-25 < exact.abs().max() < 1e35:
+        pytest.skip("float32 would round differently there, or have no such number")
+    torchs, _ = expected(x, w, None, problem)
+    assert verdict(output(rung, x, w, problem), torchs, exact, terms(problem), PRECISION) is None
+
+
+@tensor_cores
+@reasons
+@pytest.mark.parametrize("apart", [2**8, 2**12, 2**16])
+def test_channels_of_other_sizes_that_the_weights_make_up_for(rung, reason, apart):
+    """Every second channel is that much smaller, its weights as much larger: all count alike."""
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    x[:, ::2] /= apart
+    w[::2] *= apart
+    torchs, exact = expected(x, w, None, problem)
+    assert verdict(output(rung, x, w, problem), torchs, exact, terms(problem), PRECISION) is None
+
+
+@tensor_cores
+@reasons
+@pytest.mark.parametrize("quiet", [2.0**-10, 2.0**-20, 2.0**-50])
+def test_beside_a_loud_signal_a_quiet_one_stays(rung, reason, quiet):
+    """What is lost of it is at most 2^-39 of what is loud, there where both are within one tile; elsewhere it is as
+    accurate as by itself."""
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    half = problem.length // 2
+    x[..., :half] *= quiet
+    y, exact = output(rung, x, w, problem).double(), in_float64(x, w, None, problem)
+    magnitudes = torch.conv_transpose1d(x.double().abs(), w.double().abs(), **parameters(problem))
+    loudest = torch.conv_transpose1d(
+        torch.full_like(x, x.abs().max()).double(), w.double().abs(), **parameters(problem)
+    )
+    assert ((y - exact).abs() <= 2.0**-19 * magnitudes + 2.0**-38 * loudest).all()
+    far = slice(0, (half - 1024) * problem.stride)
+    assert ((y - exact).abs() <= 2.0**-19 * magnitudes)[..., far].all()
+
+
+@tensor_cores
+@reasons
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_no_number_costs_its_neighbours_nothing(rung, reason, value):
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    torchs, exact = expected(x, w, None, problem)
+    x[0, 1, problem.length // 2] = value
+    y = output(rung, x, w, problem)
+    reached, lost = ~in_float64(x, w, None, problem).isfinite(), ~y.isfinite()
+    assert lost[reached].all()
+    assert lost.sum() <= 3 * problem.out_channels * problem.kernel_size, "a tap that pads a chunk may meet it, too"
+    kept = [t.masked_fill(lost, 0) for t in (y, torchs, exact)]
+    assert verdict(*kept, terms(problem), PRECISION) is None
+
+
+@tensor_cores
+@reasons
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_weight_that_is_no_number_costs_the_others_nothing(rung, reason, value):
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    torchs, exact = expected(x, w, None, problem)
+    w[1, 3, 2] = value
+    y = output(rung, x, w, problem)
+    others = torch.arange(problem.out_channels, device="cuda") != 3
+    assert not y[:, 3].isfinite().all()
+    kept = [t[:, others] for t in (y, torchs, exact)]
+    assert verdict(*kept, terms(problem), PRECISION) is None
+
+
+@tensor_cores
+@reasons
+def test_zeros(rung, reason):
+    problem = without_bias(reason)
+    x, w = made(rung, problem)
+    assert not output(rung, torch.zeros_like(x), w, problem).any()
+    assert not output(rung, x, torch.zeros_like(w), problem).any()
