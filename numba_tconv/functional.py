@@ -55,14 +55,15 @@ def conv_transpose1d(
         groups: int.
         variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
         precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" (operands
-            rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two, three products on tensor cores:
-            errors of float32's order; without a ``variant``, what no tensor-core rung takes is computed as "ieee", so
-            depthwise layers and those of fewer than 8 input channels a group). The other dtypes know only their own:
-            "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for convolutions: "tf32" where
-            ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same, ``torch.backends.cudnn.allow_tf32``)
-            allows it and a rung gains by it, else "ieee"; likewise each gradient, by its own rungs. Under torch.compile
-            the switch is read while tracing. Where torch.autocast takes the dtype from float32 to another, what is
-            named for float32 has no meaning, and is taken as None.
+            rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two of 11 bits, three products on tensor
+            cores: errors of float32's order, but for inputs and weights that are less than 2^-17 of the largest near
+            them, which are off by up to 2^-39 of that one; without a ``variant``, what no tensor-core rung takes is
+            computed as "ieee", so depthwise layers and those of fewer than 8 input channels a group). The other dtypes
+            know only their own: "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for
+            convolutions: "tf32" where ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same,
+            ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by it, else "ieee"; likewise each gradient,
+            by its own rungs. Under torch.compile the switch is read while tracing. Where torch.autocast takes the dtype
+            from float32 to another, what is named for float32 has no meaning, and is taken as None.
 
     Returns:
         (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give

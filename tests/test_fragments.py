@@ -171,3 +171,11 @@ def test_windows_are_read_without_bank_conflicts(precision):
 
 def test_every_dtype_has_configurations():
     assert {c.tile.dtype for _, c in configs()} == {torch.float32, torch.float16, torch.bfloat16}
+
+
+def test_split_operands_are_those_of_a_lanes_four_channels():
+    """Of register i the lower and the upper half: rows 2*i and 2*i + 1 of the four that a lane reads, four apart."""
+    for lane, i, h in itertools.product(range(32), range(2), range(2)):
+        k, _ = fragments.mma_b(lane, i, h, 2)
+        assert fragments.split_channel(k) == lane % 4 + 4 * (2 * i + h)
+    assert sorted(map(fragments.split_channel, range(32))) == list(range(32))

@@ -20,6 +20,7 @@ from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_cho
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
+from numba_tconv.kernels.k5_config import RUN
 from numba_tconv.kernels.k6_stage import BATCH
 from numba_tconv.offline import product_loops
 from numba_tconv.problem import Problem
@@ -349,6 +350,10 @@ def test_split_operands_are_split_once(name, workload):
     assert ptx.count("redux.sync.max.u32") == 2 * windows, "one more for windows beside an infinity"
     multiplications = ptx.count(MULTIPLIERS[name][0] + ".")
     assert multiplications % (3 * windows) == 0
+    sums = config.fragments * RUN * 4 if name == "k5_mma" else tile.rows  # that a lane scales back
+    scaled, more = divmod(ptx.count("fma.rn.f32"), sums)
+    assert scaled > 0
+    assert not more
 
 
 def test_k6_loads_biases_together():
