@@ -1,12 +1,13 @@
 """Sums of k6 that are split over input channels, on the CPU: what they compute, and when they are chosen."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
 from numba_tconv import workloads
-from numba_tconv.kernels import RUNGS, channel_parts, k6_config, k6_cost, k6_split
+from numba_tconv.kernels import RUNGS, channel_parts, k6_config, k6_cost, k6_split, partial_sum
 from numba_tconv.kernels.device import H200
 from numba_tconv.kernels.k6_box import Rows, rows_of
 from numba_tconv.kernels.k6_config import SHARED_PER_BLOCK, column_tiles
@@ -133,3 +134,11 @@ def test_the_split_is_told():
     assert f"input channels in {config.splits} parts" in K6.tile(config)
     assert "parts" not in K6.tile(k6_cost.choose(HEAD, "tf32"))
     assert K6.predicted_ms(HEAD, config, H200) == k6_split.cost(HEAD, config, H200)
+
+
+def test_one_kernel_adds_up_all_sums():
+    """Whatever their number, and the outputs': of vectors, a quarter of the threads."""
+    for splits, (length, blocks) in itertools.product((2, 3), ((1000, 2), (1001, 8))):
+        launch = partial_sum.prepare(Problem(1, 16, 1, 1, length), torch.bfloat16, splits, has_bias=False, early=True)
+        assert launch.kernel is partial_sum.make_kernel(torch.bfloat16, True)
+        assert launch.grid == (blocks, 1, 1)
