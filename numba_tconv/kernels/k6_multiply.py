@@ -31,8 +31,8 @@ def make_stages(config: Config):
 
     With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
     ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
-    its length. What limits it is power: a GPU that repeats kb64 or kb74 stays at its 700 W, and its clock falls to 1.35
-    to 1.6 GHz on kb64. So it is instructions that count, not how well they overlap: with operands of TF32, to hide the
+    its length. What limits it is power: a GPU that repeats kb64 or kb74 draws its 700 W, and its clock falls to 1.35 to
+    1.6 GHz on kb64. So it is instructions that count, not how well they overlap: with operands of TF32, to hide the
     splitting behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
     warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64; and operands of
     fp16, half as many products, 0.69 times as long (tensor_operand.py). Without a scale, of which a window takes one

@@ -100,7 +100,7 @@ from .weight_cache import packed_weights
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
 # or 32 stages, demucs_out's 32 by 6 in TF32 and by 3 in bfloat16, but not pqmf's 8 by 1 (recorded rows of k5 and k6).
-# In tf32x3 convtasnet takes 0.084 ms (the search), by k5 0.120. Kb74's gradient for the input in bfloat16, 32 rows by
+# In tf32x3 convtasnet takes 0.072 ms, by k5 0.103 (a script). Kb74's gradient for the input in bfloat16, 32 rows by
 # 4, takes 0.46 ms, by k5 0.90.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 

@@ -3,10 +3,10 @@
 Split operands: a number is the nearest of eleven significant bits, its larger part, and what that leaves over, its
 smaller part, of eleven bits again. Of x * w three products are added up: both with a larger and a smaller part, and the
 one of the larger ones; what is left out is 2^-22 of it. Parts of eleven bits are what TF32 has. But fp16 has them, too,
-and of those tensor cores multiply twice as many by an instruction, which takes as long and as much power, and power is
-what limits three products: by turns with operands of TF32, on an H200, k6 takes 0.75 times as long in geometric mean of
-15 layers, k5 0.72 (kb64 3.37 to 2.30 ms). Products of larger parts in TF32, and the two others in fp16, took 0.92 times
-as long. (Scripts; no recorded rows.)
+and of those tensor cores multiply twice as many by an instruction, which takes as long and no more power, and power is
+what limits three products (k6_multiply.py). By turns with operands of TF32, in geometric mean of 15 layers, k6 takes
+0.75 times as long, k5 0.72 (H200; kb64 3.37 to 2.30 ms). With TF32 for the product of the larger parts and fp16 for the
+two others, k6 took 0.94 times as long, k5 0.91 (H100; scripts, no recorded rows).
 
 The exponents of fp16 reach from 2^-24 to 2^15 only. So numbers are scaled, by powers of two, which changes no bit of
 theirs: the weights as they are packed, by the largest of them (tensor_pack_split.py); x by the largest number of a
