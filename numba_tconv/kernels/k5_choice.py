@@ -113,7 +113,7 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
     products = chunk * fragments * RUN * (2 * tile.parts - 1)
     chunks = 1
-    deepest = 4 if tile.parts == 1 else 1
+    deepest = 4 if tile.parts == 1 else 1  # each depth of split operands has a scale of its own
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
     return Config(tile, fragments, 1, chunks, 2, 1, x_vector)

@@ -101,7 +101,7 @@ def make_split(window: int, first: int):
                 largest[h] = larger_magnitude(largest[h], float_of(v[at + h * window + q]))
         largest[0], largest[2] = larger_magnitude(largest[0], largest[1]), larger_magnitude(largest[2], largest[3])
         exponent = int32(redux_max(bits_of(larger_magnitude(largest[0], largest[2]))) >> MANTISSA)
-        if exponent == NO_NUMBER:  # beside an infinity numbers stay what they are
+        if exponent == NO_NUMBER:  # an infinity has no scale, but numbers beside it have
             exponent = int32(redux_max(bits_of(_largest_number(v, at, window, first))) >> MANTISSA)
         exponent = max(exponent, least)
         scale = scale_of(exponent)
