@@ -6,7 +6,8 @@ the sums are stored: that is paid in full where both warpgroups store at the sam
 stores hide behind the other's products. Of all this and of memory's work one hides behind the other, but for a little.
 
 The constants were fitted to a search over the configurations of the workloads in tf32, tf32x3 and bf16
-(plots/data/search); a test holds what the choice costs, against the best configuration found, to a limit.
+(plots/data/search; in tf32x3 to an older one, from before its products were of fp16); a test holds what the choice
+costs, against the best configuration found, to a limit.
 """
 
 from __future__ import annotations
