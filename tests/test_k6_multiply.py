@@ -13,7 +13,9 @@ from numba_tconv.ptx import SIMULATOR
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 LARGE, SMALL = 0, 1  # parts of an operand
 EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is free, and that it has arrived
-SCALES, INVERSE = "of the weights", 0.5  # what a window is loaded with, and what of its products is added up
+# What a window is loaded with, first where its inverse is if it is split ahead; and what of its products is added up.
+SCALES, INVERSE = (4000, 0), 0.5
+SLOT = 3  # in which the stage of a test of one is
 TURN = 2000  # and that which says that it is the warpgroup's turn
 
 
@@ -31,8 +33,14 @@ def in_python(monkeypatch, config, multiply_all=None):
     def window(*arguments):
         assert arguments[-1] is SCALES
         done.append("window")
+        return None if config.split_ahead else INVERSE
+
+    def load_inverse(address):
+        assert config.split_ahead
+        assert address == SCALES[0] + 8 * SLOT
         return INVERSE
 
+    monkeypatch.setattr(k6_multiply, "ld_shared", lambda count, kind: load_inverse)
     monkeypatch.setattr(k6_multiply, "make_window", lambda config: window)
     monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
     return k6_multiply.make_stages(config), done
@@ -40,7 +48,8 @@ def in_python(monkeypatch, config, multiply_all=None):
 
 # Problem, and taps of the chunk: all of one; all of several; and those of the last, that are fewer.
 CHUNKS = [(Problem(2, 16, 64, taps, 256), taps) for taps in range(1, 6)]
-CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=3), taps) for taps in (3, 2)]
+CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=4), taps) for taps in (3, 2)]
+CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=3), 5), (Problem(2, 16, 64, 3, 256, dilation=6), 3)]
 CHUNKS += [(Problem(2, 16, 64, 11, 256), taps) for taps in (4, 3, 1)]
 
 
@@ -66,8 +75,8 @@ def test_split_operands(monkeypatch, problem, taps):
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
     ring = 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, 0, 0, 0, 0, 1, TURN,
-              0)  # fmt: skip
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT, 0, 0, 0, 1,
+              TURN, 0)  # fmt: skip
 
     tap_bytes, expected = tile.rows * tile.depth * 2 >> 4, []
     for block in range(BLOCKS):

@@ -14,6 +14,7 @@ from numba_tconv.problem import Problem
 from tests.test_tensor_store import cast_quickly
 
 FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
+SPLIT = object()
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Stage:
     filled: list = field(default_factory=list)
     fences: list = field(default_factory=list)  # of each, how many windows were filled before
     arrivals: list = field(default_factory=list)
+    landed: tuple = None  # what it waited for before it split the stage
+    split: list = field(default_factory=list)
 
 
 @pytest.fixture
@@ -38,12 +41,24 @@ def brought(monkeypatch):
         assert barrier - FULL == stages[-1].waited[0] - EMPTY
         stages[-1].announced += size
 
+    def wait(barrier, parity):
+        if barrier >= EMPTY:
+            stages.append(Stage((int(barrier), int(parity))))
+        else:
+            assert len(stages[-1].arrivals) == 1, "of its copies, without which it would wait for good"
+            stages[-1].landed = int(barrier), int(parity)
+
+    def split_stage(lane, at, slot, split, in_stage, firsts, lasts):
+        assert split is SPLIT
+        stages[-1].split.append((int(at), int(slot), firsts.tolist(), lasts.tolist()))
+
     cast_quickly(monkeypatch, k6_load)
     monkeypatch.setattr(k6_load, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
         "elected": lambda: True,
-        "mbarrier_wait": lambda barrier, parity: stages.append(Stage((int(barrier), int(parity)))),
+        "mbarrier_wait": wait,
+        "make_split_stage": lambda config: split_stage,
         "mbarrier_expect_tx": expect,
         "fence_async": lambda: stages[-1].fences.append(len(stages[-1].filled)),
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
@@ -62,9 +77,27 @@ def brought(monkeypatch):
     return stages
 
 
+def check_split(stage, at, slot, config, geometry, rows, early, length):
+    """All of the stage is split, once: what of its windows is x, and zeros beside that."""
+    ((split_at, split_slot, firsts, lasts),) = stage.split
+    assert (split_at, split_slot) == (at, slot)
+    boxes = {to: begin for to, _, begin, *_ in stage.boxes}
+    filled = {to: (early + i) % 4 * (not rows.aligned) for _, i, _, _, to in stage.filled}
+    elements = range(geometry.pitch // 4)
+    for z, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+        region = at + z * geometry.region
+        if region in filled:
+            own = range(filled[region], filled[region] + config.width)
+        elif rows.aligned:  # the copy engine makes zeros
+            own = elements
+        else:
+            own = [e for e in elements if 0 <= boxes[region] - early + e < length]
+        assert [e for e in elements if first <= e < last] == list(own)
+
+
 # Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
 # unrolled loop that do not exist; groups of an odd number of depths; rows that begin alike or not; windows that several
-# samples share; fewer slots than warps that copy.
+# samples share; fewer slots than warps that copy; operands that these split.
 @pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
@@ -77,6 +110,8 @@ def brought(monkeypatch):
         (Problem(2, 328, 64, 8, 1024, stride=4), "tf32"),
         (Problem(7, 32, 16, 4, 40, stride=2), "bf16"),
         (Problem(1, 80, 80, 1024, 63, stride=256), "tf32x3"),
+        (Problem(2, 104, 16, 5, 999, dilation=3), "tf32x3"),
+        (Problem(7, 32, 16, 8, 40, stride=2), "tf32x3"),
     ],
 )
 def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
@@ -98,7 +133,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
         produce(0, warp, None, p.in_channels * stride_c, stride_c, MAP, in_stage, early, True, rows.aligned, apart,
-                False, "w", BASE, FULL, EMPTY, None, tap_chunks, stages, p.in_channels_per_group,
+                False, "w", BASE, FULL, EMPTY, SPLIT, None, tap_chunks, stages, p.in_channels_per_group,
                 group_tiles, row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
@@ -134,6 +169,12 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                         filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))
                 boxed_windows += len(expected)
                 assert stage.filled == filled
+                if config.split_ahead:
+                    assert stage.landed == (barrier, k // g.stages % 2)
+                    check_split(stage, at, 8 * slot, config, g, rows, early, p.length)
+                else:
+                    assert stage.landed is None
+                    assert not stage.split
                 assert stage.fences == list(range(1, len(filled) + 1)), "the lane's own writes, before the engine's"
                 assert sorted(stage.boxes) == sorted(tuple(map(int, box)) for box in expected)
                 source = ((row_tile * tap_chunks + chunk) * stages + s) * config.stage_weights // tile.itemsize

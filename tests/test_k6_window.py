@@ -46,7 +46,11 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
     beyond = before | behind << 8
     k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, beyond, together, True, None)
-    for h in range(lane_rows):
+    ahead = precision == "tf32x3" and workload == "kb74"
+    assert config.split_ahead == ahead
+    around = BESIDE if ahead else 0  # zeros are in the stage already
+    register_rows = (0, 2, 1, 3) if ahead else range(lane_rows)  # larger parts, then smaller ones
+    for h, register_row in enumerate(register_rows):
         for q in range(tile.halo - tile.reach, window):
-            values = [rows[4 * halves * h + c][q] if q in own else 0 for c in range(halves)]
-            assert v[h * window + q] == sum(value << 16 * c for c, value in enumerate(values))
+            values = [rows[4 * halves * h + c][q] if q in own else around for c in range(halves)]
+            assert v[register_row * window + q] == sum(value << 16 * c for c, value in enumerate(values))

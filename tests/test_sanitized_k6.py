@@ -63,6 +63,7 @@ def k6_properties(case):
     missing = k6_config.channel_chunks(part, config) > tile.channel_chunks(part)
     return {
         "weights, parts": (config.resident, tile.parts),
+        "weights, split ahead": tile.parts == 2 and (config.resident, config.split_ahead),
         "weights, size of an element": (config.resident, tile.itemsize),
         "weights, unrolled, of a stage": (config.resident, config.unroll, config.depths),
         "weights, chunks of taps": (config.resident, tile.several_chunks),
@@ -106,6 +107,7 @@ def test_k6():
     found = values(map(k6_properties, of_rung("k6_wgmma")))
     expected = {
         "weights, parts": {(r, parts) for r in BOTH for parts in (1, 2)},
+        "weights, split ahead": {False} | {(r, ahead) for r in BOTH for ahead in BOTH},
         "weights, size of an element": {(r, size) for r in BOTH for size in (2, 4)},
         "weights, unrolled, of a stage": {(r, *depths) for r in BOTH for depths in ((1, 1), (2, 1), (2, 2))},
         "weights, chunks of taps": {(r, several) for r in BOTH for several in BOTH},

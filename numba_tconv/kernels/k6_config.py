@@ -11,7 +11,7 @@ from ..problem import Problem
 from .device import H200
 from .tensor_rows import ROUND_ROWS
 from .tensor_runs import keeps_runs
-from .tensor_tile import ANY_LENGTH, COLUMNS, Tile, make_tile, round_sizes
+from .tensor_tile import ANY_LENGTH, COLUMNS, WINDOW_LIMIT, Tile, make_tile, round_sizes
 
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
 STORE_WARPS = 4  # of a warpgroup, which store together
@@ -33,6 +33,12 @@ MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 # Stages, with fewer of which a ring is worth a warpgroup's own buffer for rounds: on kb64 seven stages and a buffer
 # that is passed on take 2 or 3% less than six and one for each (H200, a script; no recorded rows).
 SHALLOW_RING = 7
+# Taps with which split operands are split ahead, and columns of a window that lanes have registers for then. Kb74's
+# five taps, which share one window of 16 columns so, take 0.58 ms, and 0.84 as chunks of three whose lanes split their
+# windows of 12; waveglow's four 0.094 and 0.098. Fewer take longer: a warp is busy with a stage for some 5,000 clocks,
+# and kb64 with its three taps took 2.53 ms instead of 2.30, hifigan_u1 with two 0.284 instead of 0.230 (H200, a script;
+# no recorded rows).
+FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
 LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
@@ -65,6 +71,12 @@ class Config:
     def paired(self) -> bool:
         """The warpgroups compute neighbouring tiles from the same stages; otherwise they take tiles in turn."""
         return not self.resident or self.tile.parts == 2
+
+    @property
+    def split_ahead(self) -> bool:
+        """Operands are split by the warps that copy, not by those that multiply."""
+        tile = self.tile
+        return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
 
     @property
     def regions(self) -> int:
@@ -197,10 +209,16 @@ class Config:
         return self.extras_at + CONSUMERS * self.extras
 
     @property
+    def ready(self) -> int:
+        """Of operands that are split ahead: an mbarrier that says split for each stage; then, for each, what the sums
+        of each of its windows are multiplied by (k6_operands.py)."""
+        return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
+
+    @property
     def map(self) -> int:
         """Behind the mbarriers: one that says full and one that says empty for each stage, one for the resident
-        weights, and two for each warpgroup's turns."""
-        return -(-(self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)) // 128) * 128
+        weights, and two for each warpgroup's turns; and behind what ``ready`` says."""
+        return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
 
     @property
     def shared_bytes(self) -> int:
@@ -278,7 +296,8 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
     found = []
     for rows in ROW_CHOICES:
         # Split operands need a second set of sums (k6_multiply.py), and half the rows leave registers for it.
-        tile = make_tile(problem, precision, rows // 2 if precision == "tf32x3" else rows)
+        split = precision == "tf32x3"
+        tile = make_tile(problem, precision, rows // 2 if split else rows, WIDEST_SPLIT_AHEAD if split else None)
         if tile is None:
             continue
         if wide_outputs and tile.itemsize == 2:

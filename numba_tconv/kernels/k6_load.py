@@ -26,6 +26,7 @@ from ..ptx import (
 )
 from .k6_box import place
 from .k6_config import PRODUCERS, Config
+from .k6_operands import make_split_stage
 from .tensor_map import ALIGNMENT
 
 
@@ -209,14 +210,17 @@ def make_produce(config: Config):
     sample_of, walk = make_walk(config)
     window_start = make_window_start(config)
     fill_in_vectors, fill = make_fill(config)
+    split_ahead, width, farthest = config.split_ahead, config.width, int64(1 << 20)
+    split_stage = make_split_stage(config)
 
     @device_function
     def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
-                base, full, empty, shared, tap_chunks, channel_stages, in_per_group, group_tiles, row_tiles,
+                base, full, empty, split, shared, tap_chunks, channel_stages, in_per_group, group_tiles, row_tiles,
                 column_tiles, band, batch, length, columns, first):  # fmt: skip
         alike_log, pitch, _, region_bytes, slot, stages = in_stage
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
+        firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
         # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
@@ -249,6 +253,11 @@ def make_produce(config: Config):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
+                    if split_ahead:  # elements of the window: those of its row in a box, or all that have been filled
+                        early = int64(0 if aligned else (x_early + i) & (vector - 1))
+                        firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
+                        end = farthest if aligned else min(length - i, farthest)
+                        lasts[z] = int32(early + (end if in_box else width))
                 while stage < channel_stages:
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
@@ -280,6 +289,9 @@ def make_produce(config: Config):
                     cuda.syncwarp()
                     if lane == 0:
                         mbarrier_arrive(barrier)
+                    if split_ahead:
+                        mbarrier_wait(barrier, parity ^ 1)
+                        split_stage(lane, int32(base + at), int32(barrier - full), split, in_stage, firsts, lasts)
                     at, barrier = int32(at + together * slot), int32(barrier + 8 * together)
                     ahead, stage = int32(ahead - together), int32(stage + together)
                     if ahead <= 0:

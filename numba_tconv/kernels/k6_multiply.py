@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from numba import int32, int64, uint32
+from numba import float32, int32, int64, uint32
 
 from ..ptx import (
     device_function,
+    ld_shared,
     mbarrier_arrive,
     mbarrier_wait,
     recomputed,
@@ -50,6 +51,7 @@ def make_stages(config: Config):
     depth_weights, operands, lane_rows = tile.depth_weights, parts * 2 * window, lane_rows_of(tile)
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
     when_due, _ = make_hand_over(config)
+    ahead, load_inverse = config.split_ahead, ld_shared(1, float32)
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
@@ -107,7 +109,8 @@ def make_stages(config: Config):
     def one_depth(acc, total, v, z, x_at, h_step, odd_step, beyond, together, rounded, scales, ring, descriptor0,
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
         """The window and the products of a depth, the ``z``-th of those that are unrolled, of the stage in slot ``s``.
-        Returns the slot of the next and its parity."""
+        ``scales``: of split operands, what ``make_window`` must know; if they are split ahead, first where the inverses
+        of the warpgroup's windows are. Returns the slot of the next and its parity."""
         slot, stages = ring
         offset = recomputed(int32(s * slot))  # before the wait, so that the loads do not wait for it as well
         if single or z == 0:
@@ -120,6 +123,8 @@ def make_stages(config: Config):
             offset = int32(offset + z * (lane_rows * h_step))
         at = int32(z * operands)
         inverse = load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded, scales)
+        if ahead:
+            inverse = load_inverse(int32(scales[0] + 8 * s))
         multiply_depth(acc, total, v, at, descriptor, add, taps, inverse)
         if resident and (single or z == unroll - 1):
             mbarrier_arrive(empty + 8 * s)

@@ -112,13 +112,14 @@ def make_kernel(config: Config) -> Kernel:
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
     itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
-    regions, map_at = config.regions, config.map
+    regions, map_at, ready_at = config.regions, config.map, config.ready
     vector, lane_channels, lane_rows = 16 // itemsize, 4 // itemsize, lane_rows_of(tile)
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
     sums, operands = rows // 2, parts * 2 * window  # registers a lane: of one block's sums, of one stage's operands
     all_sums, all_operands = BLOCKS * sums, unroll * operands
+    ahead = config.split_ahead
     exact = parts == 2  # the sums are added up on CUDA cores (k6_multiply.py)
     all_totals = all_sums if exact else 1
     storage, out_storage = ELEMENTS[tile.dtype].storage, ELEMENTS[tile.out_dtype].storage
@@ -162,10 +163,15 @@ def make_kernel(config: Config) -> Kernel:
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
+        # What warps that multiply wait for: says split if operands are split ahead, else full.
+        ready = int32(base + ready_at) if ahead else full
+        inverses = int32(ready + 8 * most_stages)
         if thread == 0:
             for s in range(most_stages):
                 mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
+                if ahead:
+                    mbarrier_init(ready + 8 * s, 1)
             mbarrier_init(weights_full, 1)
             for s in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
@@ -192,10 +198,11 @@ def make_kernel(config: Config) -> Kernel:
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
             if boxed and lane == 0:
                 tensormap_acquire(maps)
+            scales = scales_of(w[uint64(w.shape[0] - 1)]) if ahead else (int32(0), int32(0))
             produce(lane, int32(warp - CONSUMERS * 4), x, stride_n, stride_c, maps, in_stage, x_early, boxed, aligned,
-                    apart, in_vectors, w, base, full, empty, as_stored, tap_chunks, channel_chunks // depths,
-                    in_per_group, group_tiles, row_tiles, column_tiles, band, samples, inputs, in_columns,
-                    in_first)  # fmt: skip
+                    apart, in_vectors, w, base, full, empty, (ready, inverses, scales), as_stored, tap_chunks,
+                    channel_chunks // depths, in_per_group, group_tiles, row_tiles, column_tiles, band, samples, inputs,
+                    in_columns, in_first)  # fmt: skip
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -232,6 +239,8 @@ def make_kernel(config: Config) -> Kernel:
                 acc[z] = opaque(float32(0))
             ring = slot, stages
             scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
+            if ahead:
+                scales = int32(inverses + 4 * crew), int32(0)
             tap_chunks, channel_chunks = int32(tap_chunks), int32(channel_chunks)
             per_tile = int32(tap_chunks * channel_chunks)
             interval = int32(max(int32(int32(per_tile * 3) // steps_for_runs), int32(1)))
@@ -273,7 +282,7 @@ def make_kernel(config: Config) -> Kernel:
                         if not aligned:
                             x_row = int32(x_at + (int32(x_early + i) & (vector - 1)) * itemsize)
                             element = int32(int32(i) + column + lead - halo)
-                            beyond = beyond_of(element, int32(inputs)) if in_box else int32(0)
+                            beyond = beyond_of(element, int32(inputs)) if in_box and not ahead else int32(0)
                             begins = int32((x_early + i) | stride_c)  # of every row, modulo 4
                             together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
                     if aligned and (rounded or not some_rounded):
@@ -281,7 +290,7 @@ def make_kernel(config: Config) -> Kernel:
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
                                                       together, rounded, scales, ring, descriptor0, descriptor, add,
-                                                      taps, s, parity, full, empty, channel_chunks,
+                                                      taps, s, parity, ready, empty, channel_chunks,
                                                       product_turn + 8 * crew, my_turn)  # fmt: skip
                     add = int32(1)
                     tap_chunk = int32(tap_chunk + 1)

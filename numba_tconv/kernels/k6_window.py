@@ -41,16 +41,19 @@ def make_window(config: Config):
 
     Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
-    Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``).
+    Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``); if they are split
+    ahead, the rows have larger and smaller parts of the first two, then of the others (k6_operands.py).
     ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``together``:
     elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many; ALIGNED: 4, and the
     rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: what of a window that is not ALIGNED is
-    none of its row's (``make_beyond``). ``rounded``: the copy engine has rounded the window to TF32. ``scales``: of
-    split operands (tensor_operand.py). Returns what the products of the window are to be multiplied by.
+    none of its row's (``make_beyond``), which is zeros where operands are split ahead. ``rounded``: the copy engine has
+    rounded the window to TF32. ``scales``: of split operands (tensor_operand.py). Returns what the products of the
+    window are to be multiplied by, where they are not split ahead.
     """
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
-    unused, lane_rows = tile.halo - tile.reach, lane_rows_of(tile)
+    unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
+    register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # larger parts first
     split = make_split(window, unused)
     load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
     lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
@@ -74,7 +77,7 @@ def make_window(config: Config):
                 for q in range(0, window, count):
                     values = load(x_at + h * h_step + q * itemsize)
                     for z in range(count):
-                        v[at + h * window + q + z] = bits_of(values[z])
+                        v[at + register_rows[h] * window + q + z] = bits_of(values[z])
 
         return rows
 
@@ -97,12 +100,13 @@ def make_window(config: Config):
                 cuda.syncwarp()
                 for h in range(lane_rows):
                     for q in range(unused, window):
-                        v[at + h * window + q] = load_word(x_at + h * h_step + q * itemsize)
-            clear(v, at, beyond)
+                        v[at + register_rows[h] * window + q] = load_word(x_at + h * h_step + q * itemsize)
+            if not ahead:
+                clear(v, at, beyond)
             if not exact and not rounded:
                 for z in range(2 * window):
                     put_tf32(v, at + z, float_of(v[at + z]))
-        return split(v, at, scales) if exact else float32(1)
+        return split(v, at, scales) if exact and not ahead else float32(1)
 
     @device_function
     def interleave(v, at, even, odd):

@@ -72,13 +72,38 @@ def scales_of(inverse):
 
 
 @device_function
+def exponent_of_warp(largest):
+    """That of the largest of the numbers of a warp's lanes, none of them negative."""
+    return int32(redux_max(bits_of(largest)) >> MANTISSA)
+
+
+@device_function
+def larger_finite(value, other):
+    """The larger one of ``value`` and the magnitude of ``other``, unless that is an infinity or a NaN."""
+    magnitude = abs(other)
+    return max(value, magnitude) if magnitude < INFINITY else value
+
+
+@device_function
+def inverse_of_sums(exponent, of_weights):
+    """What sums of products are to be multiplied by; infinity where that is too large. Both as from ``scales_of``."""
+    return float_of(min(int32(exponent + of_weights), int32(NO_NUMBER)) << MANTISSA)
+
+
+@device_function
+def split_pair(low, high):
+    """Two numbers, scaled, as two words: of their larger parts, and of their smaller ones."""
+    larger = pack_f16(low, high)
+    return larger, pack_f16(low - f16_to_f32(larger, False), high - f16_to_f32(larger, True))
+
+
+@device_function
 def _largest_number(v, at, window, first):
     """The largest magnitude in the windows that is no infinity and no NaN."""
     largest = float32(0)
     for q in range(first, window):
         for h in range(SPLIT_ROWS):
-            magnitude = abs(float_of(v[at + h * window + q]))
-            largest = max(largest, magnitude) if magnitude < INFINITY else largest
+            largest = larger_finite(largest, float_of(v[at + h * window + q]))
     return largest
 
 
@@ -100,22 +125,19 @@ def make_split(window: int, first: int):
             for h in range(SPLIT_ROWS):
                 largest[h] = larger_magnitude(largest[h], float_of(v[at + h * window + q]))
         largest[0], largest[2] = larger_magnitude(largest[0], largest[1]), larger_magnitude(largest[2], largest[3])
-        exponent = int32(redux_max(bits_of(larger_magnitude(largest[0], largest[2]))) >> MANTISSA)
+        exponent = exponent_of_warp(larger_magnitude(largest[0], largest[2]))
         if exponent == NO_NUMBER:  # an infinity has no scale, but numbers beside it have
-            exponent = int32(redux_max(bits_of(_largest_number(v, at, window, first))) >> MANTISSA)
+            exponent = exponent_of_warp(_largest_number(v, at, window, first))
         exponent = max(exponent, least)
         scale = scale_of(exponent)
         for q in range(first, window):
             for h in range(0, SPLIT_ROWS, 2):
                 low, high = float_of(v[at + h * window + q]) * scale, float_of(v[at + (h + 1) * window + q]) * scale
-                larger = pack_f16(low, high)
-                v[at + h * window + q] = larger
-                low, high = low - f16_to_f32(larger, False), high - f16_to_f32(larger, True)
-                v[at + (h + 1) * window + q] = pack_f16(low, high)
+                v[at + h * window + q], v[at + (h + 1) * window + q] = split_pair(low, high)
             # Larger parts first: the two words between are in each other's place.
             smaller = v[at + window + q]
             v[at + window + q] = v[at + 2 * window + q]
             v[at + 2 * window + q] = smaller
-        return float_of(min(int32(exponent + of_weights), int32(NO_NUMBER)) << MANTISSA)
+        return inverse_of_sums(exponent, of_weights)
 
     return split

@@ -32,7 +32,8 @@ COLUMNS = 128
 ROWS = 128  # of a tile, at most
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16  # of a signal, where it does not count
-# Columns of a window that a lane holds in registers, two each; in tf32x3 four. There, with more the compiler spills.
+# Columns of a window that a lane holds in registers, two each; in tf32x3 four. There, if the lane splits them, the
+# compiler spills with more.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
@@ -254,10 +255,10 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
     return (1, t.gap) if t.gap <= LONGEST_STAGED_SPAN else None
 
 
-def _tap_chunk(problem: Problem, precision: str) -> int:
+def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     """Taps of a row that share a window: all of them, if a lane can hold their window, else as many as leave the fewest
     taps that do not exist and, if possible, windows that begin where x can be copied in 16 bytes."""
-    t, itemsize, limit = problem.taps, DTYPES[precision].itemsize, WINDOW_LIMIT[precision]
+    t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
     fitting = [c for c in range(1, most + 1) if c == 1 or 4 + -(-(c - 1) * t.step // 4) * 4 <= limit]
@@ -277,9 +278,11 @@ def _tap_chunk(problem: Problem, precision: str) -> int:
     return min(fitting, key=cost)
 
 
-def make_tile(problem: Problem, precision: str, most_rows: int = ROWS) -> Tile | None:
-    """The tile of a problem with at most ``most_rows`` rows; None where a problem has no tile."""
-    shape, chunk = _row_shape(problem, most_rows), _tap_chunk(problem, precision)
+def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
+    """The tile of a problem with at most ``most_rows`` rows, and windows of ``widest_window`` columns, if not of
+    WINDOW_LIMIT; None where a problem has no tile."""
+    shape = _row_shape(problem, most_rows)
+    chunk = _tap_chunk(problem, precision, widest_window or WINDOW_LIMIT[precision])
     if shape is None:
         return None
     phases, span = shape

@@ -114,7 +114,7 @@ ROWS = {
     "streamed, filled in vectors": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
     "streamed, stages of two depths": _row((2, 1024, 64), 2, 300, "bf16", stride=2, bias=True),
-    "streamed, a stage without channels": _row((2, 328, 64), 8, 300, "tf32", stride=4, padding=2),
+    "streamed, a stage without channels": _row((2, 328, 64), 8, 300, "tf32", "tf32x3", stride=4, padding=2),
     # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16 bits, every eighth row alike.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, by twos": _row((2, 16, 24), 3, 302, "tf32", "fp16", padding=1, output_padding=1, **_GAPS),
@@ -145,6 +145,9 @@ ROWS = {
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
     "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
+    # Split by the warps that copy, as they are where weights stream above, beside resident weights.
+    "split ahead, every fourth row alike": _row((2, 16, 24), 5, 301, "tf32x3", dilation=3, bias=True),
+    "split ahead, filled by elements": _row((9, 16, 24), 5, 9, "tf32x3", dilation=3, bias=True),
     # 16-bit elements with streamed weights: two windows in a stage, every eighth row alike.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
