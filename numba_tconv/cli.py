@@ -167,6 +167,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--channels-of", default="kb64", metavar="WORKLOAD", help="whose channels and taps (kb64)")
     one.add_argument("--min", type=positive, default=2**10, metavar="L", help="shortest length (2**10)")
     one.add_argument("--max", type=positive, default=2**20, metavar="L", help="longest length (2**20)")
+    one.add_argument("--length", type=positive, action="append", metavar="L",
+                     help="this length; may be repeated (the powers of two from --min to --max)")  # fmt: skip
     one.add_argument("--fixed", choices=("total", "batch"), default="total",
                      help="what stays as it is from length to length: batch*length, or the batch (total)")  # fmt: skip
     one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")

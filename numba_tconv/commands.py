@@ -83,7 +83,7 @@ def run_sweep(arguments) -> int:
     with mistakes():
         base = workloads.get(arguments.channels_of)
         batch = arguments.batch if arguments.fixed == "batch" else None
-        lengths = bench.powers_of_two(arguments.min, arguments.max)
+        lengths = arguments.length or bench.powers_of_two(arguments.min, arguments.max)
         if not lengths:
             raise ValueError(f"there is no power of two from {arguments.min} to {arguments.max}")
         chosen = [workloads.at_length(base, length, batch) for length in lengths]

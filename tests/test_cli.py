@@ -108,6 +108,13 @@ def test_sweep_names_what_was_held(capsys, measuring, tmp_path):
     ]  # fmt: skip
 
 
+def test_sweep_of_single_lengths(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    lengths = ("--length", "65537", "--length", "2**16")
+    assert run(capsys, "sweep", "--fixed", "batch", *lengths, "--rung", "k1_gather", "--out", out)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [("kb64@batch16", 65537), ("kb64@batch16", 65536)]
+
+
 def test_a_wrong_result_fails_but_keeps_what_is_right(capsys, measuring, tmp_path, monkeypatch):
     def measure(workload, *_, **__):
         raise bench.WrongResult(f"wrong on {workload.name}", [row(workload, "k2_polyphase")])

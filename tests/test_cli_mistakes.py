@@ -71,6 +71,7 @@ MISTAKES = {
     "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
     "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
+    "its own length does not divide": (["sweep", "--length", "2**16", "--length", "65537"], "65537 does not divide"),
     "unknown decoder": (["decoders", "vits", "dacs"], "no decoder is called 'dacs'; there are encodec, dac, "),
     "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
 }

@@ -36,8 +36,8 @@ def make_stages(config: Config):
     1.6 GHz on kb64. So it is instructions that count, not how well they overlap: with operands of TF32, to hide the
     splitting behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
     warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64; and operands of
-    fp16, half as many products, 0.69 times as long (tensor_operand.py). Without a scale, of which a window takes one
-    instruction in three, kb64 would take 0.94 and kb74 0.89 times as long. (H100, H200, scripts; no recorded rows.)
+    fp16, half as many products, 0.69 times as long (tensor_operand.py). Where each number is in many windows, the warps
+    that copy split it instead (k6_operands.py). (H100, H200, scripts; no recorded rows.)
     """
     tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1  # each depth is a stage

@@ -10,8 +10,9 @@ two others, k6 took 0.94 times as long, k5 0.91 (H100; scripts, no recorded rows
 
 The exponents of fp16 reach from 2^-24 to 2^15 only. So numbers are scaled, by powers of two, which changes no bit of
 theirs: the weights as they are packed, by the largest of them (tensor_pack_split.py); x by the largest number of a
-warp's windows of a stage; and sums by the inverse of both, when they are added up on CUDA cores. Of a number that is
-2^-17 of the largest or more both parts are whole; of a smaller one no more is lost than 2^-39 of the largest.
+warp's windows of a stage, or of the tile's, where the warp that copies it splits it (k6_operands.py); and sums by the
+inverse of both, when they are added up on CUDA cores. Of a number that is 2^-17 of the largest or more both parts are
+whole; of a smaller one no more is lost than 2^-39 of the largest.
 """
 
 from __future__ import annotations
