@@ -1,6 +1,7 @@
 """What a call costs on the host, ours against torch's: it is all that a small problem takes."""
 
 import gc
+import math
 import time
 
 import pytest
@@ -17,14 +18,28 @@ pytestmark = pytest.mark.gpu
 PROBLEM = workloads.get("small").problem
 DECODER = Problem(1, 128, 64, 8, 512, stride=4, padding=2)  # a layer whose weights are packed
 ROUNDS, CALLS = 60, 20  # as many calls in a round as the driver queues without waiting for the GPU
+TURNS, PAUSE_S = 10, 1  # of the rounds, at most, and between two of them
 # Alone on an H200's host it is 0.5 to 1.2 times torch's (by scripts; no recorded rows). It was 0.9 to 1.9 times while a
 # call was looked at and prepared in several steps, and three to four times through torch's dispatcher.
 FACTOR = 1.5
 
 
+def compare(ours, theirs):
+    """A call of ``ours`` takes the host as long as one of ``theirs``, or FACTOR times as long, each in its fastest
+    round. Other processes, which may run tests as well, only make a round slower, so there are more rounds, later, if
+    those so far do not show it."""
+    best = [math.inf, math.inf]
+    for turn in range(TURNS):
+        time.sleep(PAUSE_S if turn else 0)
+        best = [min(pair) for pair in zip(best, fastest(ours, theirs), strict=True)]
+        if best[0] <= FACTOR * best[1]:
+            return
+    pytest.fail(f"{1e6 * best[0]:.1f} us against {1e6 * best[1]:.1f}")
+
+
 def fastest(*functions):
-    """Host seconds of a call of each function in its fastest round, by turns: other processes, which may run tests as
-    well, only make a round slower. The GPU is waited for outside of what is timed."""
+    """Host seconds of a call of each function in its fastest round, by turns. The GPU is waited for outside of what is
+    timed."""
     for function in functions:
         for _ in range(CALLS):
             function()
@@ -57,8 +72,7 @@ def test_a_small_call_costs_the_host_about_what_torchs_does(dtype, gradients):
     x = torch.randn(PROBLEM.batch, PROBLEM.in_channels, PROBLEM.length, device="cuda", dtype=dtype)
     x.requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
-        ours, theirs = fastest(*(lambda layer=layer: layer(x) for layer in layers(dtype)))
-    assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
+        compare(*(lambda layer=layer: layer(x) for layer in layers(dtype)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -69,8 +83,7 @@ def test_so_does_a_small_step(dtype):
         y = layer(x)
         torch.autograd.grad(y, (x, *layer.parameters()), y.detach())
 
-    ours, theirs = fastest(*(lambda layer=layer: step(layer) for layer in layers(dtype)))
-    assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
+    compare(*(lambda layer=layer: step(layer) for layer in layers(dtype)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,5 +97,4 @@ def test_so_does_a_call_with_weights_that_are_computed_for_it(dtype):
 
     with torch.no_grad():
         functions = numba_tconv.conv_transpose1d, torch.conv_transpose1d
-        ours, theirs = fastest(*(lambda function=function: call(function) for function in functions))
-    assert ours <= FACTOR * theirs, f"{1e6 * ours:.1f} us against {1e6 * theirs:.1f}"
+        compare(*(lambda function=function: call(function) for function in functions))
