@@ -265,7 +265,8 @@ def test_k6_fits(precision, problem):
 
 # Taps of a row, how far they are apart; taps of a chunk.
 @pytest.mark.parametrize(
-    ("taps", "step", "chunk"), [(3, 1, 3), (5, 1, 5), (6, 1, 4), (64, 1, 4), (5, 2, 5), (5, 3, 3), (5, 4, 3), (5, 5, 2)]
+    ("taps", "step", "chunk"),
+    [(3, 1, 3), (5, 1, 5), (6, 1, 4), (64, 1, 4), (5, 2, 5), (5, 3, 5), (5, 4, 3), (5, 5, 3), (5, 7, 2)],
 )
 def test_windows_of_split_operands_fit_into_registers(taps, step, chunk):
     """Of the loop over stages of any of these, the compiler spills none."""

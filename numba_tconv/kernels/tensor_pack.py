@@ -26,7 +26,7 @@ from ..layout import Layout
 from ..problem import Problem
 from ..ptx import device_function, round_tf32, store_run
 from . import tensor_pack_pairs, tensor_pack_split
-from .tensor_pack_place import ON_GPU, make_place, make_stage, make_weight_at
+from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
 from .weight_cache import Packing, unique
 
@@ -37,8 +37,8 @@ THREADS = 128
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
     rows, depth, chunk = tile.rows, tile.depth, tile.tap_chunk
-    stage_of, weight_at = make_stage(tile), make_weight_at(tile)
-    element, elements = ELEMENTS[tile.dtype], 16 // tile.itemsize
+    phases, channels, all_rows, stage_of = tile.phases, tile.channels, tile.taps.rows, make_stage(tile)
+    element, elements, reciprocal = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.reciprocal
     load, store = element.load, store_run(element)
     rounded, block = tile.kind == "tf32", rows * depth
     vectors = block // elements
@@ -52,18 +52,21 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
         kernel_size,
     ):  # fmt: skip
-        stage = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group)
-        first_c, strides, sizes = stage[3], (stride_o, stride_k), (int32(out_channels), kernel_size)
+        stage, out_channels = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group), int32(out_channels)
+        first_co, first_a, first_t, first_c, channels_left = stage
         values = cuda.local.array(elements, dtype=float32)
         for step in range(chunk * steps):
             tap, vector = step // steps, int32(cuda.threadIdx.x + step % steps * THREADS)
             first_m, first_k = place(uint32(vector * elements))
             of_vector = (first_c + int32(first_k)) * stride_c
             for u in range(elements):
-                m, k = int32(first_m + rows_on[u]), int32(first_k + channels_on[u])
-                of_channel = of_vector + channels_on[u] * stride_c
-                there, at = weight_at(m, k, tap, of_channel, stage, strides, sizes)
-                there = there and vector < vectors
+                m = int32(first_m + rows_on[u])
+                channel = int32(int32(m * reciprocal) >> 16)
+                co, a = int32(first_co + channel), int32(first_a + m - channel * phases)
+                t = first_t + tap * all_rows + a
+                there = m < channels * phases and co < out_channels and a < all_rows and t < kernel_size
+                there = there and int32(first_k + channels_on[u]) < channels_left and vector < vectors
+                at = of_vector + channels_on[u] * stride_c + co * stride_o + t * stride_k
                 values[u] = load(w[uint64(at if there else int64(0))]) if there else float32(0)
             if vector < vectors:
                 if rounded:

@@ -12,7 +12,7 @@ from numba import cuda, float32, int32, int64, types, uint32
 from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..ptx import device_function, load_pair, store_run
-from .tensor_pack_place import ON_GPU, make_place, make_stage, make_weight_at
+from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
 
 THREADS = 128
@@ -29,9 +29,10 @@ def suits(tile: Tile, order: str, kernel_size: int, strides: tuple[int, ...]) ->
 @cache
 def make_kernel(tile: Tile) -> Kernel:
     """The kernel, which takes the arguments of tensor_pack.py's."""
-    rows, depth, chunk, elements = tile.rows, tile.depth, tile.tap_chunk, 16 // tile.itemsize
-    element, stage_of, weight_at = ELEMENTS[tile.dtype], make_stage(tile), make_weight_at(tile)
-    load, store = load_pair(element), store_run(element)
+    rows, depth, chunk, phases, channels = tile.rows, tile.depth, tile.tap_chunk, tile.phases, tile.channels
+    all_rows, reciprocal, elements = tile.taps.rows, tile.reciprocal, 16 // tile.itemsize
+    element = ELEMENTS[tile.dtype]
+    load, store, stage_of = load_pair(element), store_run(element), make_stage(tile)
     place = device_function(make_place(tile, "wgmma", ON_GPU))
     pairs = rows * depth // elements // 2  # of vectors, in a tap: the same channels of a row and of the next
     steps = -(-pairs // THREADS)
@@ -47,16 +48,17 @@ def make_kernel(tile: Tile) -> Kernel:
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
         kernel_size,
     ):  # fmt: skip
-        stage = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group)
-        (_, _, _, first_c, left), strides, sizes = stage, (stride_o, int64(1)), (out_channels, kernel_size)
+        first_co, first_a, first_t, first_c, left = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group)
         lower, upper = cuda.local.array(all_values, dtype=float32), cuda.local.array(all_values, dtype=float32)
         for first in range(0, rounds, TOGETHER):
             for z in range(TOGETHER):
                 tap, pair, exists = pair_of(first + z)
                 m, k = place(uint32(pair * (2 * elements)))
-                of_channel = (first_c + int32(k)) * stride_c
-                there, at = weight_at(int32(m), int32(k), tap, of_channel, stage, strides, sizes)
-                exists = exists and there
+                channel = int32(int32(int32(m) * reciprocal) >> 16)
+                co, a = int32(first_co + channel), int32(first_a + int32(m) - channel * phases)
+                t = first_t + tap * all_rows + a
+                exists = exists and m < channels * phases and co < out_channels and a < all_rows and t < kernel_size
+                at = (first_c + int32(k)) * stride_c + co * stride_o + t
                 for u in range(elements):
                     load(lower, upper, z * elements + u, w, at + u * stride_c, exists and int32(k) + u < left)
             for z in range(TOGETHER):

@@ -1,4 +1,4 @@
-"""Which weights a block packs, and where they and their places are: what the kernels that pack share."""
+"""Which weights a block packs, and where a tap's weights stand: what the kernels that pack share."""
 
 from __future__ import annotations
 
@@ -58,24 +58,3 @@ def make_stage(tile: Tile) -> Callable:
         return first_co, first_a, first_t, first_c, int32(in_per_group - channel_chunk * depth)
 
     return stage_of
-
-
-def make_weight_at(tile: Tile) -> Callable:
-    """A device function: whether a weight of a block's stage exists, and its place in the weights if it does.
-
-    ``m``, ``k``, ``tap``: its row, channel and tap in the stage; ``of_channel``: elements to that channel's weights;
-    ``stage``: see ``make_stage``; ``strides``, ``sizes``: of output channels and of a kernel's elements.
-    """
-    phases, channels, all_rows, reciprocal = tile.phases, tile.channels, tile.taps.rows, tile.reciprocal
-
-    @device_function
-    def weight_at(m, k, tap, of_channel, stage, strides, sizes):
-        (first_co, first_a, first_t, _, channels_left), (stride_o, stride_k) = stage, strides
-        out_channels, kernel_size = sizes
-        channel = int32(int32(m * reciprocal) >> 16)
-        co, a = int32(first_co + channel), int32(first_a + m - channel * phases)
-        t = first_t + tap * all_rows + a
-        there = m < channels * phases and co < out_channels and a < all_rows and t < kernel_size and k < channels_left
-        return there, of_channel + co * stride_o + t * stride_k
-
-    return weight_at

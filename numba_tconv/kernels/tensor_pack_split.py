@@ -14,7 +14,7 @@ from ..elements import ELEMENTS
 from ..launch import Kernel, flat
 from ..ptx import device_function, f16_to_f32, float_of, pack_f16, store_run
 from .tensor_operand import LEAST, exponent_of, inverse_of, scale_of
-from .tensor_pack_place import ON_GPU, make_place, make_stage, make_weight_at
+from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
 
 THREADS = 128
@@ -31,7 +31,8 @@ def largest_of(w: torch.Tensor) -> torch.Tensor:
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
     """The kernel, which takes the arguments of tensor_pack.py's and, before the packed weights, ``largest_of`` them."""
-    chunk, block, stage_of, weight_at = tile.tap_chunk, tile.rows * tile.depth, make_stage(tile), make_weight_at(tile)
+    chunk, phases, channels, all_rows = tile.tap_chunk, tile.phases, tile.channels, tile.taps.rows
+    block, reciprocal, stage_of = tile.rows * tile.depth, tile.reciprocal, make_stage(tile)
     vectors, block_words = block // VECTOR, block // 2
     steps = -(-vectors // THREADS)
     store = store_run(ELEMENTS[torch.float32])
@@ -44,8 +45,8 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         w, stride_c, stride_o, stride_k, largest, packed, row_tiles, tap_chunks, channel_chunks, in_per_group,
         out_channels, kernel_size,
     ):  # fmt: skip
-        stage = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group)
-        first_c, strides, sizes = stage[3], (stride_o, stride_k), (int32(out_channels), kernel_size)
+        stage, out_channels = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group), int32(out_channels)
+        first_co, first_a, first_t, first_c, channels_left = stage
         values = cuda.local.array(VECTOR, dtype=float32)
         high, low = cuda.local.array(WORDS, dtype=float32), cuda.local.array(WORDS, dtype=float32)
         exponent = max(exponent_of(largest[0]), int32(LEAST))
@@ -55,10 +56,13 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
             first_m, first_k = place(uint32(vector * VECTOR))
             of_vector = (first_c + int32(first_k)) * stride_c
             for u in range(VECTOR):
-                m, k = int32(first_m + rows_on[u]), int32(first_k + channels_on[u])
-                of_channel = of_vector + channels_on[u] * stride_c
-                there, at = weight_at(m, k, tap, of_channel, stage, strides, sizes)
-                there = there and vector < vectors
+                m = int32(first_m + rows_on[u])
+                channel = int32(int32(m * reciprocal) >> 16)
+                co, a = int32(first_co + channel), int32(first_a + m - channel * phases)
+                t = first_t + tap * all_rows + a
+                there = m < channels * phases and co < out_channels and a < all_rows and t < kernel_size
+                there = there and int32(first_k + channels_on[u]) < channels_left and vector < vectors
+                at = of_vector + channels_on[u] * stride_c + co * stride_o + t * stride_k
                 values[u] = w[uint64(at if there else int64(0))] * scale if there else float32(0)
             if vector < vectors:
                 for z in range(WORDS):
