@@ -37,12 +37,16 @@ def split(monkeypatch):
         begins = [AT // 4 + int(place(c, alike.bit_length() - 1, pitch, shear)) + early for c in range(DEPTH)]
         for begin, row in zip(begins, x, strict=True):
             memory[begin : begin + x.shape[1]] = row
-        before, touched, found = memory.copy(), [], []
         own = np.zeros(memory.size, bool)  # what counts
         for c in range(DEPTH):
             row = AT // 4 + c * pitch
             sheared = c % alike * shear
-            own[row + max(first + sheared, 0) : row + min(last + sheared, pitch)] = True
+            own[row + max(first + sheared, 0) : row + max(min(last + sheared, pitch), 0)] = True
+        of_x = np.zeros(memory.size, bool)
+        for begin in begins:
+            of_x[begin : begin + x.shape[1]] = True
+        memory[own & ~of_x] = 0
+        before, touched, found = memory.copy(), [], []
 
         def load(address):
             assert address % 16 == 0
@@ -104,16 +108,29 @@ def test_each_number_is_two_parts(split, alike, shear, pitch, scale):
 
 
 @geometries
-@pytest.mark.parametrize(("first", "last"), [(-5, 60), (7, 1 << 20), (1, 2), (-(1 << 20), 0), (200, 1 << 20)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(-5, 60), (-2, 1 << 20), (7, 1 << 20), (1, 2), (-(1 << 20), 0), (200, 1 << 20)]
+)
 def test_what_is_not_of_the_row_is_zeros(split, alike, shear, pitch, first, last):
     x = numbers(pitch - 3 * (alike > 1) * shear)
-    if alike > 1:  # what is beside x in a row of the box is none of its row's
-        first, last = max(first, 0), min(last, x.shape[1])
     larger, smaller, inverse = split(x, alike, shear, pitch, first, last)
     own = np.array([first <= e < last for e in range(x.shape[1])])
     assert not larger[:, ~own].any()
     assert not smaller[:, ~own].any()
     assert np.allclose(((larger + smaller) * inverse)[:, own], x[:, own], rtol=2.0**-22, atol=2.0**-36)
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize("channel", range(DEPTH))
+def test_the_largest_may_be_of_any_channel(split, channel, infinite):
+    """Beside an infinity of another one, too."""
+    x = numbers(136)
+    x[channel, channel] = 3 << 14
+    if infinite:
+        x[(channel + 4) % DEPTH, 2] = np.inf
+    larger, _, inverse = split(x, 1, 0, 136)
+    assert inverse == 2.0 ** (15 - 14)
+    assert larger[channel, channel] == 3 << 13
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
