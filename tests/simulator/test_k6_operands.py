@@ -123,11 +123,11 @@ def test_what_is_not_of_the_row_is_zeros(split, alike, shear, pitch, first, last
 @pytest.mark.parametrize("infinite", [False, True])
 @pytest.mark.parametrize("channel", range(DEPTH))
 def test_the_largest_may_be_of_any_channel(split, channel, infinite):
-    """Beside an infinity of another one, too."""
+    """Beside an infinity that the same lane reads, too."""
     x = numbers(136)
     x[channel, channel] = 3 << 14
     if infinite:
-        x[(channel + 4) % DEPTH, 2] = np.inf
+        x[channel ^ 4, channel + 16] = np.inf
     larger, _, inverse = split(x, 1, 0, 136)
     assert inverse == 2.0 ** (15 - 14)
     assert larger[channel, channel] == 3 << 13
