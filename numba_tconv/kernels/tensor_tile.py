@@ -265,9 +265,9 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
-    # Of split operands the sums of every chunk are added up on CUDA cores, and taps that do not exist are left out.
-    # Kb74's five taps, three apart, take 1.51 ms one by one, 1.36 by twos, 1.22 to 1.24 by threes (H200, a script; no
-    # recorded rows).
+    # Of split operands the sums of every chunk are added up on CUDA cores, and taps that do not exist are left out. Of
+    # TF32, split by the lanes that multiply, kb74's five taps, three apart, took 1.51 ms one by one, 1.36 by twos, 1.22
+    # to 1.24 by threes (H200, a script; no recorded rows).
     of_chunk = 1 if split else 0.5
 
     def cost(chunk):
