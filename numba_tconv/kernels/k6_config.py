@@ -35,9 +35,8 @@ MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 SHALLOW_RING = 7
 # Taps with which split operands are split ahead, and columns of a window that lanes have registers for then. Kb74's
 # five taps, which share one window of 16 columns so, take 0.58 ms, and 0.84 as chunks of three whose lanes split their
-# windows of 12; waveglow's four 0.094 and 0.098. Fewer take longer: a warp is busy with a stage for some 5,000 clocks,
-# and kb64 with its three taps took 2.53 ms instead of 2.30, hifigan_u1 with two 0.284 instead of 0.230 (H200, a script;
-# no recorded rows).
+# windows of 12; waveglow's four 0.094 and 0.098. Fewer take longer: kb64 with its three taps took 2.53 ms instead of
+# 2.30, hifigan_u1 with two 0.284 instead of 0.230 (H200, a script; no recorded rows).
 FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
 LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators

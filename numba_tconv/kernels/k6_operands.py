@@ -33,7 +33,7 @@ from .tensor_operand import (
     split_pair,
 )
 
-LANES = 4  # which share a row, each every so manieth vector of it
+LANES = 4  # which share a row: each takes every fourth vector of it
 VECTOR, BYTES = 4, 16  # numbers that a lane loads at a time
 STEP = LANES * BYTES  # from a lane's vector to its next
 
