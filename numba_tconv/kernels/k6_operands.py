@@ -10,7 +10,7 @@ was, and their smaller ones where t + 4 was, both beside their column. So a wind
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32
+from numba import float32, int32
 
 from ..ptx import (
     device_function,
@@ -133,8 +133,6 @@ def make_split_stage(config: Config):
                 st_shared_f32(int32(inverses + slot + 4 * z), inverse)
             z = recomputed(int32(z + 1))
         fence_async()  # the next to write here is the copy engine
-        cuda.syncwarp()
-        if lane == 0:
-            mbarrier_arrive(int32(ready + slot))
+        mbarrier_arrive(int32(ready + slot))  # each lane for what it has written, which racecheck understands
 
     return split_stage

@@ -172,7 +172,7 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
                 if ahead:
-                    mbarrier_init(ready + 8 * s, 1)
+                    mbarrier_init(ready + 8 * s, 32)  # lanes of the warp that splits
             mbarrier_init(weights_full, 1)
             for s in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
