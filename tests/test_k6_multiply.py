@@ -130,7 +130,9 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
     config = config_of(resident, depths)
     windows, weights, waited = [], [], []
     in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
-    monkeypatch.setattr(k6_multiply, "make_window", lambda config: lambda v, at, x_at, *_: windows.append(int(x_at)))
+    monkeypatch.setattr(
+        k6_multiply, "make_window", lambda config: lambda v, at, x_at, offset, *_: windows.append(int(x_at + offset))
+    )
     monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
     stages_of = k6_multiply.make_stages(config)
     slot, stages, first, x_at, descriptor0, h_step = 5 << 7, 3, 2, 7 << 20, 9 << 4, 1 << 6

@@ -221,12 +221,13 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
     monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *barrier: done.append(("barrier", *barrier)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_wait", lambda *turn: done.append(("wait", *turn)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_arrive", lambda turn: done.append(("arrive", turn)))
-    store_tile, _ = k6_epilogue.make_epilogue(config)
-    zeros = dict.fromkeys(inspect.signature(store_tile).parameters, 0)
+    aim_tile, store_tile, _ = k6_epilogue.make_epilogue(config)
+    zeros, nowhere = (dict.fromkeys(inspect.signature(f).parameters, 0) for f in (store_tile, aim_tile))
     crew, turns, parity = 1, 4096, 1
     for lane in (0, 1):
         done.clear()
-        store_tile(**zeros | {"crew": crew, "lane": lane, "staging_turn": turns, "parity": parity})
+        store_tile(**zeros | {"aimed": aim_tile(**nowhere), "crew": crew, "lane": lane, "staging_turn": turns,
+                                "parity": parity})  # fmt: skip
         stored = [("rows",)] if straight else [("barrier", crew + 1, 128), ("anywhere",)]
         passed_on = buffers == 1
         assert done == [

@@ -39,13 +39,15 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
     memory.elements = np.array(
         [[BESIDE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
     )
-    memory.elements = memory.elements.reshape(-1)
+    slot = 32 // tile.itemsize  # elements from the first slot to the window's
+    memory.elements = np.concatenate([np.full(slot, BESIDE), memory.elements.reshape(-1)])
     lane_rows = k6_window.lane_rows_of(tile)
     assert lane_rows == (4 if precision == "tf32x3" else 2)
     v = [0] * (lane_rows * window)
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
-    beyond = before | behind << 8
-    k6_window.make_window(config)(v, 0, begins[0] * tile.itemsize, h_step, odd_step, beyond, together, True, None)
+    beyond = before + behind > 0, before | behind << 8
+    x_at, offset = begins[0] * tile.itemsize, slot * tile.itemsize
+    k6_window.make_window(config)(v, 0, x_at, offset, h_step, odd_step, beyond, together, True, None)
     ahead = precision == "tf32x3" and workload == "kb74"
     assert config.split_ahead == ahead
     around = BESIDE if ahead else 0  # zeros are in the stage already

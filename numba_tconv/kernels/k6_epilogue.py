@@ -15,7 +15,8 @@ from .tensor_store import make_aim, make_stage_rows, make_store_any
 
 
 def make_epilogue(config: Config):
-    """Store: two device functions, ``store_tile``, which writes all rows of a tile, and ``finish``, after the last.
+    """Store: three device functions: ``aim_tile``, which works out where a tile's outputs are, while its last products
+    run; ``store_tile``, which writes all rows of it; and ``finish``, after the last.
 
     Tiles of a part of the phases are written straight from their registers (k6_part.py). Of others the sums are taken
     out of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in one sample leave
@@ -35,13 +36,18 @@ def make_epilogue(config: Config):
         straight_on = _make_by_rows(config) if by_rows else _make_runs(config, make_rows)
 
     @device_function
-    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
-                   bias, has_bias, crew, warp, lane, n, j, row, co, left, batch, columns, first, out_channels,
-                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
-        """``at``: the warpgroup's staging buffer, in bytes of shared memory. ``staging_turn``, ``parity``: mbarriers of
-        the warpgroups' turns, where both have one buffer. ``held``, ``goes``, ``interval``: see k6_bulk.py."""
+    def aim_tile(warp, n, j, co, batch, columns, first, out_channels, out_length, padding, alignment):
         there, straight = aim(int64(n), j, batch, columns, first, out_length, padding, alignment)
-        head = head_of(int64(n), there, warp, co, out_channels, out_length)
+        return there, straight, head_of(int64(n), there, warp, co, out_channels, out_length)
+
+    @device_function
+    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
+                   bias, has_bias, crew, warp, lane, aimed, n, j, row, co, left, batch, columns, first, out_channels,
+                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
+        """``at``: the warpgroup's staging buffer, in bytes of shared memory. ``aimed``: what ``aim_tile`` says.
+        ``staging_turn``, ``parity``: mbarriers of the warpgroups' turns, where both have one buffer. ``held``,
+        ``goes``, ``interval``: see k6_bulk.py."""
+        there, straight, head = aimed
         if by_turns:
             mbarrier_wait(staging_turn + 8 * crew, parity)
         if straight:
@@ -64,16 +70,20 @@ def make_epilogue(config: Config):
         if bulk:
             finish_bulk(held, goes, y, crew)
 
-    return store_tile, finish
+    return aim_tile, store_tile, finish
 
 
 def _make_part(config: Config):
-    """The two functions of ``make_epilogue`` for a part of the phases."""
+    """The three functions of ``make_epilogue`` for a part of the phases."""
     store = make_part_store(config)
 
     @device_function
+    def aim_tile(warp, n, j, co, batch, columns, first, out_channels, out_length, padding, alignment):
+        return None
+
+    @device_function
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
-                   bias, has_bias, crew, warp, lane, n, j, row, co, left, batch, columns, first, out_channels,
+                   bias, has_bias, crew, warp, lane, aimed, n, j, row, co, left, batch, columns, first, out_channels,
                    out_length, padding, alignment, staging_turn, parity):  # fmt: skip
         store(acc, total, y, extra, warp, lane, n, j, row, co, batch, columns, first, out_channels, out_length, padding,
               alignment)  # fmt: skip
@@ -82,7 +92,7 @@ def _make_part(config: Config):
     def finish(held, goes, y, crew):
         pass
 
-    return store_tile, finish
+    return aim_tile, store_tile, finish
 
 
 def make_extra_of(config: Config):

@@ -84,8 +84,9 @@ def make_walk(config: Config):
     return sample_of, walk
 
 
-def make_window_start(config: Config):
-    """A device function on the input window of a tile: where it starts, and whether it is fetched in a box."""
+def make_window_start(config: Config, integer=int64):
+    """A device function on the input window of a tile: where it starts, and whether it is fetched in a box. It reckons
+    in ``integer``; int32, which is faster, holds the places of any window if boxes are fetched at all."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
     unused = tile.lead - tile.reach  # columns at the window's start, which no tap reaches
@@ -95,15 +96,16 @@ def make_window_start(config: Config):
         """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
         in a box: no other sample has inputs in what is used of it. ``boxed``: whether any is; ``apart``: no tile is
         shared by two samples."""
-        j -= before + chunk * shift
+        length, columns, first = integer(length), integer(columns), integer(first)
+        j = integer(j - (before + chunk * shift))
         if apart:
-            return n, first + j, boxed
+            return n, integer(first + j), boxed
         while j < 0:
-            n, j = int32(n - 1), j + columns
-        i = first + j
-        if boxed and i + unused >= length and i + width <= 2 * columns:
-            return int32(n + 1), i - columns, True  # from the zeros before a sample on
-        return n, i, boxed and i + width <= columns
+            n, j = int32(n - 1), integer(j + columns)
+        i = integer(first + j)
+        if boxed and integer(i + unused) >= length and integer(i - columns) <= integer(columns - width):
+            return int32(n + 1), integer(i - columns), True  # from the zeros before a sample on
+        return n, i, boxed and i <= integer(columns - width)
 
     return window_start
 

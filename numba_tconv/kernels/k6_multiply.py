@@ -122,7 +122,7 @@ def make_stages(config: Config):
         if not single:
             offset = int32(offset + z * (lane_rows * h_step))
         at = int32(z * operands)
-        inverse = load_window(v, at, int32(x_at + offset), h_step, odd_step, beyond, together, rounded, scales)
+        inverse = load_window(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales)
         if ahead:
             inverse = load_inverse(int32(scales[0] + 8 * s))
         multiply_depth(acc, total, v, at, descriptor, add, taps, inverse)

@@ -86,11 +86,12 @@ from .k6_config import (
     configs,
 )
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
-from .k6_load import make_locate, make_produce, make_walk, make_window_start
+from .k6_load import make_locate, make_produce, make_walk
 from .k6_multiply import make_stages
 from .k6_plan import plan_of
 from .k6_split import choose, cost
-from .k6_window import ALIGNED, lane_rows_of, make_beyond
+from .k6_view import make_view
+from .k6_window import lane_rows_of
 from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, publish
 from .tensor_operand import scales_of
@@ -114,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
     itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
     regions, map_at, ready_at = config.regions, config.map, config.ready
-    vector, lane_channels, lane_rows = 16 // itemsize, 4 // itemsize, lane_rows_of(tile)
+    lane_channels, lane_rows = 4 // itemsize, lane_rows_of(tile)
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
@@ -126,18 +127,24 @@ def make_kernel(config: Config) -> Kernel:
     storage, out_storage = ELEMENTS[tile.dtype].storage, ELEMENTS[tile.out_dtype].storage
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
-    produce, stages_of, beyond_of = make_produce(config), make_stages(config), make_beyond(config)
+    produce, stages_of, view_of = make_produce(config), make_stages(config), make_view(config)
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
-    window_start = make_window_start(config)
-    # Only windows that the copy engine has not rounded are rounded when they are read.
-    some_rounded = tile.precision == "tf32"
-    store_tile, finish = make_epilogue(config)
+    aim_tile, store_tile, finish = make_epilogue(config)
     # The runs of a warp leave during three quarters of the next tile's turns.
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
+
+    @device_function
+    def rows_of(row_tile, group_tiles, out_per_group):
+        """Of a tile: its first row of taps, its first output channel, and how many channels of it exist."""
+        group = int32(uint32(row_tile) // uint32(group_tiles))
+        group_tile = int32(row_tile - group * group_tiles)
+        channel = int64(group_tile // row_parts * channels)
+        left = int32(min(int64(channels), out_per_group - channel))
+        return int32(group_tile % row_parts * phases), group * out_per_group + channel, left
 
     def k6_wgmma(
         template, maps, x, x_address, stride_n, stride_c, x_early, geometry, how, loaded, w, bias, has_bias, y,
@@ -253,7 +260,8 @@ def make_kernel(config: Config) -> Kernel:
                 s = int32(crew * per_tile)
             own = crew if paired else int32(0)  # tile of those that are computed together
             row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-            if resident:
+            if resident:  # then the row tile stays
+                row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 n, j = sample_of(column_tile + own, in_columns)
                 _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
                 n_step, j_step = sample_of(next_tile - column_tile, in_columns)
@@ -263,31 +271,16 @@ def make_kernel(config: Config) -> Kernel:
                 if not resident:
                     row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
                     n, j = sample_of(column_tile + own, in_columns)
-                group = int32(uint32(row_tile) // uint32(group_tiles))
-                group_tile = int32(row_tile - group * group_tiles)
-                row = int32(group_tile % row_parts * phases)
-                channel = int64(group_tile // row_parts * channels)
-                co = group * out_per_group + channel
-                left = int32(min(int64(channels), out_per_group - channel))
+                    row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 if exact:
                     for z in range(all_sums):
                         total[z] = float32(0)
                 descriptor, add = descriptor0, int32(0)
-                rounded, x_row, beyond, together = False, x_at, int32(0), int32(4)
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
-                    if some_rounded or not aligned:
-                        _, i, in_box = window_start(n, j, tap_chunk, boxed, apart, inputs, in_columns,
-                                                    in_first)  # fmt: skip
-                        rounded = in_box
-                        if not aligned:
-                            x_row = int32(x_at + (int32(x_early + i) & (vector - 1)) * itemsize)
-                            element = int32(int32(i) + column + lead - halo)
-                            beyond = beyond_of(element, int32(inputs)) if in_box and not ahead else int32(0)
-                            begins = int32((x_early + i) | stride_c)  # of every row, modulo 4
-                            together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
-                    if aligned and (rounded or not some_rounded):
-                        together = int32(ALIGNED)
+                    x_row, rounded, beyond, together = view_of(n, j, tap_chunk, boxed, aligned, apart, x_early,
+                                                               stride_c, (inputs, in_columns, in_first), column,
+                                                               x_at)  # fmt: skip
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
                                                       together, rounded, scales, ring, descriptor0, descriptor, add,
@@ -298,13 +291,15 @@ def make_kernel(config: Config) -> Kernel:
                 if not paired and lane == 0:
                     mbarrier_arrive(product_turn + 8 * other)
                 extra = extra_of(bias, has_bias, co, left, int32(thread & 127))
+                aimed = aim_tile(group_warp, n, j, co, batch, columns, first, out_channels, out_length, padding,
+                                 alignment)  # fmt: skip
                 wait_for_all()
                 if not resident and unroll > 1:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
 
                 store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, staging, extras,
-                           extra, bias, has_bias, crew, group_warp, lane, n, j, row, co, left, batch, columns, first,
-                           out_channels, out_length, padding, alignment, staging_turn, my_turn)  # fmt: skip
+                           extra, bias, has_bias, crew, group_warp, lane, aimed, n, j, row, co, left, batch, columns,
+                           first, out_channels, out_length, padding, alignment, staging_turn, my_turn)  # fmt: skip
                 my_turn = int32(my_turn ^ 1)
                 turn = int32(turn + turns_on)
                 if resident:

@@ -43,12 +43,14 @@ def make_window(config: Config):
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
     Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``); if they are split
     ahead, the rows have larger and smaller parts of the first two, then of the others (k6_operands.py).
-    ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``together``:
-    elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many; ALIGNED: 4, and the
-    rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: what of a window that is not ALIGNED is
-    none of its row's (``make_beyond``), which is zeros where operands are split ahead. ``rounded``: the copy engine has
-    rounded the window to TF32. ``scales``: of split operands (tensor_operand.py). Returns what the products of the
-    window are to be multiplied by, where they are not split ahead.
+    ``x_at``: where the lane's window is in the first slot, ``offset``: bytes from there to its stage's, a multiple of
+    16. ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel.
+    ``together``: elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many;
+    ALIGNED: 4, and the rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: whether any
+    of the warp's windows that are not ALIGNED has something that is none of its row's, and what of the lane's is
+    (``make_beyond``), which is zeros where operands are split ahead.
+    ``rounded``: the copy engine has rounded the window to TF32. ``scales``: of split operands (tensor_operand.py).
+    Returns what the products of the window are to be multiplied by, where they are not split ahead.
     """
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
@@ -60,8 +62,8 @@ def make_window(config: Config):
 
     @device_function
     def clear(v, at, beyond):
-        # A warp's branch is cheaper than its lanes' own.
-        if cuda.any_sync(0xFFFFFFFF, beyond != 0):
+        some, beyond = beyond
+        if some:
             beyond = recomputed(beyond)  # what follows from it is not worth registers
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
@@ -84,23 +86,24 @@ def make_window(config: Config):
     fours, twos = make_rows(4), make_rows(2)
 
     # The warp's barrier keeps the compiler from mixing the ways into one, with predicates: loads that are not made
-    # would wait in the same queue.
+    # would wait in the same queue. The slowest way is asked for first: every question costs a stage some clocks.
     @device_function
-    def load_singles(v, at, x_at, h_step, odd_step, beyond, together, rounded, scales):
+    def load_singles(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales):
+        x_at = int32(x_at + offset)
         if together == ALIGNED:
             fours(v, at, x_at, h_step)
         else:
             cuda.syncwarp()
-            if together == 4:
-                fours(v, at, x_at, h_step)
-            elif together == 2:
-                cuda.syncwarp()
-                twos(v, at, x_at, h_step)
-            else:
+            if together == 1:
                 cuda.syncwarp()
                 for h in range(lane_rows):
                     for q in range(unused, window):
                         v[at + register_rows[h] * window + q] = load_word(x_at + h * h_step + q * itemsize)
+            elif together == 4:
+                fours(v, at, x_at, h_step)
+            else:
+                cuda.syncwarp()
+                twos(v, at, x_at, h_step)
             if not ahead:
                 clear(v, at, beyond)
             if not exact and not rounded:
@@ -131,11 +134,12 @@ def make_window(config: Config):
                 interleave(v, at + h * window + q, load_word(even_at), load_word(even_at + odd_step))
 
     @device_function
-    def words_within_one(v, at, x_at, h_step, odd_step):
+    def words_within_one(v, at, x_at, offset, h_step, odd_step):
         """Where one of two neighbouring channels begins within a word: an element's own half comes from each."""
+        # All but the offset is the same for every stage, and worked out before.
         even_within = x_at & 2
-        whole_at = int32(x_at + odd_step if even_within else x_at)
-        parted_at = int32((x_at if even_within else x_at + odd_step) & -4)
+        whole_at = int32(int32(x_at + odd_step if even_within else x_at) + offset)
+        parted_at = int32(int32((x_at if even_within else x_at + odd_step) & -4) + offset)
         first, second = int32(turned[0] if even_within else own[0]), int32(turned[1] if even_within else own[1])
         for h in range(2):
             parted = load_word(parted_at + h * h_step)
@@ -159,22 +163,23 @@ def make_window(config: Config):
                 even, odd = next_even, next_odd
 
     @device_function
-    def load_halves(v, at, x_at, h_step, odd_step, beyond, together, rounded, scales):
+    def load_halves(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales):
+        own_at = int32(x_at + offset)
         if together == ALIGNED:
-            pairs_of_words(v, at, x_at, h_step, odd_step)
+            pairs_of_words(v, at, own_at, h_step, odd_step)
         else:
             cuda.syncwarp()
-            if together == 4:
-                pairs_of_words(v, at, x_at, h_step, odd_step)
+            if odd_step & 2:
+                words_within_one(v, at, x_at, offset, h_step, odd_step)
+            elif together == 4:
+                cuda.syncwarp()
+                pairs_of_words(v, at, own_at, h_step, odd_step)
             elif together == 2:
                 cuda.syncwarp()
-                words(v, at, x_at, h_step, odd_step)
-            elif odd_step & 2:
-                cuda.syncwarp()
-                words_within_one(v, at, x_at, h_step, odd_step)
+                words(v, at, own_at, h_step, odd_step)
             else:
                 cuda.syncwarp()
-                words_within_both(v, at, x_at, h_step, odd_step)
+                words_within_both(v, at, own_at, h_step, odd_step)
             clear(v, at, beyond)
         return float32(1)
 
