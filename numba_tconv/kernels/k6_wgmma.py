@@ -131,6 +131,8 @@ def make_kernel(config: Config) -> Kernel:
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
+    # With resident weights a block's tile of rows stays; split operands leave no registers for what follows from it.
+    keeps_rows = resident and not exact
     aim_tile, store_tile, finish = make_epilogue(config)
     # The runs of a warp leave during three quarters of the next tile's turns.
     steps_for_runs = 4 * unroll * -(-channels // 4)
@@ -165,9 +167,10 @@ def make_kernel(config: Config) -> Kernel:
         )
         boxed, aligned, apart, in_vectors = how[0] != 0, how[1] != 0, how[2] != 0, how[3] != 0
         samples, inputs, in_columns, in_first = loaded
-        alike_log, pitch, shear = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
-        region, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
-        in_stage = alike_log, pitch, shear, region, slot, stages
+        shears = int32(geometry[0]), int32(geometry[1]), int32(geometry[2]), int32(geometry[3])
+        pitch, region, slot = int32(geometry[4]), int32(geometry[5]), int32(geometry[6])
+        stages = int32(geometry[7])
+        in_stage = shears, pitch, region, slot, stages
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
@@ -233,8 +236,8 @@ def make_kernel(config: Config) -> Kernel:
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
-            x_at = int32(x_at + place(lane_channel, alike_log, pitch, shear))
-            h_step, odd_step = int32(depth // lane_rows * pitch), int32(pitch + shear)
+            x_at = int32(x_at + place(lane_channel, pitch, shears))
+            h_step, odd_step = int32(depth // lane_rows * pitch), int32(pitch + shears[2])
             if paired:
                 x_at = int32(x_at + crew * region)
             weights_at = int32(0 if resident else ring_at + regions * region)
@@ -260,8 +263,9 @@ def make_kernel(config: Config) -> Kernel:
                 s = int32(crew * per_tile)
             own = crew if paired else int32(0)  # tile of those that are computed together
             row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-            if resident:  # then the row tile stays
+            if keeps_rows:
                 row, co, left = rows_of(row_tile, group_tiles, out_per_group)
+            if resident:
                 n, j = sample_of(column_tile + own, in_columns)
                 _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
                 n_step, j_step = sample_of(next_tile - column_tile, in_columns)
@@ -271,6 +275,7 @@ def make_kernel(config: Config) -> Kernel:
                 if not resident:
                     row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
                     n, j = sample_of(column_tile + own, in_columns)
+                if not keeps_rows:
                     row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 if exact:
                     for z in range(all_sums):
@@ -310,8 +315,8 @@ def make_kernel(config: Config) -> Kernel:
 
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
-    six, four = types.UniTuple(types.int64, 6), types.UniTuple(types.int64, 4)
-    signature = (template, *integers, stored, *integers * 4, six, four, four, stored, stored, *integers)
+    eight, four = types.UniTuple(types.int64, 8), types.UniTuple(types.int64, 4)
+    signature = (template, *integers, stored, *integers * 4, eight, four, four, stored, stored, *integers)
     signature += (flat(out_storage), *integers * 15, four)
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
