@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS, k6_box
-from numba_tconv.kernels.k6_box import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, sheared_rows, wavefronts
+from numba_tconv.kernels.k6_box import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, wavefronts
 from numba_tconv.kernels.k6_config import (
     MOST_PADDING,
     MOST_PADDING_OF_ELEMENTS,
@@ -38,7 +38,7 @@ configs = pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
 def all_rows(config):
     """Every way in which rows may lie: those that begin alike are 2, 4 or 8 apart, with any shear that says so."""
     vector = ALIGNMENT // config.tile.itemsize
-    sheared = [sheared_rows(vector // gcd(shear, vector), shear, vector) for shear in range(1, vector)]
+    sheared = [Rows(vector // gcd(shear, vector), shear, False) for shear in range(1, vector)]
     return [Rows(), Rows(aligned=False), *sheared]
 
 
@@ -84,9 +84,8 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
         patch.setattr(k6_box, "encode", lambda precision, *told: (*told, itemsize))
         tensor_map = k6_box.template_map(shape, strides, offset * itemsize, config, rows)
     # As the warps that copy do.
-    begin, g = (offset + i) & -vector, geometry(config, rows)
-    log, shears, pitch = g.numbers[0], g.numbers[:4], g.numbers[4]
-    region = fetch(tensor_map, (begin, 0, 0, stage * config.depth >> log, n))
+    begin, log, g = (offset + i) & -vector, rows.alike.bit_length() - 1, geometry(config, rows)
+    region = fetch(tensor_map, (begin, 0, stage * config.depth >> log, n))
     assert len(region) * itemsize == config.depth * g.pitch <= g.region
     # No access outside of the tensor, but for what is in the same 16 bytes as its first element.
     assert region.max() < offset + strides[0] + (channels - 1) * stride + length
@@ -97,7 +96,7 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     columns = range(0, config.width - tile.lead, 4)
     beyond_a_row = [0 if rows.aligned else int(beyond_of(i + column + first, length)) for column in columns]
     for c in range(config.depth):
-        channel, row = stage * config.depth + c, int(place.py_func(c, pitch, shears)) // itemsize + early
+        channel, row = stage * config.depth + c, int(place.py_func(c, log, g.pitch, g.shear)) // itemsize + early
         for column, beyond in zip(columns, beyond_a_row, strict=True):
             element = i + column + first
             for q in range(tile.halo - tile.reach, own_columns):
@@ -117,25 +116,17 @@ def test_what_no_box_holds():
 
     assert rows(64, 1000) == Rows()
     assert rows(64, 1000, offset=2) == Rows(aligned=False)
-    assert rows(64, 1001) == Rows(8, 1, False, 8, 0)
-    assert rows(64, 1004) == rows(68, 1004) == Rows(2, 4, False, 2, 0)
+    assert rows(64, 1001) == Rows(8, 1, False)
+    assert rows(64, 1004) == Rows(2, 4, False)
+    assert rows(68, 1004) == Rows(2, 4, False)
     assert rows(68, 1001) is None, "rows behind the last one"
-    assert rows(48, 1001, splits=6) == Rows(8, 1, False, 8, 0)
+    assert rows(48, 1001, splits=6) == Rows(8, 1, False)
     assert rows(48, 1001, splits=4) is None, "a part that begins with another row than the first of eight"
-    assert rows(48, 1001, groups=3) == Rows(8, 1, False, 8, 0)
+    assert rows(48, 1001, groups=3) == Rows(8, 1, False)
     assert rows(48, 1001, groups=2) is None, "a stage would take channels of the next group"
     assert rows(48, 1001, groups=3, depths=2) is None, "the same"
-    assert rows(64, 7) is rows(64, 3) is None, "a distance of nothing"
+    assert rows(64, 7) is None, "a distance of nothing"
     assert rows(64, 1000, last=2) is None
-
-
-def test_rows_between_alike_ones_lie_where_a_box_is_least_wide():
-    """As one dimension, or as two, whichever has the last row less far to the right."""
-    assert [sheared_rows(8, shear, 8).farthest for shear in (1, 3, 5, 7)] == [7, 13, 11, 25]
-    assert [sheared_rows(4, shear, 8).farthest for shear in (2, 6)] == [6, 10]
-    assert [sheared_rows(4, shear, 4).farthest for shear in (1, 3)] == [3, 5]
-    assert sheared_rows(2, 4, 8) == Rows(2, 4, False, 2, 0)
-    assert sheared_rows(8, 7, 8) in (Rows(8, 7, False, 2, 6), Rows(8, 7, False, 4, 4))
 
 
 @configs

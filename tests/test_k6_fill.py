@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numba_tconv.kernels import k6_box, k6_config, k6_load
-from numba_tconv.kernels.k6_box import sheared_rows
+from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.problem import Problem
 from tests.test_tensor_store import cast_quickly
 
@@ -60,7 +60,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
         memory.clear()
         arrived.clear()
         for lane in range(LANES):
-            in_stage = (0, 0, 0, 0), geometry.pitch, geometry.region, geometry.slot, 1
+            in_stage = 0, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
             fill_in_vectors(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
                             columns, lane, 0)  # fmt: skip
             # Each lane arrives once, behind what it has written.
@@ -80,7 +80,7 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     config = k6_config.configs(problem, precision)[0]
     tile, (first, columns) = config.tile, config.tile.columns(problem)
     every = 16 // tile.itemsize
-    rows = sheared_rows(every, problem.length % every, every) if early else None
+    rows = Rows(every, problem.length % every, False) if early else None
     geometry = k6_box.geometry(config, rows)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
     strides = problem.in_channels * problem.length, problem.length
@@ -97,7 +97,7 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
 
     monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
     _, fill = k6_load.make_fill(config)
-    in_stage = geometry.numbers[:4], geometry.pitch, geometry.region, geometry.slot, 1
+    in_stage = geometry.alike.bit_length() - 1, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
     for sample in range(-1, problem.batch):
         memory.clear()
         for lane in range(LANES):
@@ -113,7 +113,7 @@ def check(memory, config, problem, columns, x, sample, begin, channels_left, row
     tile, (first, columns), g = config.tile, columns, k6_box.geometry(config, rows)
     written = defaultdict(int)
     for channel in range(config.depth):
-        row = k6_box.place.py_func(channel, g.pitch, g.numbers[:4])
+        row = k6_box.place.py_func(channel, g.alike.bit_length() - 1, g.pitch, g.shear)
         if rows:
             row += (early + begin) % (16 // tile.itemsize) * tile.itemsize
         for column in range(config.width):

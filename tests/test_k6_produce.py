@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numba_tconv.kernels import k6_box, k6_config, k6_load
-from numba_tconv.kernels.k6_box import Rows, sheared_rows
+from numba_tconv.kernels.k6_box import Rows
 from numba_tconv.kernels.k6_cost import choose
 from numba_tconv.problem import Problem
 from tests.test_tensor_store import cast_quickly
@@ -62,7 +62,7 @@ def brought(monkeypatch):
         "mbarrier_expect_tx": expect,
         "fence_async": lambda: stages[-1].fences.append(len(stages[-1].filled)),
         "mbarrier_arrive": lambda barrier: stages[-1].arrivals.append(int(barrier)),
-        "cp_async_bulk_tensor_5d": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
+        "cp_async_bulk_tensor_4d": lambda *copy: stages[-1].boxes.append(tuple(map(int, copy))),
         "cp_async_bulk": lambda at, w, source, size, barrier: stages[-1].weights.append((at, source, size, barrier)),
     }.items():
         monkeypatch.setattr(k6_load, name, instruction)
@@ -117,7 +117,7 @@ def check_split(stage, at, slot, config, geometry, rows, early, length):
 def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     p, config = problem, choose(problem, precision)
     vector = 16 // config.tile.itemsize
-    rows = Rows() if alike == 1 else sheared_rows(alike, 3 * vector // alike, vector)
+    rows = Rows() if alike == 1 else Rows(alike, 3 * vector // alike, False)
     tile, g = config.tile, k6_box.geometry(config, rows)
     (first, columns), column_tiles = k6_config.sample_columns(p, config), k6_config.column_tiles(p, config)
     group_tiles, tap_chunks = tile.row_tiles(p), tile.tap_chunks(p)
@@ -126,7 +126,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
-    in_stage = g.numbers[:4], g.pitch, g.region, g.slot, g.stages
+    in_stage = log, g.pitch, g.shear, g.region, g.slot, g.stages
     produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)
@@ -163,7 +163,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
                         if p.groups > 1:
                             assert (s + 1) * config.depth <= p.in_channels_per_group, "the next group's channels"
                         row = (channel0 + s * config.depth) >> log
-                        expected.append((here, MAP, (early + i) // vector * vector, 0, 0, row, n, barrier))
+                        expected.append((here, MAP, (early + i) // vector * vector, 0, row, n, barrier))
                     else:
                         done = s * config.depth
                         filled.append((n, i, channel0 + done, p.in_channels_per_group - done, here))

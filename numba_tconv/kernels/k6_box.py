@@ -4,22 +4,20 @@ A tensor map wants its tensor and the tensor's strides at multiples of 16 bytes,
 rows of x are where they are; but every ``alike``-th row (a power of two) begins alike. So the map shows x sheared: one
 of its dimensions is every ``alike``-th row; another one is the rows between two of those, and its stride is that of x
 less ``shear`` elements, which makes it a multiple of 16 bytes. Each of these rows stands ``shear`` elements further to
-the right in the map than the one before, and one box that is so much wider holds the windows of all channels. Where it
-is less wide for it, the rows between are two dimensions: ``low`` rows, and sets of so many, each of which stands
-``high_shear`` elements, less than 16 bytes as well, further to the right than the set before.
+the right in the map than the one before, and one box that is so much wider holds the windows of all channels.
 
 What a box holds beyond the ends of a row is of its neighbours; the lanes that read a window take it for zeros
 (k6_window.py). Of rows that all begin at multiples of 16 bytes the copy engine does that, and windows begin where their
 boxes do (``aligned``).
 
-Channel c of a stage stands in row c of the box, so many elements after the row's first (``place``).
+Channel c of a stage stands in row c of the box, ``shear`` * (c % alike) elements after the row's first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import gcd
 
 from numba import int32
@@ -37,44 +35,20 @@ class Rows:
     """How the rows of an input lie."""
 
     alike: int = 1  # every how many begin alike, modulo 16 bytes
-    shear: int = 0  # elements, of ALIGNMENT bytes, by which each of the next begins after the one before
+    shear: int = 0  # elements, of ALIGNMENT bytes, by which each of those begins after the one before
     aligned: bool = True  # all windows begin at multiples of 16 bytes
-    low: int = 1  # rows of which each begins ``shear`` after the one before
-    high_shear: int = 0  # elements, of ALIGNMENT bytes, by which each set of so many begins after the one before
-
-    @property
-    def farthest(self) -> int:
-        """Elements by which some row stands further to the right in the map than the first."""
-        return (self.low - 1) * self.shear + (self.alike // self.low - 1) * self.high_shear
-
-
-@cache
-def sheared_rows(alike: int, shear: int, vector: int) -> Rows:
-    """Those of which each begins ``shear`` elements after the one before, modulo ``vector``, in the sets of which a box
-    is least wide."""
-    sets = (2**z for z in range(alike.bit_length() - 1, 0, -1))
-    found = (Rows(alike, shear, False, low, shear * low % vector) for low in sets)
-    return min(found, key=lambda rows: rows.farthest)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the channels of a stage stand in shared memory; in bytes, but for ``alike``, ``low`` and ``stages``."""
+    """Where the channels of a stage stand in shared memory; in bytes, but for ``alike`` and ``stages``."""
 
     alike: int
-    low: int
-    shear: int  # by which a channel stands further into its row than the one before, of ``low``
-    high_shear: int  # and each set of so many than the one before, of ``alike`` channels
     pitch: int  # from a row of a box to the next
+    shear: int  # by which a channel stands further into its row than the one before, if it begins unlike that
     region: int  # of a window
     slot: int  # from a stage to the next
     stages: int
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """As a kernel takes them: powers of two as their logarithms. The first four are the ``shears`` of ``place``."""
-        logs = self.alike.bit_length() - 1, self.low.bit_length() - 1
-        return *logs, self.shear, self.high_shear, self.pitch, self.region, self.slot, self.stages
 
 
 @lru_cache(maxsize=1024)
@@ -85,8 +59,14 @@ def geometry(config: Config, rows: Rows | None) -> Geometry:
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
     region = config.region(pitch)
     slot = config.slot_of(region)
-    shears, stages = (rows.shear * itemsize, rows.high_shear * itemsize), min(config.stages, config.ring_bytes // slot)
-    return Geometry(rows.alike, rows.low, *shears, pitch, region, slot, stages)
+    return Geometry(
+        rows.alike,
+        pitch,
+        rows.shear * itemsize,
+        region,
+        slot,
+        min(config.stages, config.ring_bytes // slot),
+    )
 
 
 def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:
@@ -100,8 +80,8 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
     if not alike or in_part % alike:
         return None  # what is behind the last channel would be fetched with it; and each part begins a box's first row
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
-    rows = sheared_rows(alike, strides[1] % vector, vector) if alike > 1 else Rows(aligned=aligned)
-    overlapping = alike > 1 and (rows.shear == strides[1] or rows.high_shear == strides[1] * rows.low)
+    rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
+    overlapping = alike > 1 and rows.shear == strides[1]
     if overlapping or alike * row_bytes(shape, strides, tile.itemsize)[1] >= LONGEST_STRIDE:
         return None
     return rows if aligned or _narrowest(config, rows) <= LARGEST_BOX else None
@@ -110,7 +90,7 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
 def _narrowest(config: Config, rows: Rows) -> int:
     """Elements that a row of a box must have."""
     vector = ALIGNMENT // config.tile.itemsize
-    return -(-(config.width + vector - 1 + rows.farthest) // vector) * vector
+    return -(-(config.width + vector - 1 + (rows.alike - 1) * rows.shear) // vector) * vector
 
 
 @lru_cache(maxsize=1024)
@@ -125,11 +105,11 @@ def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
     """Turns in which a warp's load of its windows' first elements is served; ``pitch`` in elements."""
     itemsize = config.tile.itemsize
     words = max(1, gcd(4, rows.shear) * itemsize // 4)  # of a lane's load
-    shears = rows.alike.bit_length() - 1, rows.low.bit_length() - 1, rows.shear, rows.high_shear
+    log = rows.alike.bit_length() - 1
     taken = defaultdict(set)  # words in a bank, by turn: 128 bytes are asked for together
     for lane in range(32):
         channel = lane % 4 * (4 // itemsize)
-        element = place.py_func(channel, pitch, shears) + column_of(0, lane, 0, 0)
+        element = place.py_func(channel, log, pitch, rows.shear) + column_of(0, lane, 0, 0)
         for word in range(words):
             at = int(element) * itemsize // 4 + word
             taken[lane * words // 32, at % 32].add(at)
@@ -141,19 +121,15 @@ def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows
     multiple of 16 bytes before its first element (``publish``)."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
-    low, high = rows.low, rows.alike // rows.low
     return encode(
         config.tile.precision,
-        (length + offset // itemsize + rows.farthest, low, high, channels // rows.alike, batch),
-        (c_bytes - rows.shear * itemsize, c_bytes * low - rows.high_shear * itemsize, c_bytes * rows.alike, n_bytes),
-        (geometry(config, rows).pitch // itemsize, low, high, config.depth // rows.alike, 1),
+        (length + offset // itemsize + (rows.alike - 1) * rows.shear, rows.alike, channels // rows.alike, batch),
+        (c_bytes - rows.shear * itemsize, c_bytes * rows.alike, n_bytes),
+        (geometry(config, rows).pitch // itemsize, rows.alike, config.depth // rows.alike, 1),
     )
 
 
 @device_function
-def place(c, pitch, shears):
-    """The byte of a window's region at which channel ``c`` of the stage begins, if the first begins the region;
-    ``shears``: see ``Geometry.numbers``. With a pitch of 0: by how much it stands further into its row."""
-    alike_log, low_log, shear, high_shear = shears
-    low, high = c & ((1 << low_log) - 1), (c & ((1 << alike_log) - 1)) >> low_log
-    return int32(c * pitch + low * shear + high * high_shear)
+def place(c, alike_log, pitch, shear):
+    """The byte of a window's region at which channel ``c`` of the stage begins, if the first begins the region."""
+    return int32(c * pitch + (c & ((1 << alike_log) - 1)) * shear)

@@ -197,11 +197,7 @@ class Config:
 
     @property
     def ring_bytes(self) -> int:
-        """Of all stages; and, since boxes are wider where rows of x begin unlike (k6_box.py), up to half as much again
-        of what is left of shared memory, so that nearly as many of those fit."""
-        own = self.stages * self.slot
-        left = (SHARED_PER_BLOCK - self.least_bytes) // 128 * 128
-        return own + max(0, min(left, own // 2 // 128 * 128))
+        return self.stages * self.slot
 
     @property
     def staging(self) -> int:
@@ -212,34 +208,20 @@ class Config:
         return self.extras_at + CONSUMERS * self.extras
 
     @property
-    def all_barriers(self) -> int:
-        """Bytes of the mbarriers: one that says full and one that says empty for each stage, one for the resident
-        weights, and two for each warpgroup's turns."""
-        return 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
-
-    @property
     def ready(self) -> int:
         """Of operands that are split ahead: an mbarrier that says split for each stage; then, for each, what the sums
         of each of its windows are multiplied by (k6_operands.py)."""
-        return self.barriers + self.all_barriers
+        return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
 
     @property
     def map(self) -> int:
-        return self.shared_bytes - 128
-
-    def _bytes_with(self, ring: int) -> int:
-        """Shared memory with a ring of ``ring`` bytes."""
-        before_map = self.weights + ring + self.staging_bytes + CONSUMERS * self.extras + self.all_barriers
-        return -(-(before_map + 16 * self.stages * self.split_ahead) // 128) * 128 + 128
-
-    @property
-    def least_bytes(self) -> int:
-        """Shared memory that the stages need with what else there is."""
-        return self._bytes_with(self.stages * self.slot)
+        """Behind the mbarriers: one that says full and one that says empty for each stage, one for the resident
+        weights, and two for each warpgroup's turns; and behind what ``ready`` says."""
+        return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
 
     @property
     def shared_bytes(self) -> int:
-        return self._bytes_with(self.ring_bytes)
+        return self.map + 128
 
 
 def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
@@ -334,7 +316,7 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
 def deepest(config: Config) -> Config | None:
     """The configuration with the deepest ring that fits; None if none does."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
-    return next((ring for ring in rings if ring.least_bytes <= SHARED_PER_BLOCK), None)
+    return next((ring for ring in rings if ring.shared_bytes <= SHARED_PER_BLOCK), None)
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:

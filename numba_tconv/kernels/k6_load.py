@@ -11,7 +11,7 @@ from numba import cuda, int32, int64, uint32, uint64
 from ..elements import ELEMENTS
 from ..ptx import (
     cp_async_bulk,
-    cp_async_bulk_tensor_5d,
+    cp_async_bulk_tensor_4d,
     cp_async_to,
     device_function,
     elected,
@@ -129,7 +129,7 @@ def make_fill(config: Config):
     def fill_in_vectors(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
                         lane, barrier):  # fmt: skip
         """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes every 32nd vector of them."""
-        shears, pitch, _, _, _ = in_stage
+        alike_log, pitch, shear, _, _, _ = in_stage
         e = recomputed(lane)  # what follows from it is not worth registers
         while e < all_vectors:
             c = int32(e // row_vectors)
@@ -139,7 +139,7 @@ def make_fill(config: Config):
                 sample, element = sample + 1, element - columns
             exists = c < channels_left and sample >= 0 and sample < batch and element >= 0 and element < length
             source = sample * stride_n + (channel + c) * stride_c + element if exists else int64(0)
-            row = int32(address + place(c, pitch, shears))
+            row = int32(address + place(c, alike_log, pitch, shear))
             copy_vector(row + p * itemsize, x, source, 16 if exists else 0)
             e = int32(e + 32)
         mbarrier_await_copies(barrier)
@@ -147,8 +147,8 @@ def make_fill(config: Config):
     @device_function
     def element_at(c, p, window):
         """Bytes to element ``p`` of a window's channel ``c``."""
-        (shears, pitch, _, _, _), at = window
-        return int32(at + place(c, pitch, shears) + p * itemsize)
+        (alike_log, pitch, shear, _, _, _), at = window
+        return int32(at + place(c, alike_log, pitch, shear) + p * itemsize)
 
     @device_function
     def load(z, state):
@@ -219,7 +219,7 @@ def make_produce(config: Config):
     def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
                 base, full, empty, split, shared, tap_chunks, channel_stages, in_per_group, group_tiles, row_tiles,
                 column_tiles, band, batch, length, columns, first):  # fmt: skip
-        (alike_log, _, _, _), pitch, region_bytes, slot, stages = in_stage
+        alike_log, pitch, _, region_bytes, slot, stages = in_stage
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
@@ -268,8 +268,8 @@ def make_produce(config: Config):
                         for z in range(regions):
                             if by_box[z]:  # beyond the last channel, too, where zeros are (k6_config.unroll_of)
                                 begin = int32(int32(x_early + start[z]) & -vector)
-                                cp_async_bulk_tensor_5d(base + at + z * region_bytes, x_map, begin, int32(0), int32(0),
-                                                        row, sample[z], barrier)  # fmt: skip
+                                cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
+                                                     sample[z], barrier)  # fmt: skip
                         if streamed:
                             cp_async_bulk(base + at + weights_at, w, weights + stage * (stage_weights // itemsize),
                                           stage_weights, barrier)  # fmt: skip

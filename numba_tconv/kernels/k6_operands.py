@@ -23,7 +23,6 @@ from ..ptx import (
     st_shared,
     st_shared_f32,
 )
-from .k6_box import place
 from .k6_config import Config
 from .tensor_operand import (
     NO_NUMBER,
@@ -72,13 +71,14 @@ def make_split_window():
 
     @device_function
     def split_window(window_at, in_stage, first, last, scales, lane):
-        shears, pitch, _, _, _ = in_stage
+        alike_log, pitch, shear, _, _, _ = in_stage
         least, of_weights = scales
         channel, below = int32(own_row(lane)), int32(4 * pitch)
+        alike = int32((1 << alike_log) - 1)
         begin = int32(window_at + channel * pitch + (lane & LANES - 1) * BYTES)
         end = int32(window_at + channel * pitch + pitch)
-        if first + shears[2] > 0 or last < pitch >> 2:
-            moved, at = int32(place(channel, 0, shears) >> 2), int32(begin)
+        if first + alike * (shear >> 2) > 0 or last < pitch >> 2:
+            moved, at = int32((channel & alike) * (shear >> 2)), int32(begin)
             e = int32((lane & LANES - 1) * VECTOR - moved)
             while at < end:
                 clear(at, e, first, last)
@@ -123,7 +123,7 @@ def make_split_stage(config: Config):
 
     @device_function
     def split_stage(lane, at, slot, split, in_stage, firsts, lasts):
-        _, _, region, _, _ = in_stage
+        _, _, _, region, _, _ = in_stage
         ready, inverses, scales = split
         z = int32(0)
         while z < regions:  # by one piece of code, as instructions are cached

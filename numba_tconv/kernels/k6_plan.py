@@ -71,6 +71,7 @@ def plan_of(
     multiprocessors = device.of(device_index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
     g, early = geometry(config, rows), offset // tile.itemsize
+    where = g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     loaded = p.batch, p.length, columns, first
     if config.joined:  # one sample, with more zeros behind it than a window is wide
@@ -85,7 +86,7 @@ def plan_of(
     packed = alike((packing.size,), dtype)
     launch = make_kernel(config.compiled).prepare(
         blocks,
-        *(template, GIVEN, x, GIVEN, *strides[:2], early, g.numbers, how, loaded, packed),
+        *(template, GIVEN, x, GIVEN, *strides[:2], early, where, how, loaded, packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
     )

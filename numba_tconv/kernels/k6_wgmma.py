@@ -167,10 +167,9 @@ def make_kernel(config: Config) -> Kernel:
         )
         boxed, aligned, apart, in_vectors = how[0] != 0, how[1] != 0, how[2] != 0, how[3] != 0
         samples, inputs, in_columns, in_first = loaded
-        shears = int32(geometry[0]), int32(geometry[1]), int32(geometry[2]), int32(geometry[3])
-        pitch, region, slot = int32(geometry[4]), int32(geometry[5]), int32(geometry[6])
-        stages = int32(geometry[7])
-        in_stage = shears, pitch, region, slot, stages
+        alike_log, pitch, shear = int32(geometry[0]), int32(geometry[1]), int32(geometry[2])
+        region, slot, stages = int32(geometry[3]), int32(geometry[4]), int32(geometry[5])
+        in_stage = alike_log, pitch, shear, region, slot, stages
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
@@ -236,8 +235,8 @@ def make_kernel(config: Config) -> Kernel:
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
-            x_at = int32(x_at + place(lane_channel, pitch, shears))
-            h_step, odd_step = int32(depth // lane_rows * pitch), int32(pitch + shears[2])
+            x_at = int32(x_at + place(lane_channel, alike_log, pitch, shear))
+            h_step, odd_step = int32(depth // lane_rows * pitch), int32(pitch + shear)
             if paired:
                 x_at = int32(x_at + crew * region)
             weights_at = int32(0 if resident else ring_at + regions * region)
@@ -315,8 +314,8 @@ def make_kernel(config: Config) -> Kernel:
 
     stored, integers = flat(storage), (types.int64,)
     template = types.UniTuple(types.int64, MAP_WORDS)
-    eight, four = types.UniTuple(types.int64, 8), types.UniTuple(types.int64, 4)
-    signature = (template, *integers, stored, *integers * 4, eight, four, four, stored, stored, *integers)
+    six, four = types.UniTuple(types.int64, 6), types.UniTuple(types.int64, 4)
+    signature = (template, *integers, stored, *integers * 4, six, four, four, stored, stored, *integers)
     signature += (flat(out_storage), *integers * 15, four)
     return Kernel("k6_wgmma", k6_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 

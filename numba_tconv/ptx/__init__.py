@@ -69,7 +69,6 @@ from .stores import ld_shared_st_global_if, st_global_if, st_global_vector
 from .tensor_maps import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_4d,
-    cp_async_bulk_tensor_5d,
     st_shared_b64,
     tensormap_acquire,
     tensormap_publish,
@@ -94,7 +93,6 @@ __all__ = [
     "cp_async_bulk_store",
     "cp_async_bulk_tensor",
     "cp_async_bulk_tensor_4d",
-    "cp_async_bulk_tensor_5d",
     "cp_async_bulk_wait_read",
     "cp_async_commit",
     "cp_async_to",

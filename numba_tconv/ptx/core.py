@@ -72,7 +72,6 @@ def word(text, *kinds, meaning=no_meaning):
         5: lambda typingctx, a, b, c, d, e: typed(a, b, c, d, e),
         6: lambda typingctx, a, b, c, d, e, f: typed(a, b, c, d, e, f),
         7: lambda typingctx, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
-        8: lambda typingctx, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
     }
     return instruction(meaning)(forms[len(kinds)])
 

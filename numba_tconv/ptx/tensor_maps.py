@@ -27,8 +27,6 @@ cp_async_bulk_tensor.__doc__ = """(address, map, i, j, k, barrier): the copy eng
 element i of row j of plane k; it counts as landed at the mbarrier. ``address`` is a multiple of 128."""
 cp_async_bulk_tensor_4d = _box(4)
 cp_async_bulk_tensor_4d.__doc__ = """(address, map, i, j, k, l, barrier): the same of a map of four dimensions."""
-cp_async_bulk_tensor_5d = _box(5)
-cp_async_bulk_tensor_5d.__doc__ = """(address, map, i, j, k, l, m, barrier): the same of a map of five dimensions."""
 
 tensormap_replace_address = word("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [$0], $1;", i32, i64)
 tensormap_replace_address.__doc__ = """(map in shared memory, address of the tensor): a multiple of 16."""

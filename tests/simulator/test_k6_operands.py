@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numba_tconv.kernels import k6_operands
-from numba_tconv.kernels.k6_box import Rows, place, sheared_rows
+from numba_tconv.kernels.k6_box import place
 from numba_tconv.kernels.tensor_operand import MANTISSA, scales_of
 from numba_tconv.ptx import SIMULATOR
 
@@ -27,11 +27,6 @@ def exponent(values):
     return int(np.float32(values).view(np.int32) >> MANTISSA)
 
 
-def geometry_of(rows):
-    """``shears`` of ``place``, in elements."""
-    return rows.alike.bit_length() - 1, rows.low.bit_length() - 1, rows.shear, rows.high_shear
-
-
 @pytest.fixture
 def split(monkeypatch):
     """The larger and the smaller parts of x (channels, elements), which stand from column ``early`` of the window on,
@@ -39,15 +34,13 @@ def split(monkeypatch):
 
     def parts(x, alike, shear, pitch, first=0, last=1 << 20, early=0):
         memory = np.full(AT // 4 + DEPTH * pitch + AROUND, STALE, np.float32)
-        rows = sheared_rows(alike, shear, 4) if alike > 1 else Rows()
-        shears = geometry_of(rows)
-        begins = [AT // 4 + int(place(c, pitch, shears)) + early for c in range(DEPTH)]
+        begins = [AT // 4 + int(place(c, alike.bit_length() - 1, pitch, shear)) + early for c in range(DEPTH)]
         for begin, row in zip(begins, x, strict=True):
             memory[begin : begin + x.shape[1]] = row
         own = np.zeros(memory.size, bool)  # what counts
         for c in range(DEPTH):
             row = AT // 4 + c * pitch
-            sheared = int(place(c, 0, shears))
+            sheared = c % alike * shear
             own[row + max(first + sheared, 0) : row + max(min(last + sheared, pitch), 0)] = True
         of_x = np.zeros(memory.size, bool)
         for begin in begins:
@@ -74,7 +67,7 @@ def split(monkeypatch):
         monkeypatch.setattr(k6_operands, "ld_shared", lambda count, kind: load)
         monkeypatch.setattr(k6_operands, "st_shared", store)
         monkeypatch.setattr(k6_operands, "exponent_of_warp", exponent_of_warp)
-        in_stage = (*shears[:2], 4 * shears[2], 4 * shears[3]), 4 * pitch, 0, 0, 0
+        in_stage = alike.bit_length() - 1, 4 * pitch, 4 * shear, 0, 0, 0
         split_window = k6_operands.make_split_window()
         scales = scales_of(np.float32(1))
         with np.errstate(invalid="ignore", over="ignore"):
@@ -166,7 +159,7 @@ def test_each_window_of_a_stage_once_and_then_it_is_ready(monkeypatch):
     monkeypatch.setattr(k6_operands, "make_split_window", lambda: lambda *window: done.append(window) or len(done))
     for name in ("fence_async", "mbarrier_arrive", "st_shared_f32"):
         monkeypatch.setattr(k6_operands, name, lambda *values, name=name: done.append((name, *map(int, values))))
-    split_stage, in_stage, ready, inverses = k6_operands.make_split_stage(config), (2, 3, 1024, 6, 7), 5000, 6000
+    split_stage, in_stage, ready, inverses = k6_operands.make_split_stage(config), (2, 3, 4, 1024, 6, 7), 5000, 6000
     for lane in (0, 3):
         done.clear()
         split_stage(lane, 1 << 14, 16, (ready, inverses, "scales"), in_stage, [10, 20], [30, 40])
