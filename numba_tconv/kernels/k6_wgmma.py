@@ -10,8 +10,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
   or so (profile; no rows). Where the ring is deep, a stage is two products deep (k6_config.py). In tf32x3 they also
   split what they have copied, if many lanes would (k6_operands.py).
-* Multiply (k6_multiply.py, k6_window.py): x is the operand in registers, since its positions are contiguous and TF32
-  wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
+* Multiply (k6_multiply.py, k6_window.py, k6_view.py): x is the operand in registers, since its positions are contiguous
+  and TF32 wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Copied before (k6_input.py): what no tensor map describes, and short samples where that saves more than it takes.
 * Store (k6_epilogue.py): from registers through a staging buffer (k6_stage.py), in aligned runs. Those leave by the
   copy engine while the next tile is multiplied (k6_bulk.py; short ones by lanes, k6_vectors.py), or by the warps' own
@@ -29,7 +29,7 @@ What a stage costs beside its products decides the speed: nothing in the loops o
 counts down what it needs, and what a lane must know to load its window it knows before it waits for the stage. Weights'
 descriptors are in uniform registers: moved there for each product, they cost up to 7% (pqmf in bfloat16; a script).
 What comes between two tiles counts as well: few warps wait for each instruction, so the sums are staged by
-straight-line code without an index at run time.
+straight-line code without an index at run time, and where they go is worked out while the last products run.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
 What limits it, by the profiler (H200, of earlier code; dac_u2 in bfloat16 has since gone from 0.79 to 0.73 ms): on
