@@ -14,6 +14,9 @@ from numba_tconv.problem import Problem
 from tests.test_tensor_store import cast_quickly
 
 X_AT = 4096
+LAYERS = {name: workloads.get(name).problem for name in ("kb64", "kb74", "kb79", "dac_u2", "encodec_u2")}
+# Of several chunks of taps, whose windows begin at different elements of 16 bytes.
+LAYERS["taps far apart"] = Problem(2, 32, 64, 9, 500, dilation=5)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,10 @@ def in_python():
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "tf32x3"])
-@pytest.mark.parametrize("workload", ["kb64", "kb74", "kb79", "dac_u2", "encodec_u2"])
+@pytest.mark.parametrize("layer", LAYERS)
 @hypothesis.given(data=st.data())
-def test_view(in_python, workload, precision, data):
-    whole = workloads.get(workload).problem
+def test_view(in_python, layer, precision, data):
+    whole = LAYERS[layer]
     length, batch = data.draw(st.integers(1, 900)), data.draw(st.integers(1, 4))
     problem = Problem(
         *(batch, whole.in_channels, whole.out_channels, whole.kernel_size, length),
