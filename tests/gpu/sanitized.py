@@ -63,6 +63,7 @@ def _row(sizes, kernel_size, length, *precisions, layout="contiguous", offset=0,
 _STRIDE_1 = dict(padding=1, bias=True)
 _GAPS = dict(stride=2, dilation=2, bias=True)  # KernelBench 79: every other output is reached by no tap
 _APART = dict(stride=4, dilation=134, padding=5, bias=True)
+_THIRDS = dict(stride=3, dilation=3)
 _DECODER = dict(stride=4, bias=True)
 _HALVES = dict(stride=2, padding=3, bias=True)
 
@@ -103,11 +104,9 @@ ROWS = {
     "resident, tiles of rows": _row((1, 16, 144), 3, 1000, "tf32", **_STRIDE_1),
     "resident, groups": _row((2, 48, 72), 3, 304, "tf32", groups=3, **_STRIDE_1),
     "resident, chunks of taps": _row((1, 8, 16), 41, 1000, "tf32", padding=20),
-    "resident, two of three phases empty": _row((2, 16, 24), 3, 304, "tf32", stride=3, dilation=3, bias=True),
-    "two of three phases empty, unaligned": _row((2, 16, 24), 3, 301, "tf32", stride=3, dilation=3, bias=True),
-    "two of three phases empty, x every second": _row(
-        (2, 16, 24), 3, 301, "tf32", layout="every_second", stride=3, dilation=3, bias=True
-    ),
+    "resident, two of three phases empty": _row((2, 16, 24), 3, 304, "tf32", bias=True, **_THIRDS),
+    "two of three phases empty, unaligned": _row((2, 16, 24), 3, 301, "tf32", bias=True, **_THIRDS),
+    "phases empty, x every second": _row((2, 16, 24), 3, 301, "tf32", layout="every_second", bias=True, **_THIRDS),
     # Weights that stream, with the most taps: several chunks of them.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
@@ -139,15 +138,18 @@ ROWS = {
     # Split operands; a decoder's layer, whose phases interleave, in two row tiles.
     "split operands": _row((2, 16, 24), 8, 128, "tf32x3", "ieee", padding=2, **_DECODER),
     "split operands, every second row alike": _row((2, 16, 24), 8, 130, "tf32x3", padding=1, **_DECODER),
-    "split operands, every fourth row alike": _row(
-        (2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER
-    ),
+    "split operands, every fourth alike": _row((2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER),
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
     "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
     # Split by the warps that copy, as they are where weights stream above, beside resident weights.
     "split ahead, every fourth row alike": _row((2, 16, 24), 5, 301, "tf32x3", dilation=3, bias=True),
     "split ahead, filled by elements": _row((9, 16, 24), 5, 9, "tf32x3", dilation=3, bias=True),
+    # 16-bit elements without a stride: outputs side by side, in runs that begin at a word, within one, or by turns.
+    "halves side by side": _row((2, 16, 24), 3, 304, "bf16", bias=True),
+    "halves side by side, within a word": _row((2, 16, 24), 3, 304, "bf16", **_STRIDE_1),
+    "halves side by side, odd rows": _row((2, 16, 24), 3, 301, "bf16", bias=True),
+    "halves side by side, odd rows, within a word": _row((2, 16, 24), 3, 301, "bf16", **_STRIDE_1),
     # 16-bit elements with streamed weights: two windows in a stage, every eighth row alike.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
