@@ -42,15 +42,15 @@ def make_window(config: Config):
     Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
     Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``); if they are split
-    ahead, the rows have larger and smaller parts of the first two, then of the others (k6_operands.py).
-    ``x_at``: where the lane's window is in the first slot, ``offset``: bytes from there to its stage's, a multiple of
-    16. ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel.
-    ``together``: elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many;
-    ALIGNED: 4, and the rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: whether any
-    of the warp's windows that are not ALIGNED has something that is none of its row's, and what of the lane's is
-    (``make_beyond``), which is zeros where operands are split ahead.
-    ``rounded``: the copy engine has rounded the window to TF32. ``scales``: of split operands (tensor_operand.py).
-    Returns what the products of the window are to be multiplied by, where they are not split ahead.
+    ahead, the rows have larger and smaller parts of the first two, then of the others (k6_operands.py). ``x_at``: where
+    the lane's window is in the first slot, ``offset``: bytes from there to its stage's, a multiple of 16. ``h_step``:
+    bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of the next channel. ``together``: elements that
+    may be loaded at a time, 4, 2 or 1, since all rows begin at multiples of as many; ALIGNED: 4, and the rows begin at
+    multiples of 16 bytes, rounded where they must be. ``beyond``: whether any of the warp's windows that are not
+    ALIGNED has something that is none of its row's, and what of the lane's is (``make_beyond``), which is zeros where
+    operands are split ahead. ``rounded``: the copy engine has rounded the window to TF32. ``scales``: of split operands
+    (tensor_operand.py). Returns what the products of the window are to be multiplied by, where they are not split
+    ahead.
     """
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
@@ -63,7 +63,7 @@ def make_window(config: Config):
     @device_function
     def clear(v, at, beyond):
         some, beyond = beyond
-        if some:
+        if some:  # a warp's branch is cheaper than its lanes' own
             beyond = recomputed(beyond)  # what follows from it is not worth registers
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
