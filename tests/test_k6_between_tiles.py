@@ -1,4 +1,4 @@
-"""What k6's warps do between two tiles, by PTX: no lane multiplies meanwhile, so every instruction counts."""
+"""What a warpgroup of k6 does between two of its tiles, by PTX: it multiplies nothing then, so all of it counts."""
 
 import re
 

@@ -235,3 +235,32 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
             *stored,
             *[("arrive", turns)] * passed_on,
         ]
+
+
+@pytest.mark.parametrize("straight", [False, True])
+def test_where_a_tile_goes_is_what_the_stores_are_told(monkeypatch, straight):
+    """From the sample, the column and the channels of the tile, each in its place; the rows' stores get it as it is."""
+    told = []
+
+    def tell(*given):
+        told.append(given)
+
+    config = configured(Problem(2, 8, 16, 3, 258), "tf32")
+    monkeypatch.setattr(k6_epilogue, "device_function", same)
+    for name in ("int32", "int64"):
+        monkeypatch.setattr(k6_epilogue, name, same)
+    monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (lambda *sizes: (sizes, straight), lambda *at: at))
+    monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: tell)
+    monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
+    monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: tell)
+    for name in ("barrier_sync", "mbarrier_wait", "mbarrier_arrive"):
+        monkeypatch.setattr(k6_epilogue, name, lambda *_: None)
+    aim_tile, store_tile, _ = k6_epilogue.make_epilogue(config)
+    names = {name: name for name in inspect.signature(aim_tile).parameters}
+    there = "n", "j", "batch", "columns", "first", "out_length", "padding", "alignment"
+    head = "n", there, "warp", "co", "out_channels", "out_length"
+    aimed = aim_tile(**names)
+    assert aimed == (there, straight, head)
+    store_tile(**dict.fromkeys(inspect.signature(store_tile).parameters, 0) | {"aimed": aimed})
+    (given,) = told
+    assert [value for value in given if value in (there, head)] == [head, there], "in the order that both ways have"
