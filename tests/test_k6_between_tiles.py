@@ -14,13 +14,27 @@ K6 = RUNGS["k6_wgmma"]
 pytestmark = pytest.mark.skipif(K6 not in TENSOR_CORES, reason="the simulator has no tensor cores")
 
 
+def over_tiles(config):
+    """PTX of the loop over tiles."""
+    ptx = K6.kernel(config).kept_ptx((9, 0, "a"))
+    products = ptx.count("wgmma.mma_async")
+    loop = max((loop for loop in loops(ptx) if loop.count("wgmma.mma_async") == products), key=len)
+    assert products > 0
+    assert "st.shared" in loop, "outputs are staged in it, too"
+    return loop
+
+
 def test_nothing_divides():
     """Where weights are resident, a block's tile of rows and its channels stay; and columns are counted on."""
     config = choose(workloads.get("kb64").problem, "bf16")
     assert config.resident
-    ptx = K6.kernel(config).kept_ptx((9, 0, "a"))
-    products = ptx.count("wgmma.mma_async")
-    over_tiles = max((loop for loop in loops(ptx) if loop.count("wgmma.mma_async") == products), key=len)
-    assert products > 0
-    assert "st.shared" in over_tiles, "outputs are staged in it, too"
-    assert not re.search(r"\b(div|rem)\.", over_tiles)
+    assert not re.search(r"\b(div|rem)\.", over_tiles(config))
+
+
+def test_the_next_tile_is_found_while_the_last_products_run():
+    config = choose(workloads.get("dac_u2").problem, "bf16")
+    assert not config.resident
+    loop = over_tiles(config)
+    samples = [found.start() for found in re.finditer(r"\b(div|rem)\.[su]64", loop)]  # of columns, by their number
+    assert samples, "tiles of streamed weights are not counted on"
+    assert loop.rindex("wgmma.mma_async") < min(samples) <= max(samples) < loop.index("wgmma.wait_group.sync.aligned 0")

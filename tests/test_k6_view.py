@@ -53,7 +53,7 @@ def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     n, j = divmod(column_tile * tile.advance, columns)
     apart, aligned = columns % tile.advance == 0, early is None
     x_at, rounded, (some, beyond), together = k6_view.make_view(config)(
-        n, j, chunk, boxed, aligned, apart, early or 0, stride_c, (length, columns, first), column, X_AT
+        n, j, chunk, (boxed, aligned, apart, early or 0, stride_c, (length, columns, first), column, X_AT)
     )
     _, start, in_box = k6_load.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)
     rounds = tile.precision == "tf32"

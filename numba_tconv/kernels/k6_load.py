@@ -84,6 +84,38 @@ def make_walk(config: Config):
     return sample_of, walk
 
 
+def make_follow(config: Config, turns_on: int):
+    """Two device functions on the tiles of a warpgroup, which takes every ``turns_on``-th turn of its block: the row
+    tile, sample and column of its first, and how far in samples and columns it is from there to its next; and those of
+    its next, from those of its last. ``tiles``: of rows, of columns, the band, the warpgroup's own tile of those that
+    are computed together, and the columns of a sample."""
+    resident = config.resident
+    _, locate = make_locate(config)
+    sample_of, walk = make_walk(config)
+
+    @device_function
+    def first_tile(turn, tiles):
+        row_tiles, column_tiles, band, own, columns = tiles
+        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+        n, j = sample_of(column_tile + own, columns)
+        if not resident:
+            return row_tile, n, j, (int32(0), int64(0))
+        _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
+        return row_tile, n, j, sample_of(next_tile - column_tile, columns)
+
+    @device_function
+    def tile_after(turn, row_tile, n, j, steps, tiles):
+        row_tiles, column_tiles, band, own, columns = tiles
+        if resident:  # one row tile for good
+            n, j = walk(n, j, steps[0], steps[1], columns)
+            return row_tile, n, j
+        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+        n, j = sample_of(column_tile + own, columns)
+        return row_tile, n, j
+
+    return first_tile, tile_after
+
+
 def make_window_start(config: Config, integer=int64):
     """A device function on the input window of a tile: where it starts, and whether it is fetched in a box. It reckons
     in ``integer``; int32, which is faster, holds the places of any window if boxes are fetched at all."""

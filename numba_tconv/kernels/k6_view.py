@@ -12,9 +12,10 @@ from .k6_window import ALIGNED, make_beyond
 
 
 def make_view(config: Config):
-    """A device function. ``n``, ``j``, and from ``boxed`` to ``apart``, as in k6_load.py; ``early``: elements from the
-    multiple of 16 bytes before x to x; ``loaded``: inputs of a sample, its columns, and the first of them. ``column``:
-    of the tile, where the lane's window begins; ``x_at``: where it is, if the tile's begins at a multiple of 16 bytes.
+    """A device function. ``n``, ``j``: as in k6_load.py. ``taken``, the same for all tiles: from ``boxed`` to ``apart``
+    as there; ``early``: elements from the multiple of 16 bytes before x to x; ``stride_c``: of x; ``loaded``: inputs of
+    a sample, its columns, and the first of them; ``column``: of the tile, where the lane's window begins; ``x_at``:
+    where it is, if the tile's begins at a multiple of 16 bytes.
 
     Returns the window's place, whether the copy engine has rounded it, and ``beyond`` and ``together`` of
     k6_window.py.
@@ -27,7 +28,8 @@ def make_view(config: Config):
     window_start, beyond_of = make_window_start(config, int32), make_beyond(config)
 
     @device_function
-    def view_of(n, j, chunk, boxed, aligned, apart, early, stride_c, loaded, column, x_at):
+    def view_of(n, j, chunk, taken):
+        boxed, aligned, apart, early, stride_c, loaded, column, x_at = taken
         rounded, some, beyond, together = False, False, int32(0), int32(4)
         inputs, columns, first = loaded
         if some_rounded or not aligned:

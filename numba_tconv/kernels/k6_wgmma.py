@@ -29,7 +29,8 @@ What a stage costs beside its products decides the speed: nothing in the loops o
 counts down what it needs, and what a lane must know to load its window it knows before it waits for the stage. Weights'
 descriptors are in uniform registers: moved there for each product, they cost up to 7% (pqmf in bfloat16; a script).
 What comes between two tiles counts as well: few warps wait for each instruction, so the sums are staged by
-straight-line code without an index at run time, and where they go is worked out while the last products run.
+straight-line code without an index at run time; and where they go, and what the next tile's windows need, is worked
+out while the last products run.
 
 Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
 What limits it, by the profiler (H200, of earlier code; dac_u2 in bfloat16 has since gone from 0.79 to 0.73 ms): on
@@ -86,7 +87,7 @@ from .k6_config import (
     configs,
 )
 from .k6_epilogue import make_epilogue, make_extra_of, runs_of, slab_of
-from .k6_load import make_locate, make_produce, make_walk
+from .k6_load import make_follow, make_locate, make_produce
 from .k6_multiply import make_stages
 from .k6_plan import plan_of
 from .k6_split import choose, cost
@@ -128,11 +129,12 @@ def make_kernel(config: Config) -> Kernel:
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     produce, stages_of, view_of = make_produce(config), make_stages(config), make_view(config)
-    turns, locate = make_locate(config)
-    sample_of, walk = make_walk(config)
+    turns, _ = make_locate(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
-    # With resident weights a block's tile of rows stays; split operands leave no registers for what follows from it.
-    keeps_rows = resident and not exact
+    first_tile, tile_after = make_follow(config, turns_on)
+    # With resident weights a block's tile of rows stays. Split operands leave no registers for what follows from it,
+    # nor for the next tile while one is stored.
+    keeps_rows, looks_ahead = resident and not exact, not exact
     aim_tile, store_tile, finish = make_epilogue(config)
     # The runs of a warp leave during three quarters of the next tile's turns.
     steps_for_runs = 4 * unroll * -(-channels // 4)
@@ -261,19 +263,15 @@ def make_kernel(config: Config) -> Kernel:
                 turn = int32(crew)
                 s = int32(crew * per_tile)
             own = crew if paired else int32(0)  # tile of those that are computed together
-            row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+            tiles = row_tiles, column_tiles, band, own, in_columns
+            row_tile, n, j, steps = first_tile(turn, tiles)
             if keeps_rows:
                 row, co, left = rows_of(row_tile, group_tiles, out_per_group)
-            if resident:
-                n, j = sample_of(column_tile + own, in_columns)
-                _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
-                n_step, j_step = sample_of(next_tile - column_tile, in_columns)
+            taken = boxed, aligned, apart, x_early, stride_c, (inputs, in_columns, in_first), column, x_at
+            view, known = (x_at, False, (False, int32(0)), int32(4)), False
             while turn < count:
                 while s >= stages:
                     s, parity = int32(s - stages), int32(parity ^ 1)
-                if not resident:
-                    row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-                    n, j = sample_of(column_tile + own, in_columns)
                 if not keeps_rows:
                     row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 if exact:
@@ -282,9 +280,10 @@ def make_kernel(config: Config) -> Kernel:
                 descriptor, add = descriptor0, int32(0)
                 tap_chunk = int32(0)
                 while tap_chunk < tap_chunks:
-                    x_row, rounded, beyond, together = view_of(n, j, tap_chunk, boxed, aligned, apart, x_early,
-                                                               stride_c, (inputs, in_columns, in_first), column,
-                                                               x_at)  # fmt: skip
+                    if not known:
+                        view = view_of(n, j, tap_chunk, taken)
+                    x_row, rounded, beyond, together = view
+                    known = False
                     taps = int32(last_taps if tap_chunk == tap_chunks - 1 else all_taps)
                     s, parity, descriptor = stages_of(acc, total, held, goes, y, v, x_row, h_step, odd_step, beyond,
                                                       together, rounded, scales, ring, descriptor0, descriptor, add,
@@ -297,6 +296,11 @@ def make_kernel(config: Config) -> Kernel:
                 extra = extra_of(bias, has_bias, co, left, int32(thread & 127))
                 aimed = aim_tile(group_warp, n, j, co, batch, columns, first, out_channels, out_length, padding,
                                  alignment)  # fmt: skip
+                turn = int32(turn + turns_on)
+                next_n, next_j = n, j
+                if looks_ahead and turn < count:
+                    row_tile, next_n, next_j = tile_after(turn, row_tile, n, j, steps, tiles)
+                    view, known = view_of(next_n, next_j, int32(0), taken), True
                 wait_for_all()
                 if not resident and unroll > 1:
                     mbarrier_arrive(empty + 8 * (s - 1 if s > 0 else stages - 1))
@@ -305,9 +309,9 @@ def make_kernel(config: Config) -> Kernel:
                            extra, bias, has_bias, crew, group_warp, lane, aimed, n, j, row, co, left, batch, columns,
                            first, out_channels, out_length, padding, alignment, staging_turn, my_turn)  # fmt: skip
                 my_turn = int32(my_turn ^ 1)
-                turn = int32(turn + turns_on)
-                if resident:
-                    n, j = walk(n, j, n_step, j_step, in_columns)
+                n, j = next_n, next_j
+                if not looks_ahead and turn < count:
+                    row_tile, n, j = tile_after(turn, row_tile, n, j, steps, tiles)
                 if not paired:
                     s = int32(s + (CONSUMERS - 1) * per_tile)
             finish(held, goes, y, crew)

@@ -5,17 +5,22 @@ import pytest
 from numba import cuda
 
 from numba_tconv import workloads
+from numba_tconv.kernels.k6_config import CONSUMERS
 from numba_tconv.kernels.k6_cost import choose, grid
-from numba_tconv.kernels.k6_load import make_locate
+from numba_tconv.kernels.k6_load import make_follow, make_locate
 
 # Resident weights, resident and both warpgroups at once, streamed weights.
 CONFIGS = [("kb64", "tf32"), ("kb79", "tf32x3"), ("dac_u1", "bf16")]
 
 
-@pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
-@pytest.mark.parametrize(
+configs = pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
+tiles = pytest.mark.parametrize(
     ("row_tiles", "column_tiles", "multiprocessors"), [(1, 7, 132), (3, 40, 8), (5, 1, 4), (6, 59, 132)]
 )
+
+
+@configs
+@tiles
 def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessors):
     config = choose(workloads.get(which[0]).problem, which[1])
     blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
@@ -32,4 +37,35 @@ def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessor
     count[blocks, 1](taken, row_tiles, column_tiles, band)
     expected = np.zeros_like(taken)
     expected[:, : column_tiles : config.regions] = 1  # the first tile of those that are computed together
+    assert np.array_equal(taken, expected)
+
+
+@configs
+@tiles
+@pytest.mark.parametrize("columns", [24, 1000])  # of a sample: less than a tile, and some tiles
+def test_a_warpgroup_goes_from_each_of_its_tiles_to_the_next(which, row_tiles, column_tiles, multiprocessors, columns):
+    config = choose(workloads.get(which[0]).problem, which[1])
+    blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
+    paired, advance = config.paired, config.tile.advance
+    turns_on = 1 if paired else CONSUMERS
+    turns, _ = make_locate(config)
+    first_tile, tile_after = make_follow(config, turns_on)
+    taken = np.zeros((row_tiles, column_tiles + CONSUMERS), dtype=np.int64)
+
+    @cuda.jit
+    def follow(taken, row_tiles, column_tiles, band):
+        crew = cuda.threadIdx.x
+        tiles = row_tiles, column_tiles, band, crew if paired else 0, columns
+        turn, count = 0 if paired else crew, turns(row_tiles, column_tiles)
+        row_tile, n, j, steps = first_tile(turn, tiles)
+        while turn < count:
+            column_tile, beside = divmod(n * columns + j, advance)
+            cuda.atomic.add(taken, (row_tile, column_tile), 1 if beside == 0 and 0 <= j < columns else 1000)
+            turn += turns_on
+            if turn < count:
+                row_tile, n, j = tile_after(turn, row_tile, n, j, steps, tiles)
+
+    follow[blocks, CONSUMERS](taken, row_tiles, column_tiles, band)
+    expected = np.zeros_like(taken)
+    expected[:, : -(-column_tiles // config.regions) * config.regions] = 1
     assert np.array_equal(taken, expected)
