@@ -26,13 +26,13 @@ def over_tiles(config):
 
 def test_nothing_divides():
     """Where weights are resident, a block's tile of rows and its channels stay; and columns are counted on."""
-    config = choose(workloads.get("kb64").problem, "bf16")
+    config = choose(workloads.get("oobleck_u4").problem, "bf16")
     assert config.resident
     assert not re.search(r"\b(div|rem)\.", over_tiles(config))
 
 
 def test_the_next_tile_is_found_while_the_last_products_run():
-    config = choose(workloads.get("dac_u2").problem, "bf16")
+    config = choose(workloads.get("hifigan_u1").problem, "tf32")
     assert not config.resident
     loop = over_tiles(config)
     samples = [found.start() for found in re.finditer(r"\b(div|rem)\.[su]64", loop)]  # of columns, by their number

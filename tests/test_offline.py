@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
+from numba_tconv import cache as disk
 from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_choice, k6_tail, partial_sum
@@ -277,8 +278,10 @@ def matrix_report(name, workload, precision):
     simpler = k3_seconds(time.monotonic() // BESIDE)
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
+    kernel = rung.kernel(config)
     with not_kept():
-        report = offline.report(rung.kernel(config), HOPPER, rung.shared_bytes(problem, config))
+        report = offline.report(kernel, HOPPER, rung.shared_bytes(problem, config))
+    disk.ptx(kernel.name, kernel.key, HOPPER, lambda: report.ptx)  # for the tests of other files
     return config, report, report.seconds / simpler
 
 
