@@ -268,6 +268,7 @@ def make_kernel(config: Config) -> Kernel:
             if keeps_rows:
                 row, co, left = rows_of(row_tile, group_tiles, out_per_group)
             taken = boxed, aligned, apart, x_early, stride_c, (inputs, in_columns, in_first), column, x_at
+            # What view_of says; and whether it is known of a tile's first chunk of taps, since the last one's end.
             view, known = (x_at, False, (False, int32(0)), int32(4)), False
             while turn < count:
                 while s >= stages:
