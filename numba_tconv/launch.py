@@ -31,6 +31,8 @@ else:
     from cuda.bindings import driver
     from numba.cuda.dispatcher import CUDADispatcher as Dispatcher
 
+    from .call_types import remembered_call_types
+
 
 class _Thread(threading.local):
     has_context = False
@@ -93,7 +95,7 @@ class Kernel:
 
     def _compile(self, cc: tuple) -> str:
         bounds = (self.threads, self.min_blocks)
-        with _no_collection(), _compiling_for(cc):
+        with _no_collection(), _compiling_for(cc), remembered_call_types():
             code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
         return code[0]
 

@@ -29,7 +29,7 @@ LAYERS = (
     ("requirements", "taps"),
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress"),
-    ("cache", "elements", "ptx", "ptx.*"),
+    ("cache", "call_types", "elements", "ptx", "ptx.*"),
     ("launch", "layout", "direct", "transforms"),
     ("offline", "kernels.*"),
     ("kernels",),
