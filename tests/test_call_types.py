@@ -2,6 +2,7 @@
 
 import operator
 import re
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -80,7 +81,13 @@ def test_kernels_are_the_same(monkeypatch):
     def ptx():
         return re.sub(r"[\w$]*numba_tconv[\w$]*|_cudapy_smem_\d+", "name", next(kernels).ptx((9, 0, "a")))
 
-    remembering = ptx()
-    monkeypatch.setattr("numba_tconv.launch.remembered_call_types", monkeypatch.context)
+    @contextmanager
+    def as_ever():
+        asked.append("anew")
+        yield
+
+    asked, remembering = [], ptx()
+    monkeypatch.setattr("numba_tconv.launch.remembered_call_types", as_ever)
     assert ptx() == remembering
+    assert asked == ["anew"], "kernels are compiled within it"
     assert "fma.rn.f32" in remembering

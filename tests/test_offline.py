@@ -246,7 +246,7 @@ MATRIX_PRODUCTS = [
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "f16", "fp16": "f16", "bf16": "bf16"}
 # Compilations may take as long as so many of k3's, measured beside them: seconds depend on what else runs. On average
-# k6's take 11, k5's 7; one by itself may take half as much again.
+# k6's take 9, k5's 6; one by itself may take half as much again.
 LONGEST_COMPILATION = 13
 BESIDE = 20  # seconds; in as many, what else runs stays much the same
 # The instruction that multiplies, in PTX and in SASS.
