@@ -89,33 +89,52 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
     ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. Raises ToolMissing
     without ptxas; without nvdisasm the report has no SASS.
     """
-    arch = "sm_" + "".join(map(str, cc))
     before = _processor_seconds()
     ptx = kernel.kept_ptx(cc)
-    with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
-        log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
-        seconds = _processor_seconds() - before
-        machine_code = cubin.read_bytes()
-
-    def number(pattern):
-        found = re.search(pattern, log)
-        return int(found.group(1)) if found else 0
-
+    cubin, log = _machine_code(ptx, cc)
+    seconds = _processor_seconds() - before
     return Report(
         name=kernel.name,
         cc=cc,
         threads=kernel.threads,
-        registers=number(r"Used (\d+) registers"),
-        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        local_bytes=number(r"(\d+) bytes stack frame"),
-        shared_bytes=number(r"(\d+) bytes smem") + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
+        registers=_number(r"Used (\d+) registers", log),
+        spill_bytes=_spill_bytes(log),
+        local_bytes=_number(r"(\d+) bytes stack frame", log),
+        shared_bytes=_number(r"(\d+) bytes smem", log)
+        + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
         ptx=ptx,
-        cubin=machine_code,
+        cubin=cubin,
         log=log,
         seconds=seconds,
     )
+
+
+def spill_bytes_with_fewer(report: Report, registers: int) -> int:
+    """Bytes that would be spilled if the threads whose share setmaxnreg raises had so many ``registers`` fewer."""
+    fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
+    ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
+    if not replaced:
+        raise ValueError(f"{report.name} raises no thread's share of the registers")
+    return _spill_bytes(_machine_code(ptx, report.cc)[1])
+
+
+def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
+    """What ptxas makes of PTX, and what it says."""
+    arch = "sm_" + "".join(map(str, cc))
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
+        return cubin.read_bytes(), log
+
+
+def _number(pattern: str, log: str) -> int:
+    found = re.search(pattern, log)
+    return int(found.group(1)) if found else 0
+
+
+def _spill_bytes(log: str) -> int:
+    return _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log)
 
 
 def _processor_seconds() -> float:

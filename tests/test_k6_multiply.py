@@ -41,7 +41,7 @@ def in_python(monkeypatch, config, multiply_all=None):
         return INVERSE
 
     monkeypatch.setattr(k6_multiply, "ld_shared", lambda count, kind: load_inverse)
-    monkeypatch.setattr(k6_multiply, "make_window", lambda config: window)
+    monkeypatch.setattr(k6_multiply, "make_window", lambda config, first=0, end=None: window)
     monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
     return k6_multiply.make_stages(config), done
 
@@ -93,6 +93,48 @@ def test_split_operands(monkeypatch, problem, taps):
         assert small == sorted(small, reverse=True), "the small ones come first"
 
 
+@pytest.mark.parametrize(("problem", "taps"), CHUNKS)
+def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch, problem, taps):
+    """A window that is split ahead in two pieces, if all taps' operands would take too many registers."""
+    config = k6_config.configs(problem, "tf32x3")[0]
+    tile = config.tile
+    window, sums = 4 + tile.halo, tile.rows // 2
+    loaded, under_way, pieces = set(), [set()], []  # columns of the window; of each batch of products not waited for
+
+    def make_window(config, first=0, end=None):
+        def load(*arguments):
+            columns = set(range(first, window if end is None else end))
+            assert not columns & set().union(*under_way), "the registers of products that are under way"
+            assert arguments[3] == SLOT << 12
+            assert arguments[-1] is SCALES
+            loaded.update(columns)
+            pieces.append(len(columns))
+            return None if config.split_ahead else INVERSE
+
+        return load
+
+    def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
+        columns = {x % window for x in (x0, x1, x2, x3)}
+        assert columns <= loaded
+        under_way[-1] |= columns
+        acc[at : at + sums] = [0] * sums
+
+    def wgmma_wait(most):
+        return lambda: under_way.__setitem__(slice(0, len(under_way) - 1 - most), [])
+
+    in_python(monkeypatch, config, multiply_all)
+    monkeypatch.setattr(k6_multiply, "make_window", make_window)
+    monkeypatch.setattr(k6_multiply, "wgmma_commit", lambda: under_way.append(set()))
+    monkeypatch.setattr(k6_multiply, "wgmma_wait", wgmma_wait)
+    stages_of = k6_multiply.make_stages(config)
+    acc, total = [0] * (BLOCKS * sums), [0] * (BLOCKS * sums)
+    ring = 1 << 12, config.stages
+    stages_of(acc, total, None, None, None, range(4 * window), 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT,
+              0, 0, 0, 1, TURN, 0)  # fmt: skip
+    assert sum(pieces) == window, "each column is loaded once"
+    assert len(pieces) == (2 if taps > MOST_SPLIT_TAPS and tile.halo > 4 else 1)
+
+
 # Weights resident or streamed, and one or two depths a stage; two are unrolled.
 kinds = pytest.mark.parametrize(("resident", "depths"), [(r, depths) for r in (False, True) for depths in (1, 2)])
 
@@ -131,7 +173,9 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
     windows, weights, waited = [], [], []
     in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
     monkeypatch.setattr(
-        k6_multiply, "make_window", lambda config: lambda v, at, x_at, offset, *_: windows.append(int(x_at + offset))
+        k6_multiply,
+        "make_window",
+        lambda config, first=0, end=None: lambda v, at, x_at, offset, *_: windows.append(int(x_at + offset)),
     )
     monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
     stages_of = k6_multiply.make_stages(config)

@@ -291,6 +291,8 @@ def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     blocks = getattr(config, "min_blocks", 1)
     check_memory(report, min(255, offline.REGISTERS // (report.threads * blocks) // 8 * 8))
     assert report.blocks_per_multiprocessor >= blocks
+    if name == "k6_wgmma":  # with some to spare: the PTX of another version of Python is not the same
+        assert offline.spill_bytes_with_fewer(report, 8) == 0
 
 
 @matrix_products

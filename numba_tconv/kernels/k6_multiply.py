@@ -45,8 +45,14 @@ def make_stages(config: Config):
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
     sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
-    group_taps = -(-chunk // tap_groups)
-    multiply_all, load_window = wgmma(tile.kind, rows), make_window(config)
+    # Of a wide window first what the first taps need, the rest when half of their operands have done their work: all of
+    # kb74's at once take so many registers that it depends on the version of Python whether they suffice. If they do
+    # not, it takes 1.25 times as long (H200, a script).
+    first_column = 0
+    if config.split_ahead and tap_groups > 1 and not several_chunks:
+        first_column = max(halo - (chunk // tap_groups - 1) * step, 0) // 4 * 4
+    multiply_all, load_window = wgmma(tile.kind, rows), make_window(config, first_column)
+    load_rest = make_window(config, 0, first_column)
     wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
     depth_weights, operands, lane_rows = tile.depth_weights, parts * 2 * window, lane_rows_of(tile)
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
@@ -65,7 +71,7 @@ def make_stages(config: Config):
                      int64(uint32(low)) | high_half, add)  # fmt: skip
 
     @device_function
-    def multiply(acc, total, v, at, descriptor, add, taps, inverse):
+    def multiply(acc, total, v, at, descriptor, add, taps, inverse, where):
         """The products of one depth; the first of them take the place of the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
@@ -74,34 +80,39 @@ def make_stages(config: Config):
         wgmma_commit()
 
     @device_function
-    def multiply_taps(acc, total, v, at, descriptor, first, count, inverse):
-        """Of split operands: the small products first, and the sums of these taps added up apart."""
+    def multiply_taps(acc, total, v, at, descriptor, first, count, inverse, where):
+        """Of split operands: the small products first, and the sums of these taps added up apart. ``where``: of the
+        window, for its rest."""
         wgmma_fence()
         for block in range(BLOCKS):
             for part in range(3):
                 for z in range(count):
-                    if first + z < chunk:
-                        multiply_tap(acc, v, at, first + z, block, part, descriptor, int32(part + z > 0))
+                    multiply_tap(acc, v, at, first + z, block, part, descriptor, int32(part + z > 0))
             wgmma_commit()
         wait_for_older_block()
         for e in range(sums):
             total[e] += acc[e] * inverse
+        if first_column > 0 and first == 0:
+            load_rest(v, at, *where)
         wait_for_all()
         for e in range(sums, all_sums):
             total[e] += acc[e] * inverse
 
     @device_function
-    def multiply_exactly(acc, total, v, at, descriptor, add, taps, inverse):
+    def multiply_exactly(acc, total, v, at, descriptor, add, taps, inverse, where):
         """The same for split operands, by a few taps at a time; where the last chunk has fewer, by twos."""
         if several_chunks and taps < chunk:
             for b in range(0, chunk - 1, 2):
                 if b + 1 < taps:
-                    multiply_taps(acc, total, v, at, descriptor, b, 2, inverse)
+                    multiply_taps(acc, total, v, at, descriptor, b, 2, inverse, where)
                 elif b < taps:
-                    multiply_taps(acc, total, v, at, descriptor, b, 1, inverse)
+                    multiply_taps(acc, total, v, at, descriptor, b, 1, inverse, where)
         else:
-            for group in range(tap_groups):
-                multiply_taps(acc, total, v, at, descriptor, group * group_taps, group_taps, inverse)
+            multiply_taps(acc, total, v, at, descriptor, 0, chunk // tap_groups, inverse, where)
+            for group in range(1, tap_groups):
+                first = group * chunk // tap_groups
+                count = (group + 1) * chunk // tap_groups - first
+                multiply_taps(acc, total, v, at, descriptor, first, count, inverse, where)
 
     multiply_depth = multiply_exactly if exact else multiply
 
@@ -122,10 +133,11 @@ def make_stages(config: Config):
         if not single:
             offset = int32(offset + z * (lane_rows * h_step))
         at = int32(z * operands)
-        inverse = load_window(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales)
+        where = x_at, offset, h_step, odd_step, beyond, together, rounded, scales
+        inverse = load_window(v, at, *where)
         if ahead:
             inverse = load_inverse(int32(scales[0] + 8 * s))
-        multiply_depth(acc, total, v, at, descriptor, add, taps, inverse)
+        multiply_depth(acc, total, v, at, descriptor, add, taps, inverse, where)
         if resident and (single or z == unroll - 1):
             mbarrier_arrive(empty + 8 * s)
         if not exact:

@@ -132,8 +132,8 @@ def make_kernel(config: Config) -> Kernel:
     turns, _ = make_locate(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
     first_tile, tile_after = make_follow(config, turns_on)
-    # With resident weights a block's tile of rows stays. Split operands leave no registers for what follows from it,
-    # nor for the next tile while one is stored.
+    # With resident weights a block's tile of rows stays. Split operands leave no registers for what follows from it
+    # while they are multiplied, nor for the next tile while one is stored.
     keeps_rows, looks_ahead = resident and not exact, not exact
     aim_tile, store_tile, finish = make_epilogue(config)
     # The runs of a warp leave during three quarters of the next tile's turns.
@@ -273,7 +273,7 @@ def make_kernel(config: Config) -> Kernel:
             while turn < count:
                 while s >= stages:
                     s, parity = int32(s - stages), int32(parity ^ 1)
-                if not keeps_rows:
+                if not keeps_rows and not exact:
                     row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 if exact:
                     for z in range(all_sums):
@@ -294,6 +294,8 @@ def make_kernel(config: Config) -> Kernel:
                     tap_chunk = int32(tap_chunk + 1)
                 if not paired and lane == 0:
                     mbarrier_arrive(product_turn + 8 * other)
+                if exact:
+                    row, co, left = rows_of(row_tile, group_tiles, out_per_group)
                 extra = extra_of(bias, has_bias, co, left, int32(thread & 127))
                 aimed = aim_tile(group_warp, n, j, co, batch, columns, first, out_channels, out_length, padding,
                                  alignment)  # fmt: skip

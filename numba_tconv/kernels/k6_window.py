@@ -36,8 +36,9 @@ def make_beyond(config: Config):
     return beyond_of
 
 
-def make_window(config: Config):
+def make_window(config: Config, first: int = 0, end: int | None = None):
     """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
+    Of operands that are split ahead it may be asked for the columns from ``first`` to ``end``, multiples of four.
 
     Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
     k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A (fragments.py).
@@ -56,6 +57,7 @@ def make_window(config: Config):
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
     register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # larger parts first
+    end = window if end is None else end
     split = make_split(window, unused)
     load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
     lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
@@ -76,7 +78,7 @@ def make_window(config: Config):
         @device_function
         def rows(v, at, x_at, h_step):
             for h in range(lane_rows):
-                for q in range(0, window, count):
+                for q in range(first, end, count):
                     values = load(x_at + h * h_step + q * itemsize)
                     for z in range(count):
                         v[at + register_rows[h] * window + q + z] = bits_of(values[z])
@@ -97,7 +99,7 @@ def make_window(config: Config):
             if together == 1:
                 cuda.syncwarp()
                 for h in range(lane_rows):
-                    for q in range(unused, window):
+                    for q in range(max(unused, first), end):
                         v[at + register_rows[h] * window + q] = load_word(x_at + h * h_step + q * itemsize)
             elif together == 4:
                 fours(v, at, x_at, h_step)
