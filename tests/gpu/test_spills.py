@@ -8,6 +8,7 @@ from cuda.bindings import driver
 from numba_tconv import workloads
 from numba_tconv.functional import PRECISIONS
 from numba_tconv.kernels import RUNGS
+from numba_tconv.launch import enter_context
 from tests.gpu.common import able
 from tests.test_offline import EVERY_MATRIX_PRODUCT
 
@@ -21,6 +22,7 @@ def test_everything_stays_in_registers(name, workload, precision):
     dtype = next(dtype for dtype, known in PRECISIONS.items() if precision in known)
     able(rung, problem, dtype, precision)
     config = rung.config(problem, dtype, precision)
-    torch.cuda.init()
-    function = rung.kernel(config).handle(torch.cuda.current_device(), rung.shared_bytes(problem, config))
+    device = torch.cuda.current_device()
+    enter_context(device)
+    function = rung.kernel(config).handle(device, rung.shared_bytes(problem, config))
     assert driver.cuFuncGetAttribute(LOCAL, function) == (driver.CUresult.CUDA_SUCCESS, 0)
