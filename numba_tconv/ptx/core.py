@@ -85,23 +85,28 @@ def device_function(function):
 def repeated(function, count):
     """A device function that calls the device function ``function(k, state)`` for ``count`` numbers k from its own on,
     as straight-line code. LLVM leaves a long loop a loop, and an array indexed by a loop's variable lies in slow local
-    memory instead of registers."""
-    forms = {1: function}
+    memory instead of registers. It writes the calls itself: as functions that call functions they were more than a
+    third of all that Numba compiled for a kernel of k6 (62 of 170, kb64 in bfloat16)."""
 
-    def of(number):
-        if number not in forms:
-            half = number // 2
-            first, rest = of(half), of(number - half)
+    def one_by_one(k, state):
+        for z in range(count):
+            function(int32(k + z), state)
 
-            @device_function
-            def run(k, state):
-                first(k, state)
-                rest(int32(k + half), state)
+    @instruction(one_by_one)
+    def run(typingctx, k, state):
+        called = typingctx.resolve_value_type(function)
+        signature = called.get_call_type(typingctx, (types.int32, state), {})
 
-            forms[number] = run
-        return forms[number]
+        def codegen(context, builder, sig, args):
+            call = context.get_function(called, signature)
+            context.add_linking_libs(call.libs)
+            for z in range(count):
+                call(builder, (builder.add(args[0], ir.Constant(i32, z)), args[1]))
+            return context.get_dummy_value()
 
-    return of(count)
+        return types.void(types.int32, state), codegen
+
+    return run
 
 
 @instruction(no_meaning)
