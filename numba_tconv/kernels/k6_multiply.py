@@ -107,7 +107,7 @@ def make_stages(config: Config):
                     multiply_taps(acc, total, v, at, descriptor, b, 2, inverse, where)
                 elif b < taps:
                     multiply_taps(acc, total, v, at, descriptor, b, 1, inverse, where)
-        else:
+        else:  # the first apart: with what it loads inside, LLVM would leave the groups a loop, and v in memory
             multiply_taps(acc, total, v, at, descriptor, 0, chunk // tap_groups, inverse, where)
             for group in range(1, tap_groups):
                 first = group * chunk // tap_groups
