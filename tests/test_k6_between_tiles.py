@@ -8,6 +8,7 @@ from numba_tconv import workloads
 from numba_tconv.kernels import RUNGS
 from numba_tconv.kernels.k6_split import choose
 from numba_tconv.offline import loops
+from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_CORES
 
 K6 = RUNGS["k6_wgmma"]
@@ -31,10 +32,21 @@ def test_nothing_divides():
     assert not re.search(r"\b(div|rem)\.", over_tiles(config))
 
 
-def test_the_next_tile_is_found_while_the_last_products_run():
-    config = choose(workloads.get("hifigan_u1").problem, "tf32")
-    assert not config.resident
+def tiles_found(config):
+    """Of the loop over tiles: the text, and where the next tile's sample is worked out, by 64-bit divisions."""
+    assert not config.resident, "tiles of resident weights are counted on"
     loop = over_tiles(config)
-    samples = [found.start() for found in re.finditer(r"\b(div|rem)\.[su]64", loop)]  # of columns, by their number
-    assert samples, "tiles of streamed weights are not counted on"
-    assert loop.rindex("wgmma.mma_async") < min(samples) <= max(samples) < loop.index("wgmma.wait_group.sync.aligned 0")
+    found = [place.start() for place in re.finditer(r"\b(div|rem)\.[su]64", loop)]  # of columns, by their number
+    assert found
+    assert loop.rindex("wgmma.mma_async") < min(found)
+    return loop, found
+
+
+def test_the_next_tile_is_found_while_the_last_products_run():
+    loop, found = tiles_found(choose(Problem(4, 512, 512, 3, 4096), "tf32"))
+    assert max(found) < loop.index("wgmma.wait_group.sync.aligned 0")
+
+
+def test_with_several_phases_it_is_found_when_the_outputs_are_stored():
+    loop, found = tiles_found(choose(workloads.get("hifigan_u1").problem, "tf32"))
+    assert loop.rindex("st.shared") < min(found)
