@@ -4,12 +4,14 @@
 #   VENV    where the environment is; empty: install nothing and use PYTHON as it is, for a machine whose Python
 #           already has torch with CUDA and numba-cuda, and perhaps no network:  make VENV= PYTHON=python3 test-gpu
 #   WORKERS processes that share the tests; most of the time of the GPU tests, too, goes into compiling
+#   MARKS   which tests `make test` runs, as pytest's -m has it
 #   SEED, FIRST, COUNT  which problems `make fuzz` draws
 #   CUDA    the CUDA libraries that numba-cuda gets: cu13, or cu12 for a torch built for CUDA 12
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cu13
 WORKERS ?= auto
+MARKS ?= not thorough
 SEED ?= 0
 FIRST ?= 0
 COUNT ?= 20000
@@ -37,7 +39,7 @@ DOCUMENTED := numba_tconv $(addprefix numba_tconv.,explanation problem taps work
 FUNCTIONS := convert explain routed warm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu fuzz bench figures docs notebooks lint clean
+.PHONY: help demo test test-all test-gpu fuzz bench figures docs notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -46,9 +48,12 @@ demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulat
 	$(PY) -m numba_tconv demo
 
 # In the order of their names: by the number of their tests, files of few long tests would come last, and one process wait.
-test: $(TEST_ENV) ## all tests; those that need a GPU are skipped where there is none
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator
+test: $(TEST_ENV) ## all that is tested; what needs a GPU is skipped where there is none
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator -m "$(MARKS)"
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator -m "$(MARKS)"
+
+test-all: MARKS = thorough or not thorough
+test-all: test ## the same, and more configurations of kernels, some five minutes longer on two processors
 
 # The longest tests take a minute, and most of that goes into compiling: a process that has none left takes another's.
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none

@@ -4,7 +4,6 @@ import io
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
 from numba_tconv import ConvTranspose1d, functional, ops, training
@@ -43,6 +42,8 @@ def test_a_compiled_decoder_has_the_outputs_and_gradients_of_an_eager_one(decode
 
 
 def test_batch_and_length_may_change_without_compiling_again(decoder):
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(decoder, fullgraph=True, backend=counter)
     for batch, length in ((2, 5), (3, 9), (7, 4), (2, 64)):

@@ -21,6 +21,7 @@ from numba_tconv.kernels.grad_input_config import (
 from numba_tconv.kernels.grad_input_tile import make_kernel
 from numba_tconv.ptx import SIMULATOR
 from tests.test_offline import AMPERE, DEVICES, HOPPER, check_memory, check_order, needs_sass, product_loops
+from tests.thorough import thorough
 
 F32 = torch.float32
 HIFIGAN = workloads.get("hifigan_u1").problem
@@ -101,7 +102,7 @@ COMPILED = {
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @needs_sass
-@pytest.mark.parametrize("reason", COMPILED)
+@pytest.mark.parametrize("reason", thorough(COMPILED, always=["eight phases", "three taps, rows of unequal taps"]))
 def test_joined_blocks_stay_in_their_registers(reason):
     """And more than three quarters of what a stage issues are products, whose loads are a large part of one tap's."""
     workload, cc = COMPILED[reason]

@@ -22,6 +22,7 @@ from numba_tconv.kernels import (
 )
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.problem import Problem
+from tests.thorough import thorough
 
 JUNK, SLOT = "junk", 1 << 20  # where slot 0 begins
 PRECISIONS = ["tf32", "bf16"]
@@ -307,7 +308,7 @@ def test_parts_of_a_tile(shared, precision):
 
 
 @every_precision
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", thorough(range(40), always=range(12)))
 def test_drawn_problems(shared, precision, seed):
     rng = random.Random(seed)
     stride, kernel_size, dilation = rng.randint(1, 9), rng.randint(1, 40), rng.choice([1, 1, 1, 2, 3])

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import numba_tconv
@@ -168,6 +166,9 @@ def test_only_what_is_wanted_is_kept_and_computed(through_the_operator, wanted):
 
 def test_a_training_step_is_compiled_whole(through_the_operator):
     """One graph forward and one backward, for any batch and length, whose operators stay opaque."""
+    from torch._dynamo.backends.common import aot_autograd  # takes seconds
+    from torch._functorch.aot_autograd import make_boxed_func
+
     graphs = {"forward": [], "backward": []}
 
     def keep(name):

@@ -18,6 +18,7 @@ from numba_tconv.kernels.k5_dmma_config import candidates, choose, cost
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import PEAK_FLOPS, Problem
 from numba_tconv.select import select
+from tests.thorough import thorough
 
 K5 = RUNGS["k5_dmma"]
 LANES = range(32)
@@ -257,7 +258,10 @@ def report(name, x_vector, device):
 
 compiled = pytest.mark.parametrize(
     ("name", "x_vector", "device"),
-    [("patch", 2, H200), ("head", 2, H200), ("waveglow", 1, H200), ("unequal", 2, H200), ("kb79", 2, A100)],
+    thorough(
+        [("patch", 2, H200), ("head", 2, H200), ("waveglow", 1, H200), ("unequal", 2, H200), ("kb79", 2, A100)],
+        always=[("patch", 2, H200), ("waveglow", 1, H200), ("kb79", 2, A100)],
+    ),
     ids=lambda value: {H200: "H200", A100: "A100"}.get(value, str(value)) if not isinstance(value, int) else str(value),
 )
 

@@ -42,6 +42,7 @@ def tiles_found(config):
     return loop, found
 
 
+@pytest.mark.thorough
 def test_the_next_tile_is_found_while_the_last_products_run():
     loop, found = tiles_found(choose(Problem(4, 512, 512, 3, 4096), "tf32"))
     assert max(found) < loop.index("wgmma.wait_group.sync.aligned 0")

@@ -16,7 +16,7 @@ import torch
 from numba_tconv import cache as disk
 from numba_tconv import offline, workloads
 from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, depthwise_config, grad_weight_sum, k5_choice, k6_tail, partial_sum
+from numba_tconv.kernels import RUNGS, depthwise_config, k5_choice
 from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.kernels.k4_config import candidates
 from numba_tconv.kernels.k4_cost import choose
@@ -24,6 +24,7 @@ from numba_tconv.kernels.k5_config import RUN
 from numba_tconv.kernels.k6_stage import BATCH
 from numba_tconv.offline import product_loops
 from numba_tconv.ptx import SIMULATOR
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 needs_sass = pytest.mark.skipif(not offline.tool("nvdisasm", optional=True), reason="needs nvdisasm")
@@ -63,7 +64,21 @@ TILES = {
 }
 K3 = ("k3_shared_tile", "kb79", F32, HOPPER)
 simple = pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[2]}-sm_{''.join(map(str, c[3]))}")
-tiles = pytest.mark.parametrize("reason", TILES)
+tiles = pytest.mark.parametrize(
+    "reason",
+    thorough(
+        TILES,
+        always=(
+            "128 channels, stride 1",
+            "strided and dilated, three blocks on Ampere",
+            "single-element copies",
+            SEVERAL_PHASES,
+            "few columns",
+            "few sums",
+            "float64",
+        ),
+    ),
+)
 
 
 @cache
@@ -103,6 +118,7 @@ def check_memory(report, budget):
     assert report.spill_bytes == 0
     assert report.local_bytes == 0
     assert ".local" not in report.ptx
+    assert not re.search(r"\.ftz\b", report.ptx), "numbers below the smallest normal one are kept"
 
 
 @simple
@@ -166,7 +182,9 @@ def test_k4_machine_code(reason):
 
 
 @needs_sass
-@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere"])
+@pytest.mark.parametrize(
+    "reason", thorough(["128 channels, stride 1", "the same on Ampere"], always=["128 channels, stride 1"])
+)
 def test_k4_multiplies_most_of_the_time(reason):
     """More than nine tenths of what the inner loop issues are the multiply-adds themselves."""
     inner = min(product_loops(tile_report(reason).sass), key=len)
@@ -233,12 +251,6 @@ def test_depthwise_has_few_instructions_an_output(reason):
             assert "STG.E.128" in inner
 
 
-def test_numbers_below_the_smallest_normal_one_are_kept():
-    """By every instruction of every kernel above."""
-    reports = [*map(simple_report, SIMPLE), *map(tile_report, TILES), *(depthwise_report(r)[1] for r in FEW_CHANNELS)]
-    assert [report.name for report in reports if re.search(r"\.ftz\b", report.ptx)] == []
-
-
 # The rungs on tensor cores: workload, precision.
 MATRIX_PRODUCTS = [
     *[(workload, "tf32") for workload in ("kb64", "kb79", "hifigan_u1")],
@@ -256,7 +268,14 @@ EVERY_MATRIX_PRODUCT = [
     # A part of a long stride's phases, stored from registers, of split operands, too; parts of sums in bfloat16.
     *(("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))),
 ]
-matrix_products = pytest.mark.parametrize(("name", "workload", "precision"), EVERY_MATRIX_PRODUCT)
+# With resident weights and with weights that stream, and with split operands.
+ALWAYS = [
+    *[("k5_mma", *case) for case in (("kb64", "tf32"), ("kb74", "tf32x3"), ("xcodec_u1", "fp16"))],
+    *[("k6_wgmma", *case) for case in (("hifigan_u1", "tf32"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"))],
+]
+matrix_products = pytest.mark.parametrize(
+    ("name", "workload", "precision"), thorough(EVERY_MATRIX_PRODUCT, always=ALWAYS)
+)
 
 
 def not_kept():
@@ -308,7 +327,9 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
 
 
-@pytest.mark.parametrize(("workload", "resident"), [("kb74", True), ("hifigan_u1", False)])
+@pytest.mark.parametrize(
+    ("workload", "resident"), thorough([("kb74", True), ("hifigan_u1", False)], always=[("kb74", True)])
+)
 def test_k5_compiles_for_ampere(workload, resident):
     """With weights that stay in shared memory, and with weights that stream."""
     rung, problem = RUNGS["k5_mma"], workloads.get(workload).problem
@@ -322,7 +343,9 @@ def test_k5_compiles_for_ampere(workload, resident):
 
 @pytest.mark.parametrize(
     ("workload", "precision", "resident"),
-    [("kb74", "tf32", True), ("kb64", "bf16", True), ("dac_u3", "bf16", False)],
+    thorough(
+        [("kb74", "tf32", True), ("kb64", "bf16", True), ("dac_u3", "bf16", False)], always=[("dac_u3", "bf16", False)]
+    ),
 )
 def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
     """Without a spill, and with no element by itself but at the ends of a signal."""
@@ -338,7 +361,13 @@ def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, reside
     assert ("st.shared.u16" in report.ptx) == (precision == "bf16")
 
 
-@pytest.mark.parametrize(("name", "workload"), [("k5_mma", "kb64"), ("k5_mma", "kb74"), ("k6_wgmma", "kb64")])
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    thorough(
+        [("k5_mma", "kb64"), ("k5_mma", "kb74"), ("k6_wgmma", "kb64"), ("k6_wgmma", "kb74")],
+        always=[("k5_mma", "kb74"), ("k6_wgmma", "kb74")],
+    ),
+)
 def test_split_operands_are_split_once(name, workload):
     """Two numbers at a time, by what the larger parts are; three products have them, and their sums are scaled back."""
     config, report, _ = matrix_report(name, workload, "tf32x3")
@@ -362,37 +391,6 @@ def test_k6_loads_biases_together():
 @pytest.mark.parametrize("name", MULTIPLIERS)
 def test_tensor_core_rungs_compile_in_seconds(name):
     """From scratch: what a kernel is made of is compiled once in a process, so nothing can be measured again."""
-    took = [matrix_report(rung, *case)[2] for rung, *case in EVERY_MATRIX_PRODUCT if rung == name]
+    took = [matrix_report(rung, *case)[2] for rung, *case in ALWAYS if rung == name]
     assert statistics.mean(took) < LONGEST_COMPILATION
     assert max(took) < 1.5 * LONGEST_COMPILATION
-
-
-# What is launched early waits itself for what is before it, whose blocks let it begin.
-@pytest.mark.parametrize("what", ["last columns", "parts of sums", "splits"])
-def test_what_is_launched_early_waits(what):
-    tile = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u1").problem, BF16, "bf16").tile
-    kernel = {
-        "last columns": k6_tail.make_kernel(tile),
-        "parts of sums": partial_sum.make_kernel(BF16, early=True),
-        "splits": grad_weight_sum.make_kernel(grad_weight_sum.configs(BF16)[0]),
-    }[what]
-    assert offline.report(kernel, HOPPER).ptx.count("griddepcontrol.wait") == 1
-
-
-def test_sums_on_other_gpus_do_not_wait():
-    assert "griddepcontrol" not in offline.report(partial_sum.make_kernel(BF16, early=False), AMPERE).ptx
-
-
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-@pytest.mark.parametrize(("early", "cc"), [(True, HOPPER), (False, AMPERE)])
-def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
-    """Those of a batch of parts under way together, of neighbouring outputs."""
-    report = offline.report(partial_sum.make_kernel(dtype, early), cc)
-    check_memory(report, 64)
-    assert max(part.count("ld.global.v4") for part in report.ptx.split("add.f32")) == partial_sum.BATCH
-    assert report.ptx.count(f"st.global.v{4 if dtype == F32 else 2}") == 1
-
-
-def test_k6_lets_the_next_kernel_begin():
-    _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")
-    assert report.ptx.count("griddepcontrol.launch_dependents") == 1

@@ -15,6 +15,7 @@ from numba_tconv.offline import product_loops
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, check_order, needs_sass
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -95,7 +96,9 @@ LONG = {
     "few blocks": (replace(PQMF, length=400), BF16, HOPPER),
     "parts of sums of all chunks": (Problem(16, 8, 4, 33, 65536, 2, padding=20, dilation=3), F32, HOPPER),
 }
-long_filters = pytest.mark.parametrize("reason", LONG)
+long_filters = pytest.mark.parametrize(
+    "reason", thorough(LONG, always=("float32", "bfloat16", "float64", "sixteen rows, parts of sums"))
+)
 
 
 @cache

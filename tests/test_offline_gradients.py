@@ -36,6 +36,7 @@ from tests.test_offline import (
     needs_sass,
     product_loops,
 )
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -58,7 +59,10 @@ TILES = {
     "bfloat16": ("kb64", BF16, AMPERE),
 }
 matrix_products = pytest.mark.parametrize("name", ["grad_input_tile", "grad_weight_split"])
-tiles = pytest.mark.parametrize("reason", TILES)
+LARGE_TILES = ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"]
+ALWAYS = ["128 channels, stride 1", "eight phases, partial sums", "rows of unequal taps", "phases in parts", "float64"]
+tiles = pytest.mark.parametrize("reason", thorough(TILES, ALWAYS))
+large_tiles = pytest.mark.parametrize("reason", thorough(LARGE_TILES, [r for r in LARGE_TILES if r in ALWAYS]))
 
 
 @cache
@@ -98,7 +102,11 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
 
 
 @pytest.mark.parametrize(
-    "reason", ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64", "rows of unequal taps"]
+    "reason",
+    thorough(
+        ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64", "rows of unequal taps"],
+        always=["128 channels, stride 1", "rows of unequal taps"],
+    ),
 )
 def test_copies_of_16_bytes(reason):
     """grad_weight_split copies the input by vectors, where they are aligned."""
@@ -113,7 +121,7 @@ def test_copies_of_16_bytes(reason):
 
 @needs_sass
 @matrix_products
-@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"])
+@large_tiles
 def test_large_tiles_multiply_most_of_the_time(name, reason):
     """More than four fifths of what the inner loop issues are the multiply-adds themselves."""
     inner = min(product_loops(tile_report(name, reason)[1].sass), key=len)
@@ -123,7 +131,7 @@ def test_large_tiles_multiply_most_of_the_time(name, reason):
 
 @needs_sass
 @matrix_products
-@pytest.mark.parametrize("reason", ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"])
+@large_tiles
 def test_a_stage_is_mostly_products(name, reason):
     """Two thirds at least of all that it issues, even if what is seldom done is done in every stage: its copies find
     their places in few instructions."""
@@ -141,7 +149,7 @@ def test_a_stage_is_mostly_products(name, reason):
 
 
 @needs_sass
-@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("batch", thorough([1, 16], always=[16]))
 def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
     """Neither takes registers from the other, and nothing is called."""
     rung = GRADIENTS["grad_weight_split"]
@@ -179,7 +187,19 @@ ON_TENSOR_CORES = {
 }
 
 
-@pytest.mark.parametrize("reason", ON_TENSOR_CORES)
+@pytest.mark.parametrize(
+    "reason",
+    thorough(
+        ON_TENSOR_CORES,
+        always=(
+            "three taps, 192 sums",
+            "sums stored as the gradient",
+            "positions of one tile",
+            "eleven taps, stages run through",
+            "ten taps, every eighth row alike",
+        ),
+    ),
+)
 def test_gradients_on_tensor_cores(reason):
     """All in registers, whose number a warpgroup changes later, and products that ptxas does not wait between."""
     name, workload, precision = ON_TENSOR_CORES[reason]
@@ -230,7 +250,7 @@ def test_simple_kernels_stay_in_their_registers(case):
     check(offline.report(kernel, cc, shared_bytes), 64)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("dtype", thorough([F32, BF16], always=[BF16]), ids=str)
 def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype):
     for workload in ("kb79", "seamless_u1", "waveglow"):
         config = planes.make_config(workloads.get(workload).problem, dtype)

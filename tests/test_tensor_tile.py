@@ -20,9 +20,10 @@ from numba_tconv.kernels.tensor_store import alignment_of, make_aim
 from numba_tconv.kernels.tensor_tile import COLUMNS, DTYPES, LONGEST_STAGED_SPAN, ROWS, SECTOR, make_tile, round_sizes
 from numba_tconv.problem import Problem
 from tests.gpu.common import TENSOR_CORES
+from tests.thorough import thorough
 
 SHARED_OF_AN_H200 = 227 * 1024  # bytes that a block may have
-precisions = pytest.mark.parametrize("precision", DTYPES)
+precisions = pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "tf32x3", "bf16"]))
 rungs = pytest.mark.parametrize("rung", TENSOR_CORES, ids=lambda rung: rung.name)
 
 

@@ -1,0 +1,16 @@
+"""What `make test` leaves to `make test-all`: more configurations of kernels that it compiles, or runs, in others."""
+
+import pytest
+
+
+def thorough(every, always):
+    """The cases of a test, for ``parametrize``: all but those of ``always`` are for `make test-all`."""
+    every = list(every)
+    assert set(always) <= set(every), "a case that always runs must be one"
+    assert len(always) < len(every), "otherwise nothing is left out"
+    return [case if case in always else _marked(case) for case in every]
+
+
+def _marked(case):
+    values = case if isinstance(case, tuple) and not hasattr(case, "_fields") else (case,)
+    return pytest.param(*values, marks=pytest.mark.thorough)
