@@ -22,6 +22,10 @@ from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operato
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
+THOROUGH = {"fp16": pytest.mark.thorough}  # its kernels are those of bfloat16, but for the type
+arithmetics = pytest.mark.parametrize(
+    "arithmetic", [pytest.param(a, id=a[1], marks=THOROUGH.get(a[1], ())) for a in ARITHMETICS]
+)
 # Lengths that are no multiple of a vector, and of half of one.
 ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
 OPERANDS = ("grad_input", "grad_weight", "forward")  # have the shapes of input, weight and grad_output
@@ -82,7 +86,7 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+@arithmetics
 def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, gpu):
     calls = compile_ahead.calls(["all"], PROBLEMS, [arithmetic], gpu)
     assert calls
@@ -106,7 +110,7 @@ def but_for_sums(kernels, launched):
 
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+@arithmetics
 def test_the_kernels_of_a_gradient_are_those_that_it_launches(launched, arithmetic, gpu):
     for direction in ("grad_input", "grad_weight"):
         calls = compile_ahead.calls(["all"], PROBLEMS, [arithmetic], gpu, direction)
@@ -122,7 +126,7 @@ def able(direction, arithmetic, gpu):
 
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=[precision for _, precision in ARITHMETICS])
+@arithmetics
 def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_launch(
     launched, monkeypatch, arithmetic, gpu
 ):

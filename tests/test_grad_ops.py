@@ -27,6 +27,7 @@ from tests.gradient_parity import (
     torchs_gradient,
 )
 from tests.parity import SMALL, parameters, verdict
+from tests.thorough import thorough
 
 FEW = [
     "stride 1, dilation",
@@ -39,7 +40,7 @@ FEW = [
 ]
 GROUPS = FEW[4]
 TURING = Device((7, 5), 68, 64 * 1024)
-reasons = pytest.mark.parametrize("reason", FEW)
+reasons = pytest.mark.parametrize("reason", thorough(FEW, always=FEW[1:5]))
 of_each = pytest.mark.parametrize("of", OF)
 
 

@@ -157,7 +157,9 @@ GRADIENT_TILES = {
     "float16": ("mimi", F16),
 }
 gradients = pytest.mark.parametrize("name", ["grad_input_depthwise", "grad_weight_depthwise"])
-gradient_tiles = pytest.mark.parametrize("reason", GRADIENT_TILES)
+gradient_tiles = pytest.mark.parametrize(
+    "reason", thorough(GRADIENT_TILES, always=("float32", "float64", "bfloat16, stride 16"))
+)
 
 
 @cache

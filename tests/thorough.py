@@ -4,7 +4,8 @@ import pytest
 
 
 def thorough(every, always):
-    """The cases of a test, for ``parametrize``: all but those of ``always`` are for `make test-all`."""
+    """The cases of a test, for ``parametrize``: all but those of ``always`` are for `make test-all`. A tuple holds the
+    values of several arguments."""
     every = list(every)
     assert set(always) <= set(every), "a case that always runs must be one"
     assert len(always) < len(every), "otherwise nothing is left out"
@@ -12,5 +13,5 @@ def thorough(every, always):
 
 
 def _marked(case):
-    values = case if isinstance(case, tuple) and not hasattr(case, "_fields") else (case,)
+    values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.thorough)

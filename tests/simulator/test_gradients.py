@@ -27,6 +27,7 @@ from tests.gradient_parity import (
     torchs_gradient,
 )
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 gradients = pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
@@ -60,7 +61,7 @@ def check(rung, problem, dtype, layout="contiguous", place=lambda tensor: tensor
 
 
 @gradients
-@pytest.mark.parametrize("reason", SMALL)
+@pytest.mark.parametrize("reason", thorough(SMALL, always=[*SMALL][::2]))
 def test_small_problems(rung, reason):
     check(rung, SMALL[reason], torch.float32)
 
