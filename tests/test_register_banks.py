@@ -79,6 +79,7 @@ def test_nor_where_phases_have_unequal_taps():
 
 
 @needs_sass
+@pytest.mark.thorough
 def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", "")  # where the kernel is kept as it is
     own, forward = clocks("patch")[0], clocks_forward("patch")[0]

@@ -23,7 +23,7 @@ from tests.gpu.common import TENSOR_CORES
 from tests.thorough import thorough
 
 SHARED_OF_AN_H200 = 227 * 1024  # bytes that a block may have
-precisions = pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32", "tf32x3", "bf16"]))
+precisions = pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32x3", "bf16"]))
 rungs = pytest.mark.parametrize("rung", TENSOR_CORES, ids=lambda rung: rung.name)
 
 

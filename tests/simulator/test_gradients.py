@@ -68,14 +68,14 @@ def test_small_problems(rung, reason):
 
 @gradients
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float32], ids=str)
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", thorough(FEW, always=FEW[2:]))
 def test_dtypes(rung, dtype, reason):
     check(rung, SMALL[reason], dtype)
 
 
 @gradients
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
-@pytest.mark.parametrize("reason", FEW[:2])
+@pytest.mark.parametrize("reason", thorough(FEW[:2], always=FEW[:1]))
 def test_layouts(rung, layout, reason):
     check(rung, SMALL[reason], torch.float32, layout)
 
@@ -87,7 +87,7 @@ def test_samples_far_apart(rung):
 
 @pytest.mark.parametrize("variant", [name for name, rung in ON_CUDA_CORES.items() if rung.of == "grad_input"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", thorough(FEW, always=FEW[2:]))
 def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, reason):
     problem = SMALL[reason]
     g, x, w = gradient_operands(problem, torch.float32)
