@@ -14,6 +14,7 @@ from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.ready import Ready
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.ptx import SIMULATOR
+from tests.thorough import thorough
 
 
 class Gradients:
@@ -106,7 +107,10 @@ def test_it_reads_what_lies_in_memory_since_before(monkeypatch, name):
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator runs one kernel after the other")
-def test_kernels_say_and_wait():
+@pytest.mark.parametrize(
+    ("name", "early"), thorough([("dac_u1", True), ("hifigan_u1", False)], always=[("dac_u1", True)])
+)
+def test_kernels_say_and_wait(name, early):
     """The first gradient's kernel lets the next one begin; the second's waits before it ends, and after its loads,
     where it may be early."""
 
@@ -114,13 +118,12 @@ def test_kernels_say_and_wait():
         return re.findall(r"griddepcontrol\.\w+|cp\.async\.bulk\.tensor", kernel.kept_ptx((9, 0, "a")))
 
     of_input, of_weight = (GRADIENTS[name] for name in ("grad_input_wgmma", "grad_weight_wgmma"))
-    for name, early in ("dac_u1", True), ("hifigan_u1", False):
-        p = workloads.get(name).problem
-        (kernel, _), *_ = of_input.kernels(of_input.config(p, torch.bfloat16, precision="bf16"))
-        assert words(kernel)[0] == "griddepcontrol.launch_dependents"
-        _, config = of_weight.config(p, torch.bfloat16, precision="bf16")
-        (kernel, _), *_ = of_weight.kernels((None, config))
-        said = words(kernel)
-        assert config.direct == early
-        assert (said[-1] == "griddepcontrol.wait") == early
-        assert "cp.async.bulk.tensor" in said
+    p = workloads.get(name).problem
+    (kernel, _), *_ = of_input.kernels(of_input.config(p, torch.bfloat16, precision="bf16"))
+    assert words(kernel)[0] == "griddepcontrol.launch_dependents"
+    _, config = of_weight.config(p, torch.bfloat16, precision="bf16")
+    (kernel, _), *_ = of_weight.kernels((None, config))
+    said = words(kernel)
+    assert config.direct == early
+    assert (said[-1] == "griddepcontrol.wait") == early
+    assert "cp.async.bulk.tensor" in said

@@ -31,10 +31,11 @@ from numba_tconv.ptx import swizzled_descriptor
 from tests.gpu.common import LARGE
 from tests.gradient_parity import gradient_operands, torchs_gradient
 from tests.parity import SMALL
+from tests.thorough import thorough
 
 PROBLEMS = {**SMALL, **LARGE, **{name: workload.problem for name, workload in workloads.WORKLOADS.items()}}
 PRECISIONS = ["tf32", "fp16", "bf16"]
-every_precision = pytest.mark.parametrize("precision", PRECISIONS)
+every_precision = pytest.mark.parametrize("precision", thorough(PRECISIONS, always=["tf32", "bf16"]))
 
 
 def planes_by_definition(g, problem):

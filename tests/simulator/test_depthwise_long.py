@@ -12,6 +12,7 @@ from numba_tconv.kernels import RUNGS, depthwise_long_config
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.parity import DTYPES, operands, parameters, poisoned, scatter, terms, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -58,7 +59,9 @@ def test_parts_of_sums_are_of_chunks_and_of_channels():
 
 
 @problems
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", thorough(DTYPES, always=[dtype for dtype in DTYPES if dtype != torch.float16]), ids=str
+)
 def test_every_dtype(reason, dtype):
     check(PROBLEMS[reason], dtype, [(0, 0), (3, 6)])
 

@@ -17,6 +17,7 @@ from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import gradient_operands
 from tests.parity import LAYOUTS, SMALL, far_apart
 from tests.test_grad_tensor import planes_by_definition
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 FEW = [
@@ -233,7 +234,7 @@ def workspace(weight, problem, config, splits):
     ],
     ids=["taps of unequal rows", "groups", "K < stride", "more channels than a block's"],
 )
-@pytest.mark.parametrize("channels", [1, grad_weight_sum.VECTOR])
+@pytest.mark.parametrize("channels", thorough([1, grad_weight_sum.VECTOR], always=[grad_weight_sum.VECTOR]))
 @pytest.mark.parametrize(("splits", "aligned"), [(1, False), (11, False), (11, True)])
 def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, splits, aligned, channels, monkeypatch):
     own = replace(grad_weight_sum.config_of(problem, torch.float32, aligned), channels=channels)

@@ -16,6 +16,7 @@ from numba_tconv.kernels.grad_ring import BLOCK
 from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -30,7 +31,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("precision", thorough(["tf32", "bf16"], always=["bf16"]))
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_sum_is_stored_in_its_place(monkeypatch, name, precision):
     p, blocks, chunk, channels, by_taps = PROBLEMS[name]
@@ -48,7 +49,7 @@ PLANES = {
 }
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("precision", thorough(["tf32", "bf16"], always=["bf16"]))
 @pytest.mark.parametrize("name", PLANES)
 def test_every_sum_of_planes_is_stored_in_its_place(monkeypatch, name, precision):
     p, blocks, chunk, channels = PLANES[name]

@@ -11,6 +11,7 @@ from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
 from tests.few_blocks import few_threads
 from tests.parity import operands, parameters, poisoned, scatter, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -28,7 +29,7 @@ def tiny_blocks():
         yield
 
 
-@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("splits", thorough([2, 3], always=[3]))
 @pytest.mark.parametrize("reason", PROBLEMS)
 def test_split_sums(reason, splits):
     problem = PROBLEMS[reason]
