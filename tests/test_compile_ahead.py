@@ -153,7 +153,9 @@ def test_every_kernel_can_be_kept():
     calls = [
         call
         for direction in ("forward", "grad_input", "grad_weight", "step")
-        for call in compile_ahead.calls(["all"], PROBLEMS, ARITHMETICS, H200, direction)
+        for call in compile_ahead.calls(
+            ["all"], PROBLEMS, [a for a in ARITHMETICS if a[1] not in THOROUGH], H200, direction
+        )
     ]
     assert {call.rung for call in calls} == {*RUNGS, *GRADIENTS}
     kernels = {kernel for call in calls for kernel in call.kernels()}

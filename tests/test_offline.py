@@ -203,7 +203,10 @@ FEW_CHANNELS = {
     "bfloat16": ("mimi", BF16, AMPERE),
     "more weights than registers": ("pqmf", F32, HOPPER),
 }
-few_channels = pytest.mark.parametrize("reason", FEW_CHANNELS)
+few_channels = pytest.mark.parametrize(
+    "reason",
+    thorough(FEW_CHANNELS, always=("float32", "on Ampere", "float16, stride 16", "more weights than registers")),
+)
 
 
 @cache

@@ -29,7 +29,7 @@ FORWARD = {
     "stride 16": (workloads.get("pocket_tts").problem, BF16, HOPPER),
     "stride 1": (STRIDE_1, F16, HOPPER),
 }
-forward = pytest.mark.parametrize("reason", FORWARD)
+forward = pytest.mark.parametrize("reason", thorough(FORWARD, always=("two taps a phase", "float16", "stride 1")))
 LOADS = {1: r"ld\.global\.u16", 2: r"ld\.global\.u32", 4: r"ld\.global\.v2\.u32", 8: r"ld\.global\.v4\.u32"}
 
 
