@@ -271,7 +271,7 @@ EVERY_MATRIX_PRODUCT = [
     # A part of a long stride's phases, stored from registers, of split operands, too; parts of sums in bfloat16.
     *(("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))),
 ]
-# With resident weights and with weights that stream, and with split operands.
+# What `make test` compiles: with resident weights and with weights that stream, and with split operands.
 ALWAYS = [
     *[("k5_mma", *case) for case in (("kb64", "tf32"), ("kb74", "tf32x3"))],
     *[("k6_wgmma", *case) for case in (("hifigan_u1", "tf32"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"))],

@@ -134,9 +134,9 @@ def make_kernel(config: Config) -> Kernel:
     first_tile, tile_after = make_follow(config, turns_on)
     # With resident weights a block's tile of rows stays. With split operands neither is it known while they are
     # multiplied what follows from it, nor the next tile while one is stored: with both nine cases took 0.98 to 1.06
-    # times as long as by 384f45f, as it is 0.97 to 1.02 times. Nor is it with several phases: for knowing it ten
-    # layers in bfloat16 took 1.006 times as long in geometric mean, waveglow, demucs_out and oobleck_u5 up to 1.04
-    # times; kb74, of one phase, takes 0.99 times in bfloat16 and 0.97 in TF32 (H200, scripts).
+    # times as long as by 384f45f, as it is 0.97 to 1.02 times. Nor is the next tile with several phases: knowing
+    # it 19 layers in bfloat16 took 1.004 times as long in geometric mean, waveglow, demucs_out and oobleck_u5 up to
+    # 1.04 times; kb74, of one phase, takes 0.99 times in bfloat16 and 0.97 in TF32 (H200, scripts).
     keeps_rows, looks_ahead = resident and not exact, not exact and phases == 1
     aim_tile, store_tile, finish = make_epilogue(config)
     # The runs of a warp leave during three quarters of the next tile's turns.
