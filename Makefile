@@ -48,7 +48,7 @@ demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulat
 	$(PY) -m numba_tconv demo
 
 # In the order of their names: by the number of their tests, files of few long tests would come last, and one process wait.
-test: $(TEST_ENV) ## all that is tested; what needs a GPU is skipped where there is none
+test: $(TEST_ENV) ## tests of every part; those that need a GPU are skipped where there is none
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator -m "$(MARKS)"
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator -m "$(MARKS)"
 

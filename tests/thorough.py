@@ -1,4 +1,7 @@
-"""What `make test` leaves to `make test-all`: more configurations of kernels that it compiles, or runs, in others."""
+"""What `make test` leaves to `make test-all`: more configurations of kernels that it compiles, or runs, in others.
+
+A few tests that compile long are marked themselves.
+"""
 
 import pytest
 

@@ -95,9 +95,9 @@ def test_a_compiled_decoder_is_as_exact_as_an_eager_one(arithmetic):
 
 @pytest.mark.parametrize("arithmetic", ["ieee", "tf32"])
 def test_batch_and_length_may_change_without_compiling_again(arithmetic):
-    torch.compiler.reset()
     from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
 
+    torch.compiler.reset()
     counter = CompileCounterWithBackend("inductor")
     model = decoder(arithmetic=arithmetic)
     compiled = torch.compile(model, fullgraph=True, backend=counter)
