@@ -19,7 +19,7 @@ from ..ptx import device_function
 from .divided import divided
 from .fragments import mma_a
 from .k4_config import Config
-from .weight_cache import Packing, unique
+from .packed_weights import Packing, unique
 
 THREADS = 256
 BATCH = 4  # weights that a thread has under way

@@ -54,9 +54,9 @@ from .k4_load import make_aim, make_load_window
 from .k4_multiply import make_multiply
 from .k4_plan import config_for, kernel_of, plan_of
 from .k4_store import make_store
+from .packed_weights import packed_weights
 from .rung import Rung, cuda_core_reason, taking_bias
 from .thread_sums import sums_aside
-from .weight_cache import packed_weights
 
 
 @cache

@@ -45,13 +45,13 @@ from .k5_load import BATCH, make_load, make_turns
 from .k5_multiply import make_products, make_start, make_window
 from .k5_resident import make_kernel as make_resident_kernel
 from .k5_store import gaps_between, make_store_tile
+from .packed_weights import packed_weights
 from .rung import taking_bias
 from .tensor_operand import scales_of
 from .tensor_pack import TensorPacking, packing_of
 from .tensor_rung import TensorRung, by_vectors, contiguous_rows, default_precision
 from .tensor_store import alignment_of
 from .tensor_tile import COLUMNS, SECTOR
-from .weight_cache import packed_weights
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 

@@ -93,12 +93,12 @@ from .k6_plan import plan_of
 from .k6_split import choose, cost
 from .k6_view import make_view
 from .k6_window import lane_rows_of
+from .packed_weights import packed_weights
 from .rung import taking_bias
 from .tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS, publish
 from .tensor_operand import scales_of
 from .tensor_rung import TensorRung
 from .tensor_tile import COLUMNS, SECTOR
-from .weight_cache import packed_weights
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 # Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64

@@ -26,9 +26,9 @@ from ..layout import Layout
 from ..problem import Problem
 from ..ptx import device_function, round_tf32, store_run
 from . import tensor_pack_pairs, tensor_pack_split
+from .packed_weights import Packing, unique
 from .tensor_pack_place import ON_GPU, make_place, make_stage
 from .tensor_tile import Tile
-from .weight_cache import Packing, unique
 
 ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # in which rungs take their weights
 THREADS = 128

@@ -2,7 +2,7 @@
 
 import pytest
 
-from numba_tconv.kernels import k4_pack, weight_cache
+from numba_tconv.kernels import k4_pack, packed_weights
 from tests.few_blocks import few_blocks_are_enough, few_threads
 
 
@@ -15,5 +15,5 @@ def several_passes():
 @pytest.fixture(autouse=True, scope="session")
 def tiny_stages():
     """Tiny tiles have stages of few weights, each of which a block packs."""
-    with few_threads(k4_pack, 32, weight_cache._made):
+    with few_threads(k4_pack, 32, packed_weights._made):
         yield

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import k4_config, k4_pack, weight_cache
+from numba_tconv.kernels import k4_config, k4_pack, packed_weights
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
@@ -23,7 +23,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(k4_pack, 24, weight_cache._made):
+    with few_threads(k4_pack, 24, packed_weights._made):
         yield
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import k6_config, k6_tail, tensor_pack, weight_cache
+from numba_tconv.kernels import k6_config, k6_tail, packed_weights, tensor_pack
 from numba_tconv.kernels.tensor_tile import DTYPES
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(tensor_pack, 64, weight_cache._made), few_threads(k6_tail, 72):
+    with few_threads(tensor_pack, 64, packed_weights._made), few_threads(k6_tail, 72):
         yield
 
 
@@ -52,7 +52,7 @@ def test_the_last_columns_outputs(monkeypatch, name, precision):
     bias = torch.randn(p.out_channels).to(dtype) if p.bias else None
     stages = k6_config.channel_chunks(p, config)
     packing = tensor_pack.packing_of(p, config.tile, "wgmma", stages, Layout.of(w))
-    packed = weight_cache.packed_weights(w, packing)
+    packed = packed_weights.packed_weights(w, packing)
     y = torch.full((p.batch, p.out_channels, p.out_length), torch.nan, dtype=dtype)
     launch = k6_tail.prepare(p, config, x.shape, x.stride(), dtype, stages, p.bias)
     launch(x, packed, bias if p.bias else packed, y)

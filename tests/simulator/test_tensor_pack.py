@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import tensor_pack, tensor_pack_pairs, tensor_pack_split, weight_cache
+from numba_tconv.kernels import packed_weights, tensor_pack, tensor_pack_pairs, tensor_pack_split
 from numba_tconv.kernels.fragments import mma_a, split_channel, wgmma_b
 from numba_tconv.kernels.tensor_tile import make_tile
 from numba_tconv.launch import Kernel
@@ -44,7 +44,7 @@ def tiny_blocks():
     modules = tensor_pack, tensor_pack_pairs, tensor_pack_split
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(few_threads(module, 12, weight_cache._made))
+            stack.enter_context(few_threads(module, 12, packed_weights._made))
         yield
 
 

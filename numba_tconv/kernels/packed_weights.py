@@ -1,0 +1,102 @@
+"""Weights in the order in which a rung reads them: packed in the call, or kept by the frozen layer that owns them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import torch
+
+from ..launch import Prepared
+from ..layout import Layout, room
+
+
+class Packing:
+    """How weights that lie as ``weights`` are packed. Equal choices give one object (``unique``)."""
+
+    weights: Layout
+    size: int  # elements of the packed weights
+    launch: Prepared  # takes the weights, and the room for the packed ones
+
+    @cached_property
+    def room(self) -> Callable[[], torch.Tensor]:
+        return room((self.size,), self.weights.dtype, self.weights.index)
+
+    def __call__(self, w: torch.Tensor) -> torch.Tensor:
+        """Pack ``w`` (C_in, C_out/groups, K) on the current stream."""
+        packed = self.room()
+        self.launch(w, packed)
+        return packed
+
+
+_choosing = threading.Lock()
+
+
+@cache
+def _made(kind: type[Packing], *choices) -> Packing:
+    return kind(*choices)
+
+
+def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
+    """The one packing with these choices, wherever the weights begin."""
+    with _choosing:  # threads that ask for the first time together get one object, too
+        return _made(kind, weights._replace(offset=0), *choices)
+
+
+class _Packed(NamedTuple):
+    weights: torch.Tensor
+    stream: int
+    ready: torch.cuda.Event
+
+
+class FrozenWeights:
+    """Weights (C_in, C_out/groups, K) that do not change, and what has been packed of them.
+
+    ``tensor`` goes to the operator in the place of the parameter. A rung that packs finds its packed weights by the
+    tensor object itself; a copy, cast or view of it is packed in the call like any other tensor. The packed weights are
+    freed with this object.
+    """
+
+    def __init__(self, weights: torch.Tensor):
+        self.tensor = weights.detach()  # an object of its own, on the same memory
+        self.tensor.frozen = self
+        self._packed: dict[Packing, _Packed] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weights that are kept."""
+        return sum(one.weights.nbytes for one in list(self._packed.values()))
+
+    def packed(self, packing: Packing) -> torch.Tensor:
+        """The packed weights, ready on the current stream; packed at the first call for each ``packing``."""
+        index = packing.weights.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        known = self._packed.get(packing)
+        if known is None:
+            # What is allocated while a graph is captured belongs to the graph, which packs again at each replay.
+            if torch.cuda.is_current_stream_capturing():
+                return packing(self.tensor)
+            with self._lock:
+                known = self._packed.get(packing)
+                if known is None:
+                    known = _Packed(packing(self.tensor), stream, torch.cuda.Event())
+                    known.ready.record()
+                    self._packed[packing] = known
+        if known.stream != stream:
+            current = torch.cuda.current_stream(index)
+            current.wait_event(known.ready)
+            known.weights.record_stream(current)
+        return known.weights
+
+
+def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream.
+
+    Packed now, whatever was packed before: torch does not tell when the values of a tensor change. Only the tensor of a
+    FrozenWeights is packed once for each order.
+    """
+    frozen = getattr(w, "frozen", None)
+    return packing(w) if frozen is None else frozen.packed(packing)
