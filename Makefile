@@ -36,7 +36,7 @@ REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_avail
 
 # The modules of the API reference, and the functions that are called like the modules in which they are.
 DOCUMENTED := numba_tconv $(addprefix numba_tconv.,explanation problem taps workloads rows plotting kernels.rung kernels.device)
-FUNCTIONS := convert explain routed warm
+FUNCTIONS := convert explain freeze routed warm
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-gpu fuzz bench figures docs notebooks lint clean

@@ -94,10 +94,10 @@ def conv_transpose1d(
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
 
     dtype, unbatched = input.dtype, input.dim() == 2
-    if _autocasts(input):
+    if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
         if input.is_cuda:  # for CPU tensors torch's own function does it
-            input, weight, bias = (t.to(dtype) if t is not None and _autocasts(t) else t for t in (input, weight, bias))
+            input, weight, bias = (t.to(dtype) if t is not None and autocasts(t) else t for t in (input, weight, bias))
         if dtype != torch.float32 and precision in PRECISIONS[torch.float32]:
             precision = None
     precisions = PRECISIONS.get(dtype, ())
@@ -205,7 +205,7 @@ def _torch_allows_tf32() -> bool:
 _torch_allows_tf32._dynamo_marked_constant = True
 
 
-def _autocasts(tensor: torch.Tensor) -> bool:
+def autocasts(tensor: torch.Tensor) -> bool:
     """Whether torch.autocast is on, and hands such a tensor to torch's convolutions in the dtype that it was given."""
     device = tensor.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):

@@ -14,8 +14,11 @@ class ConvTranspose1d(nn.ConvTranspose1d):
     Parameters, their names, their initialisation and so every checkpoint are torch's. Input is (N, C_in, L) or
     (C_in, L). ``variant`` and ``precision`` are attributes too, and may be changed at any time; see
     ``conv_transpose1d`` for their meaning and the errors raised. So a layer whose ``precision`` is one of float32's
-    runs under torch.autocast, too, which it follows as torch's layer does.
+    runs under torch.autocast, too, which it follows as torch's layer does. Weights may change in any way between calls:
+    each call computes with the weights as they are, unless the layer was frozen (see ``freeze``).
     """
+
+    _frozen = None  # the FrozenLayer of a frozen layer (freeze.py)
 
     def __init__(
         self,
@@ -61,8 +64,10 @@ class ConvTranspose1d(nn.ConvTranspose1d):
                 num_spatial_dims=1,
                 dilation=self.dilation,
             )
+        frozen = self._frozen
+        weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
         return conv_transpose1d(
-            *(input, self.weight, self.bias),
+            *(input, weight, bias),
             *(self.stride, self.padding, output_padding, self.groups, self.dilation),
             variant=self.variant,
             precision=self.precision,
@@ -72,3 +77,27 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         """What torch's layer shows of itself, and ``variant`` and ``precision`` where they are set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])
+
+    def _unfreeze(self) -> None:
+        """Take the weights as they are from now on."""
+        if (frozen := vars(self).pop("_frozen", None)) is not None:
+            frozen.restore(self)
+
+    def train(self, mode: bool = True):
+        """As torch's; train mode ends what ``freeze`` began."""
+        if mode:
+            self._unfreeze()
+        return super().train(mode)
+
+    def requires_grad_(self, requires_grad: bool = True):
+        """As torch's; ends what ``freeze`` began."""
+        self._unfreeze()
+        return super().requires_grad_(requires_grad)
+
+    def _apply(self, *args, **kwargs):
+        self._unfreeze()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        self._unfreeze()
+        return super()._load_from_state_dict(*args, **kwargs)

@@ -35,6 +35,24 @@ class Cropping(nn.ConvTranspose1d):
         return super().forward(x)[..., :-1]
 
 
+class Squeezing(Cropping):
+    """Two forwards, each of which calls the next; the second as a decorated function of its own class."""
+
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x.unsqueeze(0)).squeeze(0)
+
+
+class OwnForward(nn.ConvTranspose1d):
+    def forward(self, x):
+        return nn.functional.conv_transpose1d(x, self.weight, self.bias, self.stride)
+
+
+class UnderOwnForward(OwnForward):
+    def forward(self, x):
+        return super().forward(x)
+
+
 class Own(nn.ConvTranspose1d):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -262,10 +280,11 @@ class Named(nn.Module):
 
 Named.__name__ = "ConvTranspose1d"
 LEFT = {
-    "own forward": (lambda: layer(Cropping), "its class Cropping has a forward of its own"),
+    "own forward": (lambda: layer(OwnForward), "its class OwnForward has a forward of its own"),
+    "own forward below": (lambda: layer(UnderOwnForward), "its class UnderOwnForward has a forward of its own"),
     "own forward, parametrized": (
-        lambda: parametrizations.weight_norm(layer(Cropping)),
-        "its class ParametrizedCropping has a forward of its own",
+        lambda: parametrizations.weight_norm(layer(OwnForward)),
+        "its class ParametrizedOwnForward has a forward of its own",
     ),
     "lazy": (lambda: nn.LazyConvTranspose1d(6, 3), "it is lazy: convert it after its first call"),
     "forward on the layer": (replaced_forward, "its forward was replaced on the layer itself"),
@@ -306,7 +325,27 @@ def test_a_lazy_layer_is_converted_after_its_first_call():
 
 
 def test_the_model_itself_may_be_left():
-    assert "the model itself: its class Cropping" in str(convert(layer(Cropping)))
+    assert "the model itself: its class OwnForward" in str(convert(layer(OwnForward)))
+
+
+@pytest.mark.parametrize("norm", [None, old_weight_norm, parametrizations.weight_norm], ids=["plain", "old", "new"])
+@pytest.mark.parametrize(("cls", "x"), [(Cropping, (2, 4, 7)), (Squeezing, (4, 7))], ids=["crops", "squeezes"])
+def test_a_forward_that_calls_torchs_gets_this_packages(cls, x, norm, calls):
+    module = layer(cls)
+    module = norm(module) if norm else module
+    x = torch.randn(x)
+    expected = module(x)
+    assert (int(convert(module)), calls) == (1, [])
+    assert torch.equal(module(x), expected)
+    assert calls == [6]
+    assert isinstance(module, cls)
+    if norm is not parametrizations.weight_norm:  # which torch does not pickle
+        with torch.no_grad():
+            module(x)  # the old weight_norm leaves a weight without a graph
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            calls.clear()
+            assert torch.equal(other(x), expected)
+            assert calls == [6]
 
 
 @pytest.mark.parametrize("what", [None, torch.zeros(1), nn.ConvTranspose1d])

@@ -40,6 +40,7 @@ LAYERS = (
     ("directions", "decoders"),
     ("named",),
     ("compile_ahead",),
+    ("freeze",),
     ("convert", "explain", "explanation", "routed", "taps_picture", "warm"),
     ("",),
     ("timing", "accuracy"),

@@ -48,45 +48,51 @@ def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
 class _Packed(NamedTuple):
     weights: torch.Tensor
     stream: int
-    ready: torch.cuda.Event
+    ready: torch.cuda.Event | None
 
 
 class FrozenWeights:
     """Weights (C_in, C_out/groups, K) that do not change, and what has been packed of them.
 
-    ``tensor`` goes to the operator in the place of the parameter. A rung that packs finds its packed weights by the
-    tensor object itself; a copy, cast or view of it is packed in the call like any other tensor. The packed weights are
-    freed with this object.
+    ``tensor`` goes to the operator in the place of the parameter. A rung that packs finds the packed weights by this
+    tensor object; a copy, cast or view of it is packed in the call like any other tensor. The packed weights are freed
+    with the tensor.
     """
 
     def __init__(self, weights: torch.Tensor):
         self.tensor = weights.detach()  # an object of its own, on the same memory
-        self.tensor.frozen = self
-        self._packed: dict[Packing, _Packed] = {}
-        self._lock = threading.Lock()
+        self.tensor.packings = self._packings = _Packings()
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights that are kept."""
-        return sum(one.weights.nbytes for one in list(self._packed.values()))
+        return sum(one.weights.nbytes for one in list(self._packings.kept.values()))
 
-    def packed(self, packing: Packing) -> torch.Tensor:
-        """The packed weights, ready on the current stream; packed at the first call for each ``packing``."""
-        index = packing.weights.index
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        known = self._packed.get(packing)
+
+class _Packings:
+    """The packed forms of one tensor."""
+
+    def __init__(self):
+        self.kept: dict[Packing, _Packed] = {}
+        self._lock = threading.Lock()
+
+    def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
+        """``w`` in the order of ``packing``, ready on the current stream; packed at the first call for each order."""
+        known, on_gpu = self.kept.get(packing), packing.weights.index >= 0
+        stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else 0
         if known is None:
             # What is allocated while a graph is captured belongs to the graph, which packs again at each replay.
-            if torch.cuda.is_current_stream_capturing():
-                return packing(self.tensor)
+            if on_gpu and torch.cuda.is_current_stream_capturing():
+                return packing(w)
             with self._lock:
-                known = self._packed.get(packing)
+                known = self.kept.get(packing)
                 if known is None:
-                    known = _Packed(packing(self.tensor), stream, torch.cuda.Event())
-                    known.ready.record()
-                    self._packed[packing] = known
+                    known = _Packed(packing(w), stream, torch.cuda.Event() if on_gpu else None)
+                    if on_gpu:
+                        known.ready.record()
+                    self.kept[packing] = known
         if known.stream != stream:
-            current = torch.cuda.current_stream(index)
+            current = torch.cuda.current_stream()
             current.wait_event(known.ready)
             known.weights.record_stream(current)
         return known.weights
@@ -98,5 +104,5 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
     Packed now, whatever was packed before: torch does not tell when the values of a tensor change. Only the tensor of a
     FrozenWeights is packed once for each order.
     """
-    frozen = getattr(w, "frozen", None)
-    return packing(w) if frozen is None else frozen.packed(packing)
+    packings = getattr(w, "packings", None)
+    return packing(w) if packings is None else packings.packed(w, packing)
