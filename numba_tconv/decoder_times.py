@@ -5,11 +5,16 @@ model's own, by torch's function or by ours (as ``routed`` does), between two ev
 layers is that of the calls within the decoder, with its caches and its layouts, and part of the decoder's whole time.
 Some decoders wait for the GPU on their way (EnCodec and Mimi read lengths from it, BigVGAN copies its waveform to the
 host); what the GPU then waits for Python is in the times of both sides.
+
+The wall time is what a user waits for: the model as it is against a copy under ``convert`` and ``routed``, from the
+call until the GPU is idle, with nothing watched and nothing else queued.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,11 +25,14 @@ from torch.overrides import TorchFunctionMode
 
 from . import bench, decoders, functional, machine, rows, table
 from .accuracy import Error
-from .timing import FLUSHES, Contestant, interleave, quantile
+from .convert import convert
+from .routed import routed
+from .timing import FLUSHES, WARMUP_CALLS, Contestant, interleave, quantile
 
 FILE = Path("decoders", "transformers.csv")  # within the directory of all rows
 DTYPES = ("float32", "bfloat16")  # that are timed where none is named
 DEVICE = "cuda"
+FEWEST_WALLS = 30  # rounds of the wall time
 WHOLE_FLUSHES = 20 * FLUSHES  # ten milliseconds on an H200, in which Python queues a good part of a decoder
 FIGURE = "![Time of whole decoders with torch's transposed convolutions and with ours](plots/decoders.png)"
 HEADER = [
@@ -37,7 +45,8 @@ HEADER = [
 class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours. Times are medians in milliseconds, of the whole
     decoder and of its ``calls`` calls of the transposed convolution together; ``seconds`` of sound for each of
-    ``batch`` inputs. Errors are relative norms of the waveform against the same decoder in float64."""
+    ``batch`` inputs. ``wall_ms_p50`` is the wall time, None in rows that were recorded without. Errors are relative
+    norms of the waveform against the same decoder in float64."""
 
     transformers: str
     decoder: str
@@ -52,6 +61,8 @@ class Timed(machine.Measured):
     torch_ms_p50: float
     relerr: float
     torch_relerr: float
+    wall_ms_p50: float | None = None
+    torch_wall_ms_p50: float | None = None
 
 
 class Stopwatch(TorchFunctionMode):
@@ -116,12 +127,17 @@ def measure(
             model, x = decoder.make(batch, seconds)
         model = model.to(dtype)
         x = x.to(dtype) if x.is_floating_point() else x
-        in_float64 = copy.deepcopy(model).double()  # before it is called: some keep what they have computed
+        # Copied before it is called: some keep what they have computed.
+        in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
+        convert(converted)
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
         with bench.torch_switches(tf32):
             interleave([theirs, ours], repeats, budget_s, f"{name} {bench.peak_name(dtype, 'tf32')}", WHOLE_FLUSHES)
         exact = decoders.decode(in_float64, x.double() if x.is_floating_point() else x)
         found, of_torch = error(ours.output, exact), error(theirs.output, exact)
+        del in_float64, exact, theirs.output, ours.output
+        with bench.torch_switches(tf32):
+            torch_wall, wall = wall_times(model, converted, x, max(repeats, FEWEST_WALLS))
     precision = "tf32" if tf32 else str(dtype).removeprefix("torch.")
     if not found.within(of_torch, dtype, precision, terms=1):
         raise bench.WrongResult(
@@ -143,7 +159,35 @@ def measure(
         torch_ms_p50=quantile(theirs.times(), 0.5),
         relerr=found.norm,
         torch_relerr=of_torch.norm,
+        wall_ms_p50=wall,
+        torch_wall_ms_p50=torch_wall,
     )
+
+
+def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
+    """Median milliseconds from a call of ``model``, and of ``converted`` under ``routed``, until the GPU is idle; by
+    turns."""
+
+    def routed_call():
+        with routed():
+            return decoders.decode(converted, x)
+
+    calls = (lambda: decoders.decode(model, x)), routed_call
+    taken = [[], []]
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(WARMUP_CALLS + repeats):
+            for call, times in zip(calls, taken, strict=True):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                if turn >= WARMUP_CALLS:
+                    times.append(1e3 * (time.perf_counter() - start))
+    finally:
+        gc.enable()
+    return [quantile(times, 0.5) for times in taken]
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
@@ -192,5 +236,7 @@ def _cells(row: Timed) -> list[str]:
         return [f"{theirs:.3g}", f"{ours:.3g}", f"{theirs / ours:.2f}x"]
 
     layers, whole = (row.torch_layers_ms_p50, row.layers_ms_p50), (row.torch_ms_p50, row.ms_p50)
+    if row.wall_ms_p50 is not None:
+        whole = row.torch_wall_ms_p50, row.wall_ms_p50
     share = f"{row.torch_layers_ms_p50 / row.torch_ms_p50:.0%}"
     return [title(row.decoder), str(row.calls), *pair(*layers), *pair(*whole), share]

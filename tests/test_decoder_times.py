@@ -16,6 +16,7 @@ from numba_tconv import (
     decoder_times,
     decoders,
     functional,
+    module,
     plotting,
     rows,
     workloads,
@@ -84,6 +85,7 @@ def on_the_cpu(monkeypatch):
 
     calls = []
     monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(decoder_times, "DEVICE", "cpu")
     monkeypatch.setattr(functional, "conv_transpose1d", ours)
     monkeypatch.setattr(decoder_times, "interleave", interleave)
@@ -107,6 +109,24 @@ def test_a_row_has_the_calls_and_the_whole(on_the_cpu, dtype):
     shapes = [(4, 6, 4), (6, 2, 5), (2, 1, 4)]
     precision = functional.default_precision(dtype) if dtype != torch.float32 else functional.TF32_ALLOWED
     assert on_the_cpu == [(dtype, torch.Size(shape), precision, True) for _ in range(7) for shape in shapes]
+
+
+def test_the_wall_time_is_of_the_model_and_of_its_converted_copy(on_the_cpu, monkeypatch):
+    """A clock that every call of torch's layer advances by a second, and every one of ours by two."""
+    now = [0.0]
+
+    def counted(seconds, function):
+        def call(*args, **kwargs):
+            now[0] += seconds
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(decoder_times.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "conv_transpose1d", counted(2, module.conv_transpose1d))
+    monkeypatch.setattr(torch.nn.ConvTranspose1d, "forward", counted(1, torch.nn.ConvTranspose1d.forward))
+    row = decoder_times.measure("double", batch=2, seconds=1.0)
+    assert (row.torch_wall_ms_p50, row.wall_ms_p50) == (2000, 4000)
 
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), 1.5])
