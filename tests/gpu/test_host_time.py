@@ -3,6 +3,7 @@
 import gc
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,20 +20,18 @@ PROBLEM = workloads.get("small").problem
 DECODER = Problem(1, 128, 64, 8, 512, stride=4, padding=2)  # a layer whose weights are packed
 ROUNDS, CALLS = 60, 20  # as many calls in a round as the driver queues without waiting for the GPU
 TURNS, PAUSE_S = 10, 1  # of the rounds, at most, and between two of them
-# Alone on an H200's host it is 0.5 to 1.2 times torch's (by scripts; no recorded rows). It was 0.9 to 1.9 times while a
-# call was looked at and prepared in several steps, and three to four times through torch's dispatcher.
-FACTOR = 1.5
+FACTOR = 1.5  # for whole steps, and for calls whose weights are computed for them
 
 
-def compare(ours, theirs):
-    """A call of ``ours`` takes the host as long as one of ``theirs``, or FACTOR times as long, each in its fastest
-    round. Other processes, which may run tests as well, only make a round slower, so there are more rounds, later, if
-    those so far do not show it."""
+def compare(ours, theirs, most=FACTOR):
+    """A call of ``ours`` takes the host at most ``most`` times as long as one of ``theirs``, each in its fastest round.
+    Other processes, which may run tests as well, only make a round slower, so there are more rounds, later, if those so
+    far do not show it."""
     best = [math.inf, math.inf]
     for turn in range(TURNS):
         time.sleep(PAUSE_S if turn else 0)
         best = [min(pair) for pair in zip(best, fastest(ours, theirs), strict=True)]
-        if best[0] <= FACTOR * best[1]:
+        if best[0] <= most * best[1]:
             return
     pytest.fail(f"{1e6 * best[0]:.1f} us against {1e6 * best[1]:.1f}")
 
@@ -60,19 +59,35 @@ def fastest(*functions):
     return [min(taken) for taken in seconds]
 
 
-def layers(dtype):
-    p = PROBLEM
+def layers(problem, dtype):
+    p = problem
     sizes = p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding
-    return [kind(*sizes, device="cuda", dtype=dtype) for kind in (numba_tconv.ConvTranspose1d, nn.ConvTranspose1d)]
+    return [
+        kind(*sizes, groups=p.groups, device="cuda", dtype=dtype)
+        for kind in (numba_tconv.ConvTranspose1d, nn.ConvTranspose1d)
+    ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
-def test_a_small_call_costs_the_host_about_what_torchs_does(dtype, gradients):
-    x = torch.randn(PROBLEM.batch, PROBLEM.in_channels, PROBLEM.length, device="cuda", dtype=dtype)
-    x.requires_grad_(gradients)
-    with torch.set_grad_enabled(gradients):
-        compare(*(lambda layer=layer: layer(x) for layer in layers(dtype)))
+LAYERS = ("small", "hifigan_u1", "hifigan_u3", "encodec_u4", "oobleck_u5", "mimi")
+DTYPES = {"ieee": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of torch's host time in the same run: calls without a gradient, calls that are recorded for one, frozen layers.
+MOST = {"inference": 1.1, "training": 1.2, "frozen": 1.0}
+
+
+@pytest.mark.parametrize("mode", MOST)
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_call_costs_the_host_about_what_torchs_does(name, precision, mode, monkeypatch):
+    """At batch 1, weights packed in the call."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "tf32")
+    problem, dtype = replace(workloads.get(name).problem, batch=1), DTYPES[precision]
+    x = torch.randn(1, problem.in_channels, min(problem.length, 512), device="cuda", dtype=dtype)
+    ours, theirs = layers(problem, dtype)
+    if mode == "frozen":
+        numba_tconv.freeze(ours.eval())
+    with torch.set_grad_enabled(mode == "training"):
+        x.requires_grad_(mode == "training")
+        compare(lambda: ours(x), lambda: theirs(x), MOST[mode])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -83,7 +98,7 @@ def test_so_does_a_small_step(dtype):
         y = layer(x)
         torch.autograd.grad(y, (x, *layer.parameters()), y.detach())
 
-    compare(*(lambda layer=layer: step(layer) for layer in layers(dtype)))
+    compare(*(lambda layer=layer: step(layer) for layer in layers(PROBLEM, dtype)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
