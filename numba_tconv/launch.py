@@ -319,6 +319,17 @@ def _compiling_for(cc: tuple):
             dispatcher.get_current_device = current
 
 
+@contextlib.contextmanager
+def capture_ignored():
+    """Meanwhile this thread may ask the driver what is unsafe within a capture, of what is not part of it."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        _check(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
 def _check(result):
     """The value that a driver call returned beside its status, if any. Raises RuntimeError if it failed."""
     status, *values = result

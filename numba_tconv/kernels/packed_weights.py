@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..launch import Prepared
+from ..launch import Prepared, capture_ignored
 from ..layout import Layout, room
 
 
@@ -47,7 +47,7 @@ def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
 
 class _Packed(NamedTuple):
     weights: torch.Tensor
-    stream: int
+    stream: int | None  # None without a GPU
     ready: torch.cuda.Event | None
 
 
@@ -78,24 +78,30 @@ class _Packings:
 
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
         """``w`` in the order of ``packing``, ready on the current stream; packed at the first call for each order."""
-        known, on_gpu = self.kept.get(packing), packing.weights.index >= 0
-        stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else 0
-        if known is None:
-            # What is allocated while a graph is captured belongs to the graph, which packs again at each replay.
-            if on_gpu and torch.cuda.is_current_stream_capturing():
-                return packing(w)
-            with self._lock:
-                known = self.kept.get(packing)
-                if known is None:
-                    known = _Packed(packing(w), stream, torch.cuda.Event() if on_gpu else None)
-                    if on_gpu:
-                        known.ready.record()
-                    self.kept[packing] = known
+        on_gpu = packing.weights.index >= 0
+        stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
+        known = self.kept.get(packing)
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            # A graph cannot wait for what is outside of it, and what it allocates is its own: it takes packed weights
+            # that are there already, or packs them at each replay.
+            with capture_ignored():
+                is_there = known is not None and known.ready.query()
+            return known.weights if is_there else packing(w)
+        known = known or self._make(w, packing, stream)
         if known.stream != stream:
             current = torch.cuda.current_stream()
             current.wait_event(known.ready)
             known.weights.record_stream(current)
         return known.weights
+
+    def _make(self, w: torch.Tensor, packing: Packing, stream: int | None) -> _Packed:
+        with self._lock:
+            if packing not in self.kept:  # another thread may have been faster
+                packed = _Packed(packing(w), stream, None if stream is None else torch.cuda.Event())
+                if packed.ready is not None:
+                    packed.ready.record()
+                self.kept[packing] = packed
+            return self.kept[packing]
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:

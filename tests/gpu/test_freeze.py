@@ -97,7 +97,7 @@ def test_another_stream_waits_for_the_packing():
 
 
 @pytest.mark.parametrize("called_before", [True, False])
-def test_a_graph_of_a_frozen_layer(called_before):
+def test_a_graph_of_a_frozen_layer(called_before, packed):
     p = LARGE[DENSE]
     module = layer(p, precision="tf32")
     x = signal(p)
@@ -105,9 +105,11 @@ def test_a_graph_of_a_frozen_layer(called_before):
     numba_tconv.freeze(module)
     if called_before:
         module(x)
+    packed.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = module(x)
+    assert len(packed) == (0 if called_before else 1)
     for _ in range(2):
         x.copy_(torch.randn_like(x))
         y.fill_(torch.nan)
