@@ -132,6 +132,10 @@ def train(layer):
     layer.train()
 
 
+def train_and_back(layer):
+    layer.train().eval()
+
+
 def training_flag(layer):
     layer.training = True
 
@@ -164,7 +168,16 @@ def container(layer):
     nn.Sequential(layer).train()
 
 
-ENDINGS = (train, training_flag, load_state_dict, load_by_assignment, cast_and_back, moved, requires_grad)
+ENDINGS = (
+    train,
+    train_and_back,
+    training_flag,
+    load_state_dict,
+    load_by_assignment,
+    cast_and_back,
+    moved,
+    requires_grad,
+)
 ENDINGS += (gradient_wanted, container, unfreeze)
 
 
@@ -317,7 +330,9 @@ def test_the_report():
     shared = plain()
     model = nn.Sequential(shared, shared, nn.Sequential(nn.ConvTranspose1d(6, 6, 3)), nn.ReLU()).eval()
     report = freeze(model)
+    frozen = shared._frozen
     assert report == freeze(model)
+    assert shared._frozen is frozen
     assert report.frozen == 1
     assert report.bytes == 0
     assert report.left == {"2.0": "it is torch's layer: convert it first"}
