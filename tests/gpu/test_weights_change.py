@@ -1,0 +1,554 @@
+"""A layer computes with its weights as they are now, whatever wrote them: forward, and both gradients.
+
+Most of these writes leave ``weight._version`` as it was, and some leave the tensor's address, too. A change is a
+generator: what it prepares, the calls that make the layer hot where it yields, and the write.
+"""
+
+import gc
+
+import pytest
+import torch
+from numba import cuda
+from torch import nn
+from torch.optim import swa_utils
+
+from numba_tconv import ConvTranspose1d
+from numba_tconv.directions import FORWARD
+from numba_tconv.kernels import RUNGS
+from tests.gpu.common import TENSOR_CORES, able
+from tests.gpu.weights_now import (
+    ARITHMETICS,
+    HOT,
+    PROBLEM,
+    arithmetics,
+    assert_close,
+    assert_results,
+    assert_right,
+    assert_step,
+    call_often,
+    copied,
+    fresh,
+    gradients,
+    layer,
+    losses,
+    precision_of,
+)
+
+pytestmark = pytest.mark.gpu
+
+# The learning rates of training loops, by which each optimizer changes the weights much in STEPS steps.
+RATES = {
+    "AdamW": 1e-2,
+    "Adam": 1e-2,
+    "SGD": 0.1,
+    "Adagrad": 2e-2,
+    "Adadelta": 5.0,
+    "Adamax": 1e-2,
+    "ASGD": 0.1,
+    "NAdam": 1e-2,
+    "RAdam": 0.2,
+    "RMSprop": 1e-2,
+    "Rprop": 1e-2,
+}
+OPTIMIZERS = [(name, "fused") for name in ("AdamW", "Adam", "SGD", "Adagrad")]
+OPTIMIZERS += [(name, "foreach") for name in RATES]
+optimizers = pytest.mark.parametrize(("optimizer", "kind"), OPTIMIZERS, ids=["-".join(one) for one in OPTIMIZERS])
+
+CHANGES = []
+
+
+def change(function):
+    CHANGES.append(function)
+    return function
+
+
+def another(tensor):
+    """Other values of the same shape, some three times as large as a new layer's."""
+    return (0.1 * torch.randn(tensor.shape, device="cuda")).to(tensor.dtype)
+
+
+# --- writes that torch counts -----------------------------------------------------------------------------------------
+
+
+@change
+def multiplied_without_gradients(module):
+    yield
+    with torch.no_grad():
+        module.weight.mul_(1.5)
+
+
+@change
+def a_part_through_a_view(module):
+    yield
+    with torch.no_grad():
+        module.weight.flatten()[:1000].zero_()
+
+
+@change
+def a_loaded_state_dict(module):
+    yield
+    module.load_state_dict({name: another(value) for name, value in module.state_dict().items()})
+
+
+@change
+def another_parameter(module):
+    yield
+    module.weight = nn.Parameter(another(module.weight))
+
+
+# --- through .data ----------------------------------------------------------------------------------------------------
+
+
+@change
+def other_data(module):
+    yield
+    module.weight.data = another(module.weight)
+
+
+@change
+def clamped_as_in_wgan(module):
+    yield
+    module.weight.data.clamp_(-0.01, 0.01)
+
+
+@change
+def averaged_by_hand(module):
+    yield
+    module.weight.data.mul_(0.5).add_(another(module.weight), alpha=0.5)
+
+
+@change
+def averaged_by_foreach(module):
+    yield
+    with torch.no_grad():
+        torch._foreach_lerp_([module.weight.data], [another(module.weight)], 0.5)
+
+
+@change
+def copied_data(module):
+    yield
+    module.weight.data.copy_(another(module.weight))
+
+
+@change
+def added_data(module):
+    yield
+    module.weight.data += another(module.weight)
+
+
+@change
+def one_row(module):
+    yield
+    module.weight.data[3] = 1.0
+
+
+@change
+def a_factor_of_low_rank(module):
+    yield
+    p = PROBLEM
+    down = 0.2 * torch.randn(p.in_channels, 4, device="cuda")
+    up = 0.2 * torch.randn(4, p.out_channels * p.kernel_size, device="cuda")
+    module.weight.data += (down @ up).view_as(module.weight).to(module.weight.dtype)
+
+
+# --- memory that others write -----------------------------------------------------------------------------------------
+
+
+def in_one_buffer(module):
+    """The parameters' memory, laid side by side; they become views of it."""
+    flat = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    first = 0
+    for parameter in module.parameters():
+        parameter.data = flat[first : first + parameter.numel()].view_as(parameter)
+        first += parameter.numel()
+    return flat
+
+
+@change
+def a_flat_buffer_written_as_a_whole(module):
+    flat = in_one_buffer(module)
+    yield
+    flat.copy_(another(flat))
+
+
+@change
+def a_flat_buffer_written_by_a_fused_optimizer(module):
+    flat = nn.Parameter(in_one_buffer(module))
+    optimizer = torch.optim.AdamW([flat], lr=0.05, fused=True)
+    yield
+    flat.grad = torch.randn_like(flat)
+    optimizer.step()
+
+
+@change
+def a_view_by_set(module):
+    memory = torch.cat([another(module.weight).flatten() for _ in range(2)])
+    size, strides = module.weight.shape, module.weight.stride()
+    view = torch.empty(0, device="cuda", dtype=memory.dtype)
+    module.weight = nn.Parameter(view.set_(memory.untyped_storage(), memory.numel() // 2, size, strides))
+    yield
+    memory.copy_(another(memory))
+
+
+@change
+def a_buffer_used_again_for_other_weights(module):
+    """Two tensors, one after the other on the same memory, of which torch counts the same number of writes."""
+    memory = another(module.weight)
+
+    def weights():
+        view = torch.empty(0, device="cuda", dtype=memory.dtype)
+        return nn.Parameter(view.set_(memory.untyped_storage(), 0, module.weight.shape, module.weight.stride()))
+
+    module.weight = weights()
+    yield
+    memory.copy_(another(memory))
+    module.weight = weights()
+
+
+@change
+def written_through_dlpack(module):
+    alias = torch.from_dlpack(module.weight.detach())
+    assert alias.data_ptr() == module.weight.data_ptr()
+    yield
+    alias.copy_(another(alias))
+
+
+@change
+def weights_that_came_by_dlpack(module):
+    memory = another(module.weight)
+    module.weight = nn.Parameter(torch.from_dlpack(memory))
+    yield
+    memory.copy_(another(memory))
+
+
+def as_bytes(tensor):
+    return cuda.as_cuda_array(tensor.detach().view(torch.uint8).flatten())
+
+
+@change
+def copied_by_the_driver(module):
+    yield
+    source = another(module.weight)
+    torch.cuda.synchronize()
+    as_bytes(module.weight).copy_to_device(as_bytes(source))
+    cuda.synchronize()
+
+
+@cuda.jit
+def _copy(target, source):
+    i = cuda.grid(1)
+    if i < target.size:
+        target[i] = source[i]
+
+
+@change
+def written_by_a_foreign_kernel(module):
+    yield
+    target, source = as_bytes(module.weight), as_bytes(another(module.weight))
+    torch.cuda.synchronize()
+    _copy[-(-target.size // 256), 256](target, source)
+    cuda.synchronize()
+
+
+def name_of(change):
+    return change.__name__
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=name_of)
+@arithmetics
+def test_the_weights_of_now(arithmetic, change):
+    module = layer(arithmetic)
+    steps = change(module)
+    next(steps)
+    call_often(module, arithmetic)
+    before, _ = copied(module)
+    next(steps, None)
+    assert not torch.equal(module.weight, before)
+    assert_right(module, arithmetic)
+
+
+PACKED = ["k4_register_tile", *(rung.name for rung in TENSOR_CORES)]
+
+
+@pytest.mark.parametrize("change", [copied_data, written_by_a_foreign_kernel], ids=name_of)
+@pytest.mark.parametrize("rung", PACKED)
+def test_every_rung_that_packs(rung, change):
+    arithmetic = "ieee" if rung == "k4_register_tile" else "tf32"
+    able(RUNGS[rung], PROBLEM, *ARITHMETICS[arithmetic])
+    module = layer(arithmetic, variant=rung)
+    steps = change(module)
+    next(steps)
+    call_often(module, arithmetic)
+    next(steps, None)
+    assert_right(module, arithmetic)
+
+
+@arithmetics
+def test_weights_in_the_memory_of_others_are_not_mistaken_for_them(arithmetic):
+    """The allocator hands the same memory to each of these layers' weights."""
+    module, places = layer(arithmetic), set()
+    for _ in range(4):
+        module.weight = None
+        gc.collect()
+        module.weight = nn.Parameter(torch.randn(128, 64, 4, device="cuda", dtype=ARITHMETICS[arithmetic][0]))
+        places.add(module.weight.data_ptr())
+        call_often(module, arithmetic)
+    assert len(places) < 4
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def optimizer_of(name, kind, parameters, **options):
+    """Skips what torch itself does not do on this GPU."""
+    make = getattr(torch.optim, name)
+    probe = nn.Parameter(torch.ones(4, device="cuda"))
+    probe.grad = torch.ones_like(probe)
+    try:
+        make([probe], **{kind: True}).step()
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"torch: {error}")
+    return make(parameters, **{kind: True}, **options)
+
+
+@optimizers
+@arithmetics
+def test_an_optimizers_step(arithmetic, optimizer, kind):
+    module = layer(arithmetic)
+    step = optimizer_of(optimizer, kind, module.parameters(), lr=10 if optimizer == "Adadelta" else 0.05).step
+    for _ in range(3):
+        call_often(module, arithmetic)
+        before, _ = copied(module)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        step()
+        assert not torch.equal(module.weight, before)
+        assert_right(module, arithmetic)
+
+
+@optimizers
+@arithmetics
+def test_training_beside_torchs_layer(arithmetic, optimizer, kind):
+    ours = layer(arithmetic)
+    theirs = layer(arithmetic, nn.ConvTranspose1d)
+    theirs.load_state_dict(ours.state_dict())
+    found = []
+    for module in (ours, theirs):
+        with precision_of(arithmetic):
+            made = optimizer_of(optimizer, kind, module.parameters(), lr=RATES[optimizer])
+            found.append(losses(module, made, module.weight.dtype))
+    assert_close(*found, arithmetic)
+    assert_right(ours, arithmetic)
+
+
+AVERAGES = {"exponential": swa_utils.get_ema_multi_avg_fn(0.5), "equal": swa_utils.get_swa_multi_avg_fn()}
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@arithmetics
+def test_an_averaged_model(arithmetic, average):
+    module = layer(arithmetic)
+    averaged = swa_utils.AveragedModel(module, multi_avg_fn=AVERAGES[average])
+    for _ in range(4):
+        call_often(averaged.module, arithmetic)
+        before, _ = copied(averaged.module)
+        module.weight.data.copy_(another(module.weight))
+        averaged.update_parameters(module)
+        assert not torch.equal(averaged.module.weight, before)
+        assert_right(averaged.module, arithmetic)
+        assert_right(module, arithmetic)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def captured(work, warm_up=3):
+    """A graph of ``work``, and what it returned."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+    return graph, result
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=lambda options: next(iter(options)))
+@arithmetics
+def test_a_graph_of_the_optimizers_step_alone(arithmetic, options):
+    module = layer(arithmetic)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05, capturable=True, **options)
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    graph, _ = captured(optimizer.step)
+    for _ in range(3):
+        call_often(module, arithmetic)
+        before, _ = copied(module)
+        graph.replay()
+        assert not torch.equal(module.weight, before)
+        assert_right(module, arithmetic)
+
+
+IN_PLACE = [change for change in CHANGES if change not in (other_data, another_parameter)]
+
+
+@pytest.mark.parametrize("change", IN_PLACE, ids=name_of)
+@arithmetics
+def test_a_graph_of_the_forward_pass_alone(arithmetic, change):
+    """Packing is part of the graph: a replay computes with the weights as they are by then."""
+    module = layer(arithmetic)
+    x = fresh(module.weight.dtype).detach()
+    steps = change(module)
+    next(steps)
+    call_often(module, arithmetic)
+
+    def forward():
+        with torch.no_grad():
+            return module(x)
+
+    address = module.weight.data_ptr()
+    graph, y = captured(forward)
+    call_often(module, arithmetic)
+    next(steps, None)
+    assert module.weight.data_ptr() == address, "which is all that a graph knows"
+    for _ in range(2):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert_results({FORWARD: y}, x, copied(module), arithmetic)
+        assert_right(module, arithmetic)
+
+
+@arithmetics
+def test_a_graph_of_the_whole_step(arithmetic):
+    module = layer(arithmetic)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05, capturable=True, fused=True)
+    x = fresh(module.weight.dtype)
+    with torch.no_grad():
+        g = torch.randn_like(module(x))
+
+    def step():
+        y = module(x)
+        found = gradients(y, x, module, g)
+        for parameter, name in ((module.weight, "grad_weight"), (module.bias, "grad_bias")):
+            parameter.grad = found[name]
+        optimizer.step()
+        return {FORWARD: y.detach()} | found
+
+    graph, found = captured(step)
+    for _ in range(3):
+        call_often(module, arithmetic)
+        before = copied(module)
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+            g.copy_(torch.randn_like(g))
+        graph.replay()
+        assert_results(found, x, before, arithmetic, g)
+        assert not torch.equal(module.weight, before[0])
+        assert_right(module, arithmetic)
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+@arithmetics
+def test_graphed_callables(arithmetic, kind):
+    """Forward and backward are graphs, and an ordinary optimizer steps between them."""
+    module = layer(arithmetic)
+    module = torch.cuda.make_graphed_callables(module, (fresh(module.weight.dtype),))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, **{kind: True})
+    for _ in range(HOT):
+        assert_step(module, arithmetic)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
+@arithmetics
+def test_training_by_graphed_callables_beside_torchs_layer(arithmetic):
+    ours = layer(arithmetic)
+    theirs = layer(arithmetic, nn.ConvTranspose1d)
+    theirs.load_state_dict(ours.state_dict())
+    dtype = ours.weight.dtype
+    graphed = torch.cuda.make_graphed_callables(ours, (fresh(dtype).detach(),))
+    found = []
+    for module in (graphed, theirs):
+        with precision_of(arithmetic):
+            found.append(losses(module, torch.optim.AdamW(module.parameters(), lr=1e-2), dtype))
+    assert_close(*found, arithmetic)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+CYCLES = 200_000_000  # a tenth of a second: what is queued behind this has not run when the host goes on
+
+
+@arithmetics
+def test_weights_written_on_the_stream_of_the_call(arithmetic):
+    """The call reads the weights after what its stream has been given before, not when the host gets there."""
+    module = layer(arithmetic)
+    call_often(module, arithmetic)
+    x, new = fresh(module.weight.dtype).detach(), another(module.weight)
+    torch.cuda.synchronize()
+    with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(CYCLES)
+        module.weight.data.copy_(new)
+        y = module(x)
+    torch.cuda.synchronize()
+    assert torch.equal(module.weight, new)
+    assert_results({FORWARD: y}, x, copied(module), arithmetic)
+
+
+@arithmetics
+def test_two_streams_call_a_layer_at_once(arithmetic):
+    """What one call packs is not memory that another one has or is given."""
+    module = layer(arithmetic)
+    call_often(module, arithmetic)
+    inputs = [fresh(module.weight.dtype).detach() for _ in range(4)]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    outputs = []
+    with torch.no_grad():
+        for number, (x, stream) in enumerate(zip(inputs, streams, strict=True)):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(CYCLES // (1 + number))
+                outputs.append(module(x))
+                torch.full_like(module.weight, torch.nan)  # takes memory that is free by then
+    torch.cuda.synchronize()
+    for x, y in zip(inputs, outputs, strict=True):
+        assert_results({FORWARD: y}, x, copied(module), arithmetic)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["forward", "step"])
+@arithmetics
+def test_a_model_that_is_gone_gives_its_memory_back(arithmetic, train):
+    dtype, precision = ARITHMETICS[arithmetic]
+
+    def memory():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
+
+    def model(kind, **choice):
+        layers = (kind(1024, 512, 4, 2, 1, device="cuda", dtype=dtype, **choice) for _ in range(2))
+        return nn.ModuleList(layers)
+
+    def use(model):
+        for _ in range(HOT):
+            for one in model:
+                with torch.set_grad_enabled(train):
+                    y = one(torch.randn(1, 1024, 64, device="cuda", dtype=dtype))
+                if train:
+                    y.backward(torch.randn_like(y))
+
+    with precision_of(arithmetic):
+        use(model(nn.ConvTranspose1d))  # what torch's libraries take once
+    before = memory()
+    ours = model(ConvTranspose1d, precision=precision)
+    use(ours)
+    del ours
+    assert memory() - before < 2**20
