@@ -1,4 +1,5 @@
-"""Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one."""
+"""Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one, and the
+parameters after some steps of an optimizer, whose state they may share out."""
 
 import faulthandler
 import os
@@ -11,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from numba_tconv import ConvTranspose1d
 
 PROCESSES = 2
+STEPS, RATE = 4, 1e-2
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < PROCESSES, reason="needs two GPUs")
 
@@ -53,6 +56,35 @@ def sharded(model, device):
 WRAPS = {"replicated": replicated, "sharded": sharded}
 
 
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=RATE)
+
+
+def adamw_shared_out(model):
+    """Each process steps the parameters of which it has the state, and sends them to the others."""
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE)
+
+
+TRAININGS = {
+    "DDP": (replicated, adamw),
+    "DDP with ZeRO": (replicated, adamw_shared_out),
+    "FSDP": (sharded, adamw),
+}
+
+
+def trained(model, optimizer, x, wanted):
+    """The parameters after STEPS steps."""
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        gradients_of(model, x, wanted)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def whole(tensors):
+    return [(t.full_tensor() if hasattr(t, "full_tensor") else t).cpu() for t in tensors]
+
+
 def work(rank, device, folder):
     faulthandler.enable()  # a process that torch's threads abort says where
     if device == "cuda":
@@ -63,19 +95,41 @@ def work(rank, device, folder):
         x, wanted = (tensor.chunk(PROCESSES)[rank].to(device) for tensor in batch())
         for name, wrap in WRAPS.items():
             gradients = gradients_of(wrap(decoder().to(device), device), x, wanted)
-            whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
-            torch.save([gradient.cpu() for gradient in whole], Path(folder) / f"{name}{rank}")
+            torch.save(whole(gradients), Path(folder) / f"{name}{rank}")
+        for name, (wrap, optimizer) in TRAININGS.items():
+            model = wrap(decoder().to(device), device)
+            torch.save(whole(trained(model, optimizer(model), x, wanted)), Path(folder) / f"{name}{rank}")
     finally:
         dist.destroy_process_group()
     # Without Python's own end, in which, all of this done, threads of torch's abort the process every now and then.
     os._exit(0)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
-def test_two_processes_have_the_gradients_of_one(device):
-    alone = gradients_of(decoder(), *batch())
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
+def of_processes(request):
+    """What each process has, by name and rank."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, args=(device, folder), nprocs=PROCESSES)
-        for name, rank in product(WRAPS, range(PROCESSES)):
-            for ours, expected in zip(torch.load(Path(folder) / f"{name}{rank}"), alone, strict=True):
-                torch.testing.assert_close(ours, expected)
+        torch.multiprocessing.spawn(work, args=(request.param, folder), nprocs=PROCESSES)
+        yield {
+            key: torch.load(Path(folder) / f"{key[0]}{key[1]}") for key in product(WRAPS | TRAININGS, range(PROCESSES))
+        }
+
+
+def assert_same(of_processes, name, expected):
+    for rank in range(PROCESSES):
+        for ours, one in zip(of_processes[name, rank], expected, strict=True):
+            torch.testing.assert_close(ours, one)
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_two_processes_have_the_gradients_of_one(of_processes, name):
+    assert_same(of_processes, name, gradients_of(decoder(), *batch()))
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_train_as_one(of_processes, name):
+    model = decoder()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    after = trained(model, adamw(model), *batch())
+    assert not any(torch.allclose(*pair) for pair in zip(before, after, strict=True))
+    assert_same(of_processes, name, after)
