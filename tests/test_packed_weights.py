@@ -1,5 +1,6 @@
 """Weights are packed in every call, and those of FrozenWeights once for each order; CUDA's part is made up."""
 
+import contextlib
 import copy
 import ctypes
 import gc
@@ -14,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from numba_tconv.kernels import packed_weights as module
 from numba_tconv.kernels import tensor_pack
 from numba_tconv.kernels.k6_config import configs
 from numba_tconv.kernels.packed_weights import FrozenWeights, Packing, packed_weights
@@ -41,8 +43,13 @@ def weights():
     return torch.randn(SHAPE)
 
 
+def packed(w, packing):
+    """The packed weights that a rung's launch gets."""
+    return packed_weights(w, packing)
+
+
 def assert_packed(w, packing):
-    assert torch.equal(packed_weights(w, packing), w.detach().flatten())
+    assert torch.equal(packed(w, packing), w.detach().flatten())
 
 
 # --- weights that may change ------------------------------------------------------------------------------------------
@@ -138,15 +145,15 @@ def test_other_weights_on_the_same_memory():
 
 def test_calls_share_no_memory():
     w, packing = weights(), Copying()
-    first, second = packed_weights(w, packing), packed_weights(w, packing)
+    first, second = packed(w, packing), packed(w, packing)
     first.zero_()
     assert torch.equal(second, w.flatten())
 
 
 def test_nothing_is_kept_of_weights():
     w, packing = weights(), Copying()
-    packed = [weakref.ref(packed_weights(w, packing)) for _ in range(CALLS)]
-    assert [one() for one in packed] == [None] * CALLS
+    references = [weakref.ref(packed(w, packing)) for _ in range(CALLS)]
+    assert [one() for one in references] == [None] * CALLS
     gone = weakref.ref(w)
     del w
     assert gone() is None
@@ -186,6 +193,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cuda.stream, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(module, "capture_ignored", contextlib.nullcontext)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: cuda.recorded.append(stream.cuda_stream))
     return cuda
 
@@ -194,18 +202,18 @@ def test_frozen_weights_are_packed_once_for_each_order():
     """Without a GPU, as in the simulator."""
     frozen, orders = FrozenWeights(weights()), [Copying() for _ in range(3)]
     assert frozen.packed_bytes == 0
-    first = [packed_weights(frozen.tensor, packing) for packing in orders]
+    first = [packed(frozen.tensor, packing) for packing in orders]
     assert all(torch.equal(one, frozen.tensor.flatten()) for one in first)
     for _ in range(CALLS):
         for packing, before in zip(orders, first, strict=True):
-            assert packed_weights(frozen.tensor, packing) is before
+            assert packed(frozen.tensor, packing) is before
     assert [packing.packings for packing in orders] == [1, 1, 1]
     assert frozen.packed_bytes == 3 * frozen.tensor.nbytes
 
 
 def test_frozen_weights_are_packed_once_on_a_gpu(cuda):
     frozen, packing = FrozenWeights(weights()), Copying(index=0)
-    found = [packed_weights(frozen.tensor, packing) for _ in range(CALLS)]
+    found = [packed(frozen.tensor, packing) for _ in range(CALLS)]
     assert packing.packings == 1
     assert all(one is found[0] for one in found)
     assert cuda.waited == cuda.recorded == [], "on the stream that packed, the order of work is enough"
@@ -229,7 +237,7 @@ def test_other_tensors_are_packed_in_the_call(of):
     w = weights()
     frozen = FrozenWeights(w)
     kept, packing = Copying(), Copying(dtype=of(frozen, w).dtype)
-    packed_weights(frozen.tensor, kept)
+    packed(frozen.tensor, kept)
     for number in range(1, CALLS):
         other = of(frozen, w)
         assert_packed(other, packing)
@@ -237,31 +245,31 @@ def test_other_tensors_are_packed_in_the_call(of):
         assert_packed(other, packing)
         assert packing.packings == 2 * number
     assert frozen.packed_bytes == frozen.tensor.nbytes
-    packed_weights(frozen.tensor, kept)
+    packed(frozen.tensor, kept)
     assert kept.packings == 1
 
 
 def test_two_frozen_weights_of_one_tensor_are_packed_apart():
     w, packing = weights(), Copying()
     one, other = FrozenWeights(w), FrozenWeights(w)
-    packed_weights(one.tensor, packing)
+    packed(one.tensor, packing)
     w.mul_(2)
-    assert torch.equal(packed_weights(other.tensor, packing), w.flatten())
-    assert torch.equal(2 * packed_weights(one.tensor, packing), w.flatten()), "a write is not seen"
+    assert torch.equal(packed(other.tensor, packing), w.flatten())
+    assert torch.equal(2 * packed(one.tensor, packing), w.flatten()), "a write is not seen"
     assert packing.packings == 2
 
 
 def test_another_stream_waits_for_the_packing_and_keeps_its_memory(cuda):
     frozen, packing = FrozenWeights(weights()), Copying(index=0)
-    first = packed_weights(frozen.tensor, packing)
+    first = packed(frozen.tensor, packing)
     assert len(cuda.events) == 1
     cuda.events[0].record.assert_called_once()
     cuda.stream = 2
-    assert packed_weights(frozen.tensor, packing) is first
+    assert packed(frozen.tensor, packing) is first
     assert cuda.waited == cuda.events
     assert cuda.recorded == [2]
     cuda.stream = 1
-    assert packed_weights(frozen.tensor, packing) is first
+    assert packed(frozen.tensor, packing) is first
     assert (len(cuda.waited), packing.packings) == (1, 1)
 
 
@@ -269,14 +277,30 @@ def test_what_a_capture_packs_is_not_kept(cuda):
     """It is memory of the graph, in which every replay packs; and no event of a capture is waited for outside."""
     frozen, packing = FrozenWeights(weights()), Copying(index=0)
     cuda.capturing = True
-    captured = [packed_weights(frozen.tensor, packing) for _ in range(3)]
+    captured = [packed(frozen.tensor, packing) for _ in range(3)]
     assert all(torch.equal(one, frozen.tensor.flatten()) for one in captured)
     assert (packing.packings, frozen.packed_bytes, cuda.events) == (3, 0, [])
     cuda.capturing = False
-    kept = [packed_weights(frozen.tensor, packing) for _ in range(3)]
+    kept = [packed(frozen.tensor, packing) for _ in range(3)]
     assert packing.packings == 4
     assert all(one is kept[0] for one in kept)
     assert not any(one is kept[0] for one in captured)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["done", "under way"])
+def test_a_capture_takes_what_was_packed_before_and_waits_for_nothing(cuda, there):
+    """A graph cannot wait for an event of outside: it packs itself what is not done."""
+    frozen, packing = FrozenWeights(weights()), Copying(index=0)
+    kept = packed(frozen.tensor, packing)
+    cuda.events[0].query.return_value = there
+    cuda.capturing, cuda.stream = True, 2
+    captured = [packed(frozen.tensor, packing) for _ in range(2)]
+    assert [one is kept for one in captured] == [there, there]
+    assert all(torch.equal(one, kept) for one in captured)
+    assert packing.packings == (1 if there else 3)
+    cuda.capturing = False
+    assert packed(frozen.tensor, packing) is kept
+    assert len(cuda.waited) == 1, "outside of the capture another stream waits"
 
 
 def test_tensors_that_are_not_frozen_are_packed_in_a_capture_too(cuda):
@@ -299,7 +323,7 @@ def test_threads_that_come_first_together_pack_once():
 
     def call(_):
         together.wait(10)
-        return packed_weights(frozen.tensor, packing)
+        return packed(frozen.tensor, packing)
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(call, range(4)))
@@ -310,8 +334,8 @@ def test_threads_that_come_first_together_pack_once():
 
 def test_packed_weights_go_with_the_frozen_weights():
     frozen, packing = FrozenWeights(weights()), Copying()
-    packed = weakref.ref(packed_weights(frozen.tensor, packing))
-    assert packed() is not None
+    kept = weakref.ref(packed(frozen.tensor, packing))
+    assert kept() is not None
     del frozen
     gc.collect()
-    assert packed() is None
+    assert kept() is None
