@@ -6,6 +6,7 @@
 #   WORKERS processes that share the tests; most of the time of the GPU tests, too, goes into compiling
 #   MARKS   which tests `make test` runs, as pytest's -m has it
 #   SEED, FIRST, COUNT  which problems `make fuzz` draws
+#   RECORD, ONLY  of `make same-code`: anything, to record anew; parts of the names of kernels
 #   CUDA    the CUDA libraries that numba-cuda gets: cu13, or cu12 for a torch built for CUDA 12
 PYTHON ?= python3
 VENV ?= .venv
@@ -39,7 +40,7 @@ DOCUMENTED := numba_tconv $(addprefix numba_tconv.,explanation problem taps work
 FUNCTIONS := convert explain freeze routed warm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu fuzz bench figures docs notebooks lint clean
+.PHONY: help demo test test-all test-gpu same-code fuzz bench figures docs notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -59,6 +60,10 @@ test-all: test ## the same, and more configurations of kernels, some five minute
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none
 	$(REQUIRE_GPU)
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m gpu --ignore=tests/simulator --ignore=tests/test_notebooks.py
+
+# No GPU is needed: kernels are compiled for the GPUs that the list names.
+same-code: $(TEST_ENV) ## compare the machine code of a list of kernels with tests/same_code.json; RECORD=1 keeps it
+	$(PY) -m tests.same_code $(if $(RECORD),--record) $(ONLY)
 
 fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done, from number FIRST on
 	$(PY) -m numba_tconv fuzz --seed $(SEED) --first $(FIRST) --count $(COUNT)

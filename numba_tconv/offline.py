@@ -83,14 +83,14 @@ class Report:
         return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
 
 
-def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None) -> Report:
+def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
     """Compile ``kernel`` for compute capability ``cc``.
 
-    ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. Raises ToolMissing
-    without ptxas; without nvdisasm the report has no SASS.
+    ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. ``ptx``: the kernel's
+    PTX where the caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
     """
     before = _processor_seconds()
-    ptx = kernel.kept_ptx(cc)
+    ptx = ptx or kernel.kept_ptx(cc)
     cubin, log = _machine_code(ptx, cc)
     seconds = _processor_seconds() - before
     return Report(
