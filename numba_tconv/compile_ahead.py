@@ -55,7 +55,7 @@ class Call:
         if isinstance(rung, RegisterTile):
             kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
         if self.rung in tensor_pack.ORDERS:
-            kernels += tensor_pack.kernels_of(self.problem, config.tile, tensor_pack.ORDERS[self.rung])
+            kernels.append(tensor_pack.kernel_of(config.tile, tensor_pack.ORDERS[self.rung]))
         if self.rung == "k6_wgmma":
             kernels += k6_input.copy_kernels(self.problem, config)
         return kernels + partial_sum.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)

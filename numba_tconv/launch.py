@@ -96,8 +96,11 @@ class Kernel:
     def _compile(self, cc: tuple) -> str:
         bounds = (self.threads, self.min_blocks)
         with _no_collection(), _compiling_for(cc), remembered_call_types():
-            code = cuda.compile_ptx(self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath)
-        return code[0]
+            ptx, _ = cuda.compile_ptx(
+                self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
+            )
+        # GPUs below 9.0 launch nothing early, so there these instructions would mean nothing, and do not exist.
+        return ptx if cc >= (9, 0) else re.sub(r"griddepcontrol\.\w+;", "", ptx)
 
     def kept_ptx(self, cc: tuple) -> str:
         """PTX as it is kept on disk, or compiled now and kept."""
@@ -232,6 +235,11 @@ class Prepared:
             else:
                 self.places.append(start + ADDRESS)
                 self.slots.extend(_tensor_slots(form, argument))
+
+    @cached_property
+    def ordinary(self) -> Prepared:
+        """The same launch, but not early."""
+        return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
         """Launch with the tensors and integers that ``prepare`` left open, in their order."""

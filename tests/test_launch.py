@@ -14,7 +14,7 @@ from numba import types
 from numba_tconv import launch, machine
 from numba_tconv.kernels import ready
 from numba_tconv.launch import GIVEN, Kernel, alike, flat, strided
-from numba_tconv.ptx import SIMULATOR
+from numba_tconv.ptx import SIMULATOR, griddepcontrol_launch_dependents, griddepcontrol_wait
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +213,32 @@ def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkey
     prepared(2)
     same = "on 3", (4, 5, 6), (32, 1, 1), 0
     assert seen == [(*same, 73, [9, 1, 7]), (*same, 80, [9, 2, 7])]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_an_early_launch_can_be_made_an_ordinary_one(launches):
+    """Of the same grid, shared memory and arguments; one that is not early is itself."""
+    early = Kernel("kernel", lambda: None, (types.int64,) * 2, 32).prepare(
+        (4, 5, 6), 9, GIVEN, shared_bytes=8, early=True
+    )
+    launches.expect(2)
+    early.ordinary(7)
+    assert launches.seen == [("on 3", (4, 5, 6), 32, 8, 73, [9, 7])]
+    assert early.ordinary is early.ordinary.ordinary
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_instructions_of_early_launches_are_left_out_for_gpus_without_them():
+    def waiting(numbers):
+        griddepcontrol_launch_dependents()
+        griddepcontrol_wait()
+        numbers[0] = 1
+
+    kernel = Kernel("waiting", waiting, (flat(types.int64),), 32)
+    for cc, count in (((8, 0), 0), ((8, 9), 0), ((9, 0, "a"), 2), ((10, 0), 2)):
+        ptx = kernel.ptx(cc)
+        assert ptx.count("griddepcontrol.") == count
+        assert "st.global" in ptx or "st.b64" in ptx
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")

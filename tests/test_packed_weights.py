@@ -18,7 +18,7 @@ import torch
 from numba_tconv.kernels import packed_weights as module
 from numba_tconv.kernels import tensor_pack
 from numba_tconv.kernels.k6_config import configs
-from numba_tconv.kernels.packed_weights import FrozenWeights, Packing, packed_weights
+from numba_tconv.kernels.packed_weights import FrozenWeights, Packing, after_packing, packed_weights
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import Problem
 
@@ -45,7 +45,7 @@ def weights():
 
 def packed(w, packing):
     """The packed weights that a rung's launch gets."""
-    return packed_weights(w, packing)
+    return packed_weights(w, packing)[0]
 
 
 def assert_packed(w, packing):
@@ -339,3 +339,45 @@ def test_packed_weights_go_with_the_frozen_weights():
     del frozen
     gc.collect()
     assert kept() is None
+
+
+# The launch that follows
+
+X, BIAS, Y = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+
+
+def launches(packed):
+    """A packing that gives ``packed``, a launch, and what has been done, in order."""
+    done = []
+
+    def launch(*given):
+        done.append(("early", *given))
+
+    launch.ordinary = lambda *given: done.append(("ordinary", *given))
+
+    def packing(w):
+        done.append(("packed", w))
+        return packed
+
+    return packing, launch, done
+
+
+def test_the_launch_after_a_packing_is_early():
+    w, packed = torch.zeros(2), torch.zeros(3)
+    packing, launch, done = launches(packed)
+    after_packing(packing, launch)(X, w, BIAS, Y)
+    (packing_name, given), (how, *operands) = done
+    assert (packing_name, how) == ("packed", "early")
+    assert given is w
+    assert all(a is b for a, b in zip(operands, (X, packed, BIAS, Y), strict=True))
+
+
+def test_the_launch_with_frozen_weights_is_not_early():
+    """What came before it on the stream is not known: it may be what writes x."""
+    w, kept = torch.zeros(2), torch.zeros(3)
+    packing, launch, done = launches(None)
+    w.packings = SimpleNamespace(packed=lambda of, asked: kept if of is w and asked is packing else None)
+    after_packing(packing, launch)(X, w, BIAS, Y)
+    ((how, *operands),) = done
+    assert how == "ordinary"
+    assert all(a is b for a, b in zip(operands, (X, kept, BIAS, Y), strict=True))

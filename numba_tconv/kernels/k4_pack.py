@@ -1,6 +1,8 @@
 """Weights in the order in which k4's blocks read them: (group, row tile, tap chunk, channel chunk, k, tap, m).
 
-What is no weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in w.
+What is no weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in w. A block packs
+some of a stage's channels: weight_box.py brings them to shared memory as they lie, and threads gather neighbouring
+elements from there.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import torch
 from numba import cuda, int32, int64, types, uint64
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, Prepared, alike, flat, strided
+from ..launch import Kernel, Prepared, alike, flat
 from ..layout import Layout
 from ..problem import Problem
-from ..ptx import device_function
+from ..ptx import device_function, griddepcontrol_launch_dependents, load_vector, store_run
 from .divided import divided
 from .fragments import mma_a
 from .k4_config import Config
 from .packed_weights import Packing, unique
+from .weight_box import Box, make_load_box
 
-THREADS = 256
+THREADS = 128
 BATCH = 4  # weights that a thread has under way
+MOST_BYTES = 8192  # of a block's weights
 ON_GPU = device_function(mma_a)
 
 
@@ -75,46 +79,77 @@ def place_by_fragments(order: Order, fragment):
     return place
 
 
+def box_of(order: Order) -> Box:
+    """The weights that a block packs: those of some channels of a stage, all of it if they are few."""
+    unit = 4 if order.fragments else 1
+    weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
+    fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)
+    depth = next((k for k in fitting if k * weights <= MOST_BYTES), unit)
+    return Box(order.dtype, depth, order.channels, order.tap_chunk, order.phases, order.rows)
+
+
 @cache
 def make_kernel(order: Order) -> Kernel:
-    tap_chunk, stage = order.tap_chunk, order.stage
-    block_k, rows, phases, channels, parts = order.block_k, order.rows, order.phases, order.channels, order.parts
-    storage, apart = ELEMENTS[order.dtype].storage, order.apart
+    phases, channels, parts = order.phases, order.channels, order.parts
+    element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
+    storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
+    packed_piece = order.stage // pieces
+    # Neighbouring rows of a stage that are neighbours in memory, too, go by 16 bytes.
+    by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
+    step = box.vector if by_vectors else 1
+    batch = BATCH // step
     in_order = place_by_fragments(order, ON_GPU) if order.fragments else place_by_rows(order)
-    place = device_function(in_order)
+    place, store = device_function(in_order), store_run(element)
+    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
 
-    def k4_pack(w, packed, row_tiles, tap_chunks, channel_chunks, in_per_group):
-        # A block packs a stage: which one it is, is worked out once for all of its elements.
+    @device_function
+    def weight(e):
+        """Input channel, output channel, tap and phase of a packed element; whether a row is one of the tile's."""
+        k, tap, m = place(e)
+        channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
+        return int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases
+
+    def k4_pack(
+        w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
+        kernel_size, way,
+    ):  # fmt: skip
+        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
-        rest, channel_chunk = divided(number, int32(channel_chunks))
+        rest, piece = divided(number, int32(channel_chunks * pieces))
         rest, chunk = divided(rest, int32(tap_chunks))
         group, row_tile = divided(rest, int32(row_tiles))
-        first_c, first_t = int32(channel_chunk * block_k), chunk * int64(tap_chunk * rows)
-        first_co, first_a = int64(row_tile // parts) * channels, int64(row_tile % parts) * phases
+        channel, row = int32(piece * depth), int32(row_tile % parts * phases)
+        first = group * in_per_group + channel, int32(row_tile // parts * channels), row + chunk * int64(chunk_taps)
+        left = int32(in_per_group - channel), int32(out_channels - first[1])
+        lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
+        limits = limits_of(first, row, left, kernel_size)
         values = cuda.local.array(BATCH, dtype=storage)
-        first = int32(cuda.threadIdx.x)
-        while first < stage:
-            for z in range(BATCH):
-                k, tap, m = place(int32(first + z * THREADS))
-                c = int32(first_c + k)
-                co, a = (
-                    first_co + (m % channels if apart else m // phases),
-                    first_a + (m // channels if apart else m % phases),
-                )
-                t = first_t + a + tap * rows
-                inside = c < in_per_group and m < channels * phases and co < w.shape[1] and a < rows and t < w.shape[2]
-                # The first weight in the place of none, so that the loads, without a branch, are under way together.
-                at = (group * in_per_group + c, co, t) if inside else (int64(0), int64(0), int64(0))
-                value = w[at]
-                values[z] = value if inside else storage(0)
-            for z in range(BATCH):
-                e = int32(first + z * THREADS)
-                if e < stage:
-                    packed[uint64(int64(number) * stage + e)] = values[z]
-            first = int32(first + BATCH * THREADS)
+        at, e = int64(number) * packed_piece, int32(cuda.threadIdx.x * step)
+        while e < packed_piece:
+            for z in range(batch):
+                k, channel, tap, phase, of_tile = weight(int32(e + z * (THREADS * step)))
+                here = at_weight(lies, k, channel, tap, phase) if of_tile and k < depth else int32(0)
+                if by_vectors:
+                    load_vector(values, z * step, shared, here)
+                else:
+                    values[z] = shared[uint64(here)]
+                if not (limits[4] and of_tile):
+                    for u in range(step):
+                        there = of_tile and within(limits, k, channel, tap, int32(phase + u))
+                        values[z * step + u] = values[z * step + u] if there else storage(0)
+            for z in range(batch):
+                to = int32(e + z * (THREADS * step))
+                if to < packed_piece:
+                    if by_vectors:
+                        store(packed, at + to, values, z * step)
+                    else:
+                        packed[uint64(at + to)] = values[z]
+            e = int32(e + BATCH * THREADS)
 
-    signature = (strided(storage, 3), flat(storage)) + (types.int64,) * 4
-    return Kernel("k4_pack", k4_pack, signature, THREADS, key=repr(order))
+    integers = (types.int64,)
+    signature = (flat(storage), *integers * 3, flat(storage), *integers * 7)
+    return Kernel("k4_pack", k4_pack, signature, THREADS, box.shared_bytes, key=repr(order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,11 +173,13 @@ class TilePacking(Packing):
 
     @cached_property
     def launch(self) -> Prepared:
-        w = self.weights
-        return make_kernel(self.order).prepare(
-            self.stages,
-            *(alike(w.shape, w.dtype, w.strides), alike((self.size,), w.dtype)),
-            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups),
+        w, order, box = self.weights, self.order, box_of(self.order)
+        whole = order.parts == 1 and self.tap_chunks == 1
+        return make_kernel(order).prepare(
+            self.stages * order.block_k // box.depth,
+            *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
+            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
+            box.way(w, whole),
         )
 
 

@@ -59,6 +59,7 @@ def plan_of(
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
         *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
         t.kernel_size - (t.taps_per_row - 1) * t.rows,
+        early=device.launches_early,
     )
     return packing, launch, second
 

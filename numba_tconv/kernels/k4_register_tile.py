@@ -45,6 +45,7 @@ from ..ptx import (
     cp_async_commit,
     cp_async_wait,
     device_function,
+    griddepcontrol_wait,
     shared_base,
 )
 from . import device
@@ -54,7 +55,7 @@ from .k4_load import make_aim, make_load_window
 from .k4_multiply import make_multiply
 from .k4_plan import config_for, kernel_of, plan_of
 from .k4_store import make_store
-from .packed_weights import packed_weights
+from .packed_weights import after_packing
 from .rung import Rung, cuda_core_reason, taking_bias
 from .thread_sums import sums_aside
 
@@ -146,6 +147,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
         # A warp all of whose columns are behind the last one leaves the products to the others.
         live = first + column_at // warp_columns * warp_columns < batch * columns
+        griddepcontrol_wait()  # for the packed weights
         s, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
             s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
@@ -219,5 +221,5 @@ class RegisterTile(Rung):
         packing, launch, second = plan_of(
             self.make_kernel, self.choose, problem, config, x, w, bias is not None, y_aligned, device.of(x.index)
         )
-        fill = taking_bias(second.after(launch, x.index) if second else launch, bias)
-        return lambda x, w, bias, y: fill(x, packed_weights(w, packing), bias, y)
+        fill = after_packing(packing, launch)
+        return taking_bias(second.after(fill, x.index) if second else fill, bias)

@@ -32,6 +32,7 @@ from ..ptx import (
     device_function,
     fence_async,
     fence_mbarrier_init,
+    griddepcontrol_wait,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_await_copies,
@@ -125,6 +126,7 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(empty + 8 * s, int32(threads))
             fence_mbarrier_init()
         cuda.syncthreads()
+        griddepcontrol_wait()  # for the packed weights
 
         total = int32(tap_chunks * channel_chunks)
         if thread >= threads:

@@ -34,6 +34,7 @@ from ..ptx import (
     cp_async_commit,
     cp_async_wait,
     device_function,
+    griddepcontrol_wait,
     recomputed,
     shared_address,
     st_shared,
@@ -45,7 +46,7 @@ from .k5_load import BATCH, make_load, make_turns
 from .k5_multiply import make_products, make_start, make_window
 from .k5_resident import make_kernel as make_resident_kernel
 from .k5_store import gaps_between, make_store_tile
-from .packed_weights import packed_weights
+from .packed_weights import after_packing
 from .rung import taking_bias
 from .tensor_operand import scales_of
 from .tensor_pack import TensorPacking, packing_of
@@ -138,8 +139,6 @@ def _make_kernel(config: Config) -> Kernel:
         row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
         load_biases(biases, bias, has_bias, row0, co, channels_left)
         start(total if exact else acc, biases)
-        scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
-
         # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load.
         steps = int32(tap_chunks * stages_a_chunk)
         # A load goes where the products of the step before were: ``at`` is this step's stage, ``at_load`` that one.
@@ -148,6 +147,8 @@ def _make_kernel(config: Config) -> Kernel:
         w_offset = int64(block) * steps * stage_elements
         aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
         turns = turns_of(x, column_tile * advance // columns, rows)
+        griddepcontrol_wait()  # for the packed weights
+        scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
         cuda.syncthreads()
         s = int32(1 - stages)
         while s < steps:
@@ -220,8 +221,7 @@ class WarpMatrix(TensorRung):
             *(problem, config, precision, x.dtype, x.shape, x.strides, x.offset % 16),
             *(w, bias is not None, y.offset % SECTOR, device.of(x.index)),
         )
-        launch = taking_bias(launch, bias)
-        return lambda x, w, bias, y: launch(x, packed_weights(w, packing), bias, y)
+        return taking_bias(after_packing(packing, launch), bias)
 
 
 @lru_cache(maxsize=1024)
@@ -253,5 +253,6 @@ def _plan(
         *(alike((p.batch, p.out_channels, p.out_length), dtype), *sizes, columns, first),
         *(*chunks_of_taps, *last),
         alignment_of(y_offset, p, tile, gaps_between(tile)),
+        early=here.launches_early,
     )
     return packing, launch

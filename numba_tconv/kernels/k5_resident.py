@@ -34,6 +34,7 @@ from ..ptx import (
     cp_async_wait,
     device_function,
     global_address,
+    griddepcontrol_wait,
     recomputed,
     shared_address,
     st_shared,
@@ -87,6 +88,7 @@ def make_kernel(config: Config) -> Kernel:
         first_channel = int32(group_tile // row_parts * channels)
         steps, out_channels = int32(tap_chunks * stages_a_chunk), out_per_group * groups
 
+        griddepcontrol_wait()  # for the packed weights
         e, weights = int32(thread * 16), global_address(w, int64(block) * steps * (w_stage // itemsize))
         while e < all_weights:
             cp_async_vector(base + e, weights + e)

@@ -89,6 +89,7 @@ def plan_of(
         *(template, GIVEN, x, GIVEN, *strides[:2], early, where, how, loaded, packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
         *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
+        early=True,
     )
     tail = k6_tail.prepare(p, config, shape, strides, dtype, chunks, has_bias) if config.tail else None
     return Plan(taken.copy, blocks * MAP_BYTES if rows else 0, packing, launch, tail, second)

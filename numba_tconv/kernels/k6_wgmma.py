@@ -63,6 +63,7 @@ from ..ptx import (
     device_function,
     fence_mbarrier_init,
     griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -198,18 +199,19 @@ def make_kernel(config: Config) -> Kernel:
                 shared[uint64(staging_at // 4 + e)] = float32(0)
                 e = int32(e + THREADS)
         cuda.syncthreads()
-        griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
 
         if warp >= CONSUMERS * 4:
             shrink()
+            maps += int64(cuda.blockIdx.x) * MAP_BYTES
+            if warp == CONSUMERS * 4 and boxed:
+                publish(template, x_address - x_early * itemsize, maps, base + map_at, lane)
+            griddepcontrol_wait()  # for the packed weights
+            griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
             if resident and thread == CONSUMERS * 128:
                 mbarrier_arrive_expect_tx(weights_full, all_weights)
                 at = int64(int32(cuda.blockIdx.x) % row_tiles) * (all_weights // itemsize)
                 for b in range(0, all_weights, BULK):
                     cp_async_bulk(base + b, w, at + b // itemsize, min(BULK, all_weights - b), weights_full)
-            maps += int64(cuda.blockIdx.x) * MAP_BYTES
-            if warp == CONSUMERS * 4 and boxed:
-                publish(template, x_address - x_early * itemsize, maps, base + map_at, lane)
             barrier_sync(CONSUMERS + 1, PRODUCERS * 32)
             if boxed and lane == 0:
                 tensormap_acquire(maps)
@@ -220,6 +222,8 @@ def make_kernel(config: Config) -> Kernel:
                     in_columns, in_first)  # fmt: skip
         else:
             grow()
+            griddepcontrol_wait()
+            griddepcontrol_launch_dependents()  # by all threads: the next kernel may read the packed weights at once
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
             other = int32(1 - crew)
             acc = cuda.local.array(all_sums, dtype=float32)
@@ -373,17 +377,18 @@ class WarpgroupMatrix(TensorRung):
             *(w, bias is not None, y.offset % SECTOR, x.index),
         )
         packing, launch, tail, copy, second = plan.packing, plan.launch, plan.tail, plan.copy, plan.second
-        maps_room = room((plan.map_bytes,), torch.uint8, x.index)
+        maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 
-        def fill(x, packed, bias, y):
+        def fill(x, w, bias, y):
+            # Memory that the launch writes before it waits for the packing must not be any that the packing reads.
             maps = maps_room()
-            launch(maps, x, x.data_ptr(), packed, bias, y)
+            packed, now = packed_weights(w, packing)
+            (launch if now else ordinary)(maps, x, x.data_ptr(), packed, bias, y)
             if tail:
                 tail(x, packed, bias, y)
 
-        def fill_from_copy(x, packed, bias, y):
-            fill(copy(x), packed, bias, y)
+        def fill_from_copy(x, w, bias, y):
+            fill(copy(x), w, bias, y)
 
         fill_whole = fill_from_copy if copy else fill
-        fill_all = taking_bias(second.after(fill_whole, x.index) if second else fill_whole, bias)
-        return lambda x, w, bias, y: fill_all(x, packed_weights(w, packing), bias, y)
+        return taking_bias(second.after(fill_whole, x.index) if second else fill_whole, bias)

@@ -104,11 +104,27 @@ class _Packings:
             return self.kept[packing]
 
 
-def packed_weights(w: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream.
+def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
+    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream, and whether it was packed
+    now, by the stream's newest launch.
 
     Packed now, whatever was packed before: torch does not tell when the values of a tensor change. Only the tensor of a
     FrozenWeights is packed once for each order.
     """
     packings = getattr(w, "packings", None)
-    return packing(w) if packings is None else packings.packed(w, packing)
+    return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
+
+
+def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
+    """``launch`` of (x, packed weights, bias, y) as a function of (x, w, bias, y).
+
+    An early launch must follow the packing: its kernel reads everything else before it waits (Kernel.prepare), and a
+    kernel of someone else's that came before it may still write x.
+    """
+    ordinary = launch.ordinary
+
+    def pack_and_launch(x, w, bias, y):
+        packed, now = packed_weights(w, packing)
+        (launch if now else ordinary)(x, packed, bias, y)
+
+    return pack_and_launch

@@ -131,13 +131,13 @@ class SecondStage:
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """The launch ``first`` of (x, packed, bias, y), which leaves the partial sums, and then this one, on the GPU of
+        """What ``first`` does of (x, w, bias, y), which leaves the partial sums, and then this launch, on the GPU of
         ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
-        def both(x, packed, bias, y):
+        def both(x, w, bias, y):
             partials = sums_room()
-            first(x, packed, packed, partials)
+            first(x, w, w, partials)
             add_up(partials, bias, y)
 
         return both

@@ -4,11 +4,8 @@
 of A are 16 consecutive bytes. Both hold (group, row tile, tap chunk, channel chunk, part, tap) in that order around it;
 channels, rows and taps that do not exist are zeros.
 
-A training step packs the weights anew, so it counts: a thread loads 16 bytes' worth of elements, for the "wgmma" order
-of as many channels, whose neighbours in memory its neighbours load. Element by element, with channels side by side in a
-warp, dac_u1's weights took 0.112 ms in bfloat16 and 0.124 in TF32 instead of 0.052 and 0.042 (H200, profiles; no
-recorded rows). Of 16 bits most are packed by twos (tensor_pack_pairs.py), and split operands have a kernel of their own
-(tensor_pack_split.py).
+A block packs a stage: it brings the stage's weights to shared memory as they lie (weight_box.py), and each thread
+gathers 16 bytes at a time from there. Split operands have a kernel of their own (tensor_pack_split.py).
 """
 
 from __future__ import annotations
@@ -17,18 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import torch
-from numba import cuda, float32, int32, int64, types, uint32, uint64
+from numba import cuda, float32, int32, int64, types
 
 from ..elements import ELEMENTS
-from ..launch import Kernel, Prepared, alike, flat
+from ..launch import Kernel, alike, flat
 from ..layout import Layout
 from ..problem import Problem
-from ..ptx import device_function, round_tf32, store_run
-from . import tensor_pack_pairs, tensor_pack_split
+from ..ptx import griddepcontrol_launch_dependents, round_tf32, store_run
+from . import tensor_pack_split
+from .divided import divided
 from .packed_weights import Packing, unique
-from .tensor_pack_place import ON_GPU, make_place, make_stage
+from .tensor_pack_place import box_of, make_gather, make_stage
 from .tensor_tile import Tile
+from .weight_box import make_load_box
 
 ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # in which rungs take their weights
 THREADS = 128
@@ -36,48 +34,36 @@ THREADS = 128
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
-    rows, depth, chunk = tile.rows, tile.depth, tile.tap_chunk
-    phases, channels, all_rows, stage_of = tile.phases, tile.channels, tile.taps.rows, make_stage(tile)
-    element, elements, reciprocal = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.reciprocal
-    load, store = element.load, store_run(element)
-    rounded, block = tile.kind == "tf32", rows * depth
-    vectors = block // elements
-    steps = -(-vectors // THREADS)
-
-    # A thread packs 16 bytes at a time. How far their rows and channels are from the first one's is the same for all.
-    rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
-    place = device_function(make_place(tile, order, ON_GPU))
+    element, elements, rounded = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.kind == "tf32"
+    storage, store, box, stage_of = element.storage, store_run(element), box_of(tile), make_stage(tile)
+    tap_vectors = tile.rows * tile.depth // elements
+    stage_vectors = tile.tap_chunk * tap_vectors
+    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+    gather = make_gather(tile, order, at_weight, within)
 
     def pack_weights(
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
-        kernel_size,
+        kernel_size, way,
     ):  # fmt: skip
-        stage, out_channels = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group), int32(out_channels)
-        first_co, first_a, first_t, first_c, channels_left = stage
+        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        shared = cuda.shared.array(0, dtype=storage)
+        number, first, row, left = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels)
+        lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
+        limits = limits_of(first, row, left, kernel_size)
         values = cuda.local.array(elements, dtype=float32)
-        for step in range(chunk * steps):
-            tap, vector = step // steps, int32(cuda.threadIdx.x + step % steps * THREADS)
-            first_m, first_k = place(uint32(vector * elements))
-            of_vector = (first_c + int32(first_k)) * stride_c
-            for u in range(elements):
-                m = int32(first_m + rows_on[u])
-                channel = int32(int32(m * reciprocal) >> 16)
-                co, a = int32(first_co + channel), int32(first_a + m - channel * phases)
-                t = first_t + tap * all_rows + a
-                there = m < channels * phases and co < out_channels and a < all_rows and t < kernel_size
-                there = there and int32(first_k + channels_on[u]) < channels_left and vector < vectors
-                at = of_vector + channels_on[u] * stride_c + co * stride_o + t * stride_k
-                values[u] = load(w[uint64(at if there else int64(0))]) if there else float32(0)
-            if vector < vectors:
-                if rounded:
-                    for u in range(elements):
-                        values[u] = round_tf32(values[u])
-                at = int64(cuda.blockIdx.x) * (chunk * block) + tap * block + vector * elements
-                store(packed, at, values, 0)
+        e = int32(cuda.threadIdx.x)
+        while e < stage_vectors:
+            tap, vector = divided(e, int32(tap_vectors))
+            gather(values, shared, lies, limits, tap, vector)
+            if rounded:
+                for u in range(elements):
+                    values[u] = round_tf32(values[u])
+            store(packed, (int64(number) * stage_vectors + e) * elements, values, 0)
+            e = int32(e + THREADS)
 
     integers = (types.int64,)
-    signature = (flat(element.storage), *integers * 3, flat(element.storage), *integers * 6)
-    return Kernel("pack_weights", pack_weights, signature, THREADS, key=f"{tile!r} {order}")
+    signature = (flat(storage), *integers * 3, flat(storage), *integers * 7)
+    return Kernel("pack_weights", pack_weights, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,42 +83,26 @@ class TensorPacking(Packing):
         blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
         return packed_size(self.tile, blocks)
 
-    def _prepare(self, kernel: Kernel, *others: torch.Tensor) -> Prepared:
-        w = self.weights
-        return kernel.prepare(
-            self.row_tiles * self.groups * self.tap_chunks * self.channel_chunks,
-            *(alike(w.shape, w.dtype, w.strides), *w.strides, *others, alike((self.size,), w.dtype)),
-            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
-        )
-
     @cached_property
     def launch(self) -> Callable[..., None]:
-        kernel, largest_of = kernel_of(self.tile, self.order), tensor_pack_split.largest_of
-        if self.tile.parts == 2:
-            split = self._prepare(kernel, alike((1,), self.weights.dtype))
-            return lambda w, packed: split(w, largest_of(w), packed)
-        one_by_one = self._prepare(kernel)
-        if not tensor_pack_pairs.suits(self.tile, self.order, self.weights.shape[2], self.weights.strides):
-            return one_by_one
-        by_pairs = self._prepare(tensor_pack_pairs.make_kernel(self.tile))
-        return lambda w, packed: (one_by_one if w.data_ptr() % 4 else by_pairs)(w, packed)
+        w, split, tile = self.weights, self.tile.parts == 2, self.tile
+        launch = kernel_of(tile, self.order).prepare(
+            self.row_tiles * self.groups * self.tap_chunks * self.channel_chunks,
+            *(alike(w.shape, w.dtype, w.strides), *w.strides, *([alike((1,), w.dtype)] if split else [])),
+            *(alike((self.size,), w.dtype), self.row_tiles, self.tap_chunks, self.channel_chunks),
+            *(w.shape[0] // self.groups, *w.shape[1:], box_of(tile).way(w, tile.whole and not tile.several_chunks)),
+        )
+        return (lambda w, packed: launch(w, tensor_pack_split.largest_of(w), packed)) if split else launch
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
-    """The one that packs weights wherever they lie."""
+    """The one that packs weights for ``tile``."""
     return tensor_pack_split.make_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
     """Elements of the packed weights of so many stages."""
     return blocks * tile.depth_weights // tile.itemsize + (tensor_pack_split.SCALE if tile.parts == 2 else 0)
-
-
-def kernels_of(problem: Problem, tile: Tile, order: str) -> list[Kernel]:
-    """Those that pack the weights of ``problem`` for ``tile``, if they are contiguous, at a multiple of 4 bytes."""
-    strides = problem.out_channels_per_group * problem.kernel_size, problem.kernel_size, 1
-    pairs = tensor_pack_pairs.suits(tile, order, problem.kernel_size, strides)
-    return [tensor_pack_pairs.make_kernel(tile) if pairs else kernel_of(tile, order)]
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:

@@ -64,7 +64,7 @@ from .matrix import (
 )
 from .maxima import larger_magnitude, redux_max
 from .products import multiply_add, multiply_runs
-from .runs import load_guarded, load_pair, load_run, store_run, vectors_of
+from .runs import load_guarded, load_run, store_run, vectors_of
 from .stores import ld_shared_st_global_if, st_global_if, st_global_vector
 from .tensor_maps import (
     cp_async_bulk_tensor,
@@ -114,7 +114,6 @@ __all__ = [
     "ld_shared_st_global_if",
     "ld_shared_u16",
     "load_guarded",
-    "load_pair",
     "load_run",
     "load_vector",
     "load_vector_at",

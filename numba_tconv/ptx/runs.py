@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 
 from .core import asm, i16, i32, i64, instruction, item
-from .simulator_runs import guarded_run, loaded_pair, run, stored_run
+from .simulator_runs import guarded_run, run, stored_run
 
 SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
 PACK = {
@@ -92,27 +92,6 @@ def load_run(element, count):
         return types.void(window, source, types.intp, types.int32), codegen
 
     return load_run_of
-
-
-def load_pair(element):
-    """(lower, upper, z, source, index, exists): ``lower[z], upper[z] = source[index], source[index + 1]``, widened, or
-    zeros. Of 16-bit elements; ``source[index]`` lies at a multiple of 4 bytes."""
-
-    @instruction(lambda *arguments: loaded_pair(element, *arguments))
-    def load_pair_of(typingctx, lower, upper, z, source, index, exists):
-        text = "{.reg .pred p; setp.ne.u32 p, $1, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$2];}"
-
-        def codegen(context, builder, sig, args):
-            address = builder.ptrtoint(item(context, builder, sig.args[3], args[3], args[4]), i64)
-            word = asm(builder, i32, [builder.zext(args[5], i32), address], text, "=r,r,l,~{memory}")
-            for k in range(2):
-                place = builder.gep(local_of(context, builder, sig, args, k), [args[2]])
-                builder.store(widened(builder, element.name, word, k == 1), place)
-            return context.get_dummy_value()
-
-        return types.void(lower, upper, types.intp, source, types.int64, types.boolean), codegen
-
-    return load_pair_of
 
 
 def vectors_of(element, count):

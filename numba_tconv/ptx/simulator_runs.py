@@ -37,12 +37,6 @@ def guarded_run(element, count, window, source, at, stride, begin, length):
         window[z] = _wide(element, source[at + i * stride : at + i * stride + 1])[0] if inside else 0
 
 
-def loaded_pair(element, lower, upper, z, source, index, exists):
-    if exists:
-        _whole(source, int(index), 2, 4)
-    lower[z], upper[z] = _wide(element, source[index : index + 2]) if exists else (0, 0)
-
-
 def stored_run(element, target, index, values, at, count=None):
     count = count or 128 // element.storage.bitwidth
     _whole(target, int(index), count, count * element.storage.bitwidth // 8)

@@ -52,7 +52,7 @@ def test_the_last_columns_outputs(monkeypatch, name, precision):
     bias = torch.randn(p.out_channels).to(dtype) if p.bias else None
     stages = k6_config.channel_chunks(p, config)
     packing = tensor_pack.packing_of(p, config.tile, "wgmma", stages, Layout.of(w))
-    packed = packed_weights.packed_weights(w, packing)
+    packed = packing(w)
     y = torch.full((p.batch, p.out_channels, p.out_length), torch.nan, dtype=dtype)
     launch = k6_tail.prepare(p, config, x.shape, x.stride(), dtype, stages, p.bias)
     launch(x, packed, bias if p.bias else packed, y)

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import packed_weights, tensor_pack, tensor_pack_pairs, tensor_pack_split
+from numba_tconv.kernels import packed_weights, tensor_pack, tensor_pack_place, tensor_pack_split, weight_box
 from numba_tconv.kernels.fragments import mma_a, split_channel, wgmma_b
-from numba_tconv.kernels.tensor_tile import make_tile
-from numba_tconv.launch import Kernel
+from numba_tconv.kernels.tensor_tile import DTYPES, make_tile
+from numba_tconv.kernels.weight_box import ALONG_CHANNELS, ALONG_PHASES, ELEMENTWISE
 from numba_tconv.layout import Layout
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR, round_tf32
+from numba_tconv.ptx.simulator_runs import address
 from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
 # Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps;
-# and of those whose taps go by twos, ones with two taps a row, with groups, and with phases that have one tap less.
+# and of those of an even number of taps, ones with two taps a row, with groups, and with phases that have one tap less.
 PROBLEMS = {
     "phases": Problem(1, 18, 5, 5, 8, stride=2),
     "rows to fill up": Problem(1, 9, 5, 5, 8, stride=5),
@@ -36,12 +37,11 @@ PROBLEMS = {
     "pairs in groups": Problem(1, 18, 14, 4, 8, stride=2, groups=2),
     "pairs, a short row": Problem(1, 18, 3, 6, 8, stride=4),
 }
-BY_PAIRS = ["parts of a stride", "pairs", "pairs in groups", "pairs, a short row"]
 
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    modules = tensor_pack, tensor_pack_pairs, tensor_pack_split
+    modules = tensor_pack, tensor_pack_split
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(few_threads(module, 12, packed_weights._made))
@@ -153,38 +153,109 @@ def test_the_least_weights_have_a_scale(largest):
     assert abs((larger + smaller).max() * inverse - exact) <= max(2.0**-22 * exact, 2.0**-25 * inverse)
 
 
-@pytest.mark.parametrize("what", BY_PAIRS)
-def test_pairs_are_taken_where_they_lie_so(monkeypatch, what):
-    """Not of weights that begin at an odd element, nor of those that lie otherwise; the result is the same."""
-    problem, launched = PROBLEMS[what], []
-    tile = make_tile(problem, "fp16", 16)
-    chunks = tile.channel_chunks(problem)
+# Weights that 16-byte copies bring, and neighbours of theirs of which one thing alone is otherwise: how a box lies in
+# memory, and the precision.
+W_C, W_O = 640, 20  # strides of weights in memory of more than theirs
+WAYS = {
+    "along channels": (Problem(1, 18, 24, 3, 8), "tf32", None, ALONG_CHANNELS),
+    "along channels, by halves": (Problem(1, 18, 8, 8, 8, stride=4), "bf16", None, ALONG_CHANNELS),
+    "along channels, the last tile's end inside a vector": (
+        Problem(1, 8, 18, 3, 8),
+        "bf16",
+        (72, 3, 1),
+        ALONG_CHANNELS,
+    ),
+    "along channels, which begin anywhere": (Problem(1, 9, 5, 5, 8), "tf32", None, ELEMENTWISE),
+    "along channels, apart": (Problem(1, 18, 24, 3, 8), "tf32", (W_C, 4, 1), ELEMENTWISE),
+    "along channels, in chunks of taps": (Problem(1, 8, 8, 9, 8, dilation=3), "tf32x3", None, ELEMENTWISE),
+    "along channels, fewer taps than the stride": (Problem(1, 8, 8, 2, 8, stride=5), "tf32", None, ALONG_CHANNELS),
+    "along channels, dilated": (Problem(1, 8, 4, 8, 8, stride=12, dilation=18), "tf32", None, ALONG_CHANNELS),
+    "along phases": (Problem(1, 18, 5, 16, 8, stride=8), "tf32", None, ALONG_PHASES),
+    "along phases, by halves": (Problem(1, 18, 3, 16, 8, stride=8), "fp16", None, ALONG_PHASES),
+    "along phases, of parts": (Problem(1, 9, 2, 96, 8, stride=48), "bf16", None, ALONG_PHASES),
+    "along phases, apart": (Problem(1, 18, 5, 16, 8, stride=8), "tf32", (W_C, W_O, 1), ALONG_PHASES),
+    "along phases, which begin anywhere": (Problem(1, 18, 5, 16, 8, stride=8), "tf32", (W_C, W_O - 2, 1), ELEMENTWISE),
+    "along phases, channels anywhere": (Problem(1, 18, 5, 16, 8, stride=8), "tf32", (W_C + 2, W_O, 1), ELEMENTWISE),
+    "along phases, the last ones' end": (Problem(1, 18, 5, 18, 8, stride=8), "tf32", (W_C, W_O, 1), ELEMENTWISE),
+    "along phases, taps apart": (Problem(1, 18, 5, 16, 8, stride=8), "tf32", (W_C, 32, 2), ELEMENTWISE),
+    "an odd stride, an even kernel": (Problem(1, 18, 2, 260, 8, stride=129), "bf16", None, ELEMENTWISE),
+}
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """The first element of every vector that is copied, all of which must begin and end at multiples of 16 bytes."""
+    begins, cp_async = [], weight_box.cp_async
+
+    def checked(elements):
+        copy = cp_async(elements)
+
+        def copy_checked(shared, s, source, g, valid):
+            size = elements * source.itemsize
+            assert size == 16
+            assert (address(source, g) % size, s * shared.itemsize % size) == (0, 0)
+            assert 0 <= g <= source.size - elements
+            assert s + elements <= shared.size
+            begins.append(g)
+            copy(shared, s, source, g, valid)
+
+        return copy_checked
+
+    monkeypatch.setattr(weight_box, "cp_async", checked)
+    return begins
+
+
+def weights(problem, dtype, strides=None, offset=0):
+    """Random ones, ``strides`` apart, ``offset`` elements behind a multiple of 16 bytes."""
     sizes = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
-    run = Kernel.launch
-
-    def launch(kernel, *arguments, **others):
-        launched.append(kernel.name)
-        run(kernel, *arguments, **others)
-
-    monkeypatch.setattr(Kernel, "launch", launch)
-    storage = torch.randn(math.prod(sizes) + 1).to(tile.dtype)
-    strided = torch.randn(*sizes[:2], 2 * sizes[2]).to(tile.dtype)[:, :, ::2]
-    for w, name in (
-        (storage[:-1].view(sizes), "pack_pairs"),
-        (storage[1:].view(sizes), "pack_weights"),
-        (strided, "pack_weights"),
-    ):
-        packing = tensor_pack.packing_of(problem, tile, "wgmma", chunks, Layout.of(w))
-        packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
-        packing.launch(w, packed)
-        assert launched.pop() == name
-        wanted = expected(w.float().numpy(), problem, tile, "wgmma", chunks)
-        assert np.array_equal(packed.float().numpy(), wanted)
+    strides = strides or (sizes[1] * sizes[2], sizes[2], 1)
+    memory = torch.randn(1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))).to(dtype)
+    assert memory.data_ptr() % 16 == 0
+    return memory.as_strided(sizes, strides, offset)
 
 
-def test_odd_sizes_are_packed_one_by_one():
-    for what, problem in PROBLEMS.items():
-        for precision in ("bf16", "tf32"):
-            tile = make_tile(problem, precision, 16)
-            (kernel,) = tensor_pack.kernels_of(problem, tile, "wgmma")
-            assert (kernel.name == "pack_pairs") == (what in BY_PAIRS and precision == "bf16")
+@pytest.mark.parametrize("order", ["wgmma", "mma"])
+@pytest.mark.parametrize("what", WAYS)
+def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
+    problem, precision, strides, way = WAYS[what]
+    tile = tile_of(problem, precision, order)
+    w, chunks = weights(problem, tile.dtype, strides), tile.channel_chunks(problem)
+    assert tensor_pack_place.box_of(tile).way(Layout.of(w), tile.whole and not tile.several_chunks) == way
+    packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
+    packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
+    packing.launch(w, packed)
+    assert (len(copied) > 0) == (way != ELEMENTWISE)
+    if tile.parts == 1:
+        assert np.array_equal(packed.float().numpy(), expected(w.float().numpy(), problem, tile, order, chunks))
+
+
+@pytest.mark.parametrize("what", [what for what, (*_, way) in WAYS.items() if way != ELEMENTWISE])
+def test_weights_that_begin_inside_a_vector_are_copied_one_by_one(copied, what):
+    """By the packing that copies vectors of others: it is one for weights wherever they begin."""
+    problem, precision, strides, _ = WAYS[what]
+    tile = tile_of(problem, precision, "wgmma")
+    chunks = tile.channel_chunks(problem)
+    aligned, w = (weights(problem, tile.dtype, strides, offset) for offset in (0, 1))
+    packing = tensor_pack.packing_of(problem, tile, "wgmma", chunks, Layout.of(w))
+    assert packing is tensor_pack.packing_of(problem, tile, "wgmma", chunks, Layout.of(aligned))
+    packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
+    packing.launch(w, packed)
+    assert not copied
+    assert np.array_equal(packed.float().numpy(), expected(w.float().numpy(), problem, tile, "wgmma", chunks))
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_a_box_fits_into_its_shared_memory(what):
+    for order, precision in itertools.product(("wgmma", "mma"), DTYPES):
+        tile = tile_of(PROBLEMS[what], precision, order)
+        box = tensor_pack_place.box_of(tile)
+        taps = PROBLEMS[what].kernel_size if tile.whole and not tile.several_chunks else tile.tap_chunk * tile.phases
+        assert box.shared_bytes >= tile.depth * tile.channels * taps * tile.itemsize
+        assert tensor_pack.kernel_of(tile, order).shared_bytes == box.shared_bytes
+
+
+def test_boxes_of_the_largest_tiles_fit_into_a_block_of_any_gpu():
+    """On which the rungs run: those of 8.6, 8.9 and 12.0 have 99 KB."""
+    for precision, (stride, taps) in itertools.product(DTYPES, itertools.product((1, 5, 96, 128, 256), (1, 2, 21, 40))):
+        tile = make_tile(Problem(1, 64, 128, stride * taps, 64, stride=stride), precision)
+        assert tensor_pack_place.box_of(tile).shared_bytes <= 99 * 1024
