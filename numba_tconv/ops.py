@@ -14,7 +14,6 @@ import torch
 
 from . import direct, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
-from .kernels.grad_in_place import InPlace
 from .kernels.grad_rung import GradientRung
 from .kernels.ready import Ready
 from .kernels.rung import Rung
@@ -236,29 +235,12 @@ def backward(ctx, grad_output):
         *(weight if weight is None else layout_of(weight), ctx.needs_input_grad[2]),
         *ctx.constants,
     )
-    if for_input and for_weight:
-        for_weight = early(for_weight)
     return (
         for_input and for_input(grad_output, weight),
         for_weight and for_weight(grad_output, input),
         for_bias and for_bias(grad_output),
         *[None] * 7,
     )
-
-
-def early(second: Callable) -> Callable:
-    """The same, next on the stream after a gradient that is launched from here on, but beginning before that one has
-    ended, if it can (kernels/grad_in_place.py). Its memory is allocated now."""
-    fill = getattr(second, "fill", None)
-    if not isinstance(fill, InPlace) or fill.early is None or not device.is_current(second.index):
-        return second
-    result, reserved = second.room(), fill.early.reserve()
-
-    def compute(*operands):
-        reserved(*operands, result)
-        return result
-
-    return compute
 
 
 @lru_cache(maxsize=1024)

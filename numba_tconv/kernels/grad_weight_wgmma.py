@@ -32,7 +32,7 @@ channels and taps.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 
 import torch
 from numba import cuda, float32, int32, int64, types
@@ -47,7 +47,6 @@ from ..ptx import (
     cp_async_bulk_tensor,
     device_function,
     fence_mbarrier_init,
-    griddepcontrol_wait,
     ld_shared,
     ld_shared_u16,
     mbarrier_arrive_expect_tx,
@@ -66,7 +65,6 @@ from ..ptx import (
 from . import device as gpu
 from . import grad_weight_direct, grad_weight_sum, planes, row_copy
 from .fragments import wgmma_d
-from .grad_in_place import InPlace
 from .grad_ring import (
     BLOCK,
     CONSUMERS,
@@ -235,8 +233,6 @@ def make_kernel(config: Config) -> Kernel:
                         left, s = int32(left - 1), int32(s + 1)
                         if s == stages:
                             s, parity = int32(0), int32(parity ^ 1)
-                if direct:  # which may begin early: what comes next on the stream waits for this kernel alone
-                    griddepcontrol_wait()
         else:
             grow()
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
@@ -329,27 +325,30 @@ class WeightWarpgroup(WgmmaGradient):
         for_others = apart is None and own.alike != alike  # a configuration for other tensors
         aligned = result.offset % ALIGNMENT == 0
 
-        def prepared(g, x, early):
-            blocks, sums, launch = _prepared(p, own, apart is None, *g[:3], x.strides, device, early)
+        def prepared(g, x):
+            blocks, sums, launch = _prepared(p, own, apart is None, *g[:3], x.strides, device)
             maps_room = workspace(blocks, own.alike, result.index)
-            if own.direct:
-                return InPlace(launch, maps_room)
-            partials = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
-            add_up = grad_weight_sum.prepare(p, own, sums, grad_weight_sum.config_of(p, result.dtype, aligned))
-            return InPlace(launch, maps_room, partials, add_up)
+            partials_room = room((sums * own.blocks_of(p) * own.tile_sums,), torch.float32, result.index)
+            to_add = None if own.direct else grad_weight_sum.config_of(p, result.dtype, aligned)
+            add_up = to_add and grad_weight_sum.prepare(p, own, sums, to_add)
+
+            def fill(g, x, result):
+                maps, partials = maps_room(), None if own.direct else partials_room()
+                launch(g.data_ptr(), x.data_ptr(), maps.data_ptr(), result if own.direct else partials)
+                if add_up:
+                    add_up(partials, result)
+
+            return fill
 
         def fill_from_copies(grad_output, x, result):
             if for_others:
                 grad_output = in_rows(grad_output) if own.alike == 1 else grad_output.clone(memory_format=CONTIGUOUS)
             x, g = in_rows(x), grad_output if apart is None else planes.make_planes(grad_output, p)
-            prepared(Layout.of(g), Layout.of(x), False)(g, x, result)
+            prepared(Layout.of(g), Layout.of(x))(g, x, result)
 
         if for_others or apart is not None or not lies_in_rows(x):
             return fill_from_copies
-        fill = prepared(grad_output, x, False)
-        if own.direct:
-            fill.make_early = partial(prepared, grad_output, x, True)
-        return fill
+        return prepared(grad_output, x)
 
 
 @lru_cache(maxsize=1024)
@@ -362,7 +361,6 @@ def _prepared(
     dtype: torch.dtype,
     x_strides: tuple,
     device: gpu.Device,
-    early: bool,
 ) -> tuple[int, int, Prepared]:
     """Blocks, partial sums of each element, and the launch; ``in_place``: g is grad_output itself, not its planes."""
     p = problem
@@ -380,7 +378,6 @@ def _prepared(
         *(template_of_rows(g, own), template_of_b(x, own), GIVEN, GIVEN, GIVEN, stored),
         *(g.stride(1), g.shape[2], g.shape[1], first, rows, p.in_channels_per_group),
         *(pair_tiles, channel_tiles, taps, tiles, *own.stages_of(p), splits),
-        early=early,
     )
     return splits * tiles, sums, launch
 
