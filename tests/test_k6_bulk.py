@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from numba_tconv import workloads
-from numba_tconv.kernels import k6_bulk, k6_config, k6_stage, k6_stage_words, k6_vectors, tensor_runs, tensor_store
+from numba_tconv.kernels import k6_bulk, k6_config, k6_stage, k6_vectors, tensor_runs, tensor_store
 from numba_tconv.kernels.tensor_tile import COLUMNS
 from numba_tconv.problem import Problem
 from tests.test_tensor_store import cast_quickly, code, expected
@@ -108,16 +108,14 @@ def in_python(monkeypatch):
     state.together = Counter()  # outputs that are staged by one instruction, but for the biases
     state.leaves_traces = True
     state.Output, state.Stored = Output, Stored
-    for module in (k6_bulk, k6_stage, k6_stage_words, k6_vectors, tensor_runs, tensor_store):
+    for module in (k6_bulk, k6_stage, k6_vectors, tensor_runs, tensor_store):
         monkeypatch.setattr(module, "device_function", same)
-    cast_quickly(monkeypatch, k6_bulk, k6_stage, k6_stage_words, k6_vectors, tensor_runs, tensor_store)
+    cast_quickly(monkeypatch, k6_bulk, k6_stage, k6_vectors, tensor_runs, tensor_store)
     for meaning in (repeated, barrier_sync, cp_async_bulk_store):
         monkeypatch.setattr(k6_bulk, meaning.__name__, meaning)
     monkeypatch.setattr(k6_bulk, "st_shared_f32", store)
     for meaning in (repeated, st_shared_f32, st_shared_halves, st_shared_b32):
         monkeypatch.setattr(k6_stage, meaning.__name__, meaning)
-    for meaning in (st_shared_halves, st_shared_b32):
-        monkeypatch.setattr(k6_stage_words, meaning.__name__, meaning)
     for name, meaning in (("st_shared", st_shared_f32), ("st_shared_v2_f32", st_shared_f32)):
         monkeypatch.setattr(k6_stage, name, meaning)
     monkeypatch.setattr(k6_stage, "st_shared_v2_b32", st_shared_b32)
@@ -164,8 +162,8 @@ CASES = {
 # together: as many as begin at a multiple of as many in every run.
 WAYS = [
     *[("stride 1", "tf32", 0, 4), ("stride 1", "tf32", 2, 2), ("stride 1", "tf32", 3, 1)],
-    *[("stride 1", "bf16", 4, 4), ("stride 1", "bf16", 6, 2)],
-    ("stride 1, odd rows", "tf32", 0, 1),
+    *[("stride 1", "bf16", 4, 4), ("stride 1", "bf16", 6, 2), ("stride 1", "bf16", 1, 1), ("stride 1", "bf16", 3, 1)],
+    *[("stride 1, odd rows", "tf32", 0, 1), ("stride 1, odd rows", "bf16", 0, 1), ("stride 1, odd rows", "bf16", 1, 1)],
     *[("stride 2", "tf32", 1, 2), ("stride 2", "tf32", 0, 1), ("stride 2", "bf16", 3, 2)],
     *[("stride 2, odd rows", "tf32", 0, 1), ("stride 2, odd rows", "bf16", 1, 1)],
     *[("stride 5", "tf32", 3, 1), ("stride 5", "bf16", 0, 1)],
@@ -185,19 +183,6 @@ def test_every_output_is_its_own_sum(in_python, case, precision, shift, together
     check(state, p, config, shift)
     assert state.in_bulk > 0.9 * sum(state.written.values()), "nearly all is left to the copy engine"
     assert set(state.together) == {together}
-
-
-@pytest.mark.parametrize(("case", "words"), [("stride 1, odd rows", 3), ("stride 1", 1)])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_words_where_runs_begin_within_one(in_python, case, words, shift):
-    """Of a lane's two rows either one begins within a word, or both do: only the ends of its columns, which are written
-    by one call, are then single outputs."""
-    state, p = in_python, CASES[case]
-    if p.out_length % 2 == 0:
-        shift = 2 * shift + 1
-    check(state, p, next(c for c in k6_config.configs(p, "bf16") if c.bulk_channels), shift)
-    assert set(state.together) == {1, 2}
-    assert state.together[2] == words * state.together[1]
 
 
 @pytest.mark.parametrize(("case", "shift", "together"), [("stride 1", 0, 4), ("stride 2", 3, 2), ("stride 2", 0, 1)])

@@ -9,7 +9,6 @@ A lane's sums are those of two neighbouring rows in four neighbouring columns (f
 They are written together if every run of the round begins at a multiple of as many outputs: where a run begins depends
 on y, since it stands as far from a multiple of 16 bytes as it will there (k6_bulk.py). If not even by twos, every sum
 is written by itself. That takes two or four times as many instructions, and in 16 bits each has half of a bank's word.
-So in 16 bits, without a stride, the words that there are in a lane's columns are written (k6_stage_words.py).
 
 Biases are loaded for several core matrices together. Loaded where each is added, behind the stores of the row before,
 they were waited for in every row: almost half of the samples of the staging (profiles of kb64 and kb74 in bfloat16; no
@@ -35,7 +34,6 @@ from ..ptx import (
     st_shared_v2_f32,
 )
 from .k6_config import Config
-from .k6_stage_words import BOTH, FIRST, SECOND, make_words
 from .tensor_tile import Tile
 
 BATCH = 8  # core matrices whose biases are loaded together
@@ -67,12 +65,10 @@ def make_stage(config: Config, matrices: int):
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
     (load_extras, *pieces), batch_rows = make_pieces(config), 2 * BATCH
-    one, pair, four, first_within, second_within, both_within = (
-        _in_batches(piece, load_extras, matrices) for piece in pieces
-    )
+    one, pair, four = (_in_batches(piece, load_extras, matrices) for piece in pieces)
     first_of, first_of_pairs = device_function(rotation), device_function(rotation_of_pairs)
     by_columns, by_phases = span == 1, pairs_phases(tile)
-    in_words, step = by_columns and itemsize == 2, span * itemsize
+    step = span * itemsize
 
     @device_function
     def from_column(column, first):
@@ -90,14 +86,6 @@ def make_stage(config: Config, matrices: int):
         elif (by_columns or by_phases) and misplaced & 1 == 0:
             turn = int32(first_of_pairs(lane, span))
             pair(first, (acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, where))
-        elif in_words:
-            state = acc, (column, column, column, column), False, False, where
-            if int32(pitch // itemsize) & 1 == 0:
-                both_within(first, state)
-            elif begin & 1 == 1:
-                first_within(first, state)
-            else:
-                second_within(first, state)
         else:
             turn = int32(first_of(lane, span))
             one(first, (acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, where))
@@ -129,9 +117,8 @@ def _in_batches(piece, load_extras, matrices: int):
 
 
 def make_pieces(config: Config):
-    """Seven device functions (core matrix, state): one that loads the biases of the lane's two rows, and six that write
-    its sums of them: one by one, by twos, by fours, and by words where the first row begins within one, the second, or
-    both.
+    """Four device functions (core matrix, state): one that loads the biases of the lane's two rows, and three that
+    write its sums of them: one by one, by twos and by fours.
 
     ``state``: the sums; where the lane's columns stand, in the order in which they are written; whether that begins
     with an odd one, and with one of the second two; and what all matrices share: where the biases are, the lane's first
@@ -249,5 +236,4 @@ def make_pieces(config: Config):
             else:
                 st_shared(at, z0, z1, z2, z3)
 
-    words = (make_words(staged, narrow, sums, within) for within in (FIRST, SECOND, BOTH))
-    return load_extras, one, pair_of_phases if by_phases else pair_of_columns, four, *words
+    return load_extras, one, pair_of_phases if by_phases else pair_of_columns, four

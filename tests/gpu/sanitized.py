@@ -145,11 +145,9 @@ ROWS = {
     # Split by the warps that copy, as they are where weights stream above, beside resident weights.
     "split ahead, every fourth row alike": _row((2, 16, 24), 5, 301, "tf32x3", dilation=3, bias=True),
     "split ahead, filled by elements": _row((9, 16, 24), 5, 9, "tf32x3", dilation=3, bias=True),
-    # 16-bit elements without a stride: outputs side by side, in runs that begin at a word, within one, or by turns.
+    # 16-bit elements without a stride: outputs side by side, in runs that begin at words, or by turns within one.
     "halves side by side": _row((2, 16, 24), 3, 304, "bf16", bias=True),
-    "halves side by side, within a word": _row((2, 16, 24), 3, 304, "bf16", **_STRIDE_1),
     "halves side by side, odd rows": _row((2, 16, 24), 3, 301, "bf16", bias=True),
-    "halves side by side, odd rows, within a word": _row((2, 16, 24), 3, 301, "bf16", **_STRIDE_1),
     # 16-bit elements with streamed weights: two windows in a stage, every eighth row alike.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
