@@ -155,7 +155,7 @@ def test_a_layer_has_few_tiles_whatever_the_length():
     for name in ("hifigan_u1", "oobleck_u1", "seamless_u1"):
         lengths = (int(2 ** (e / 4)) for e in range(12, 60))
         found = {choose(of(name, batch=batch, length=n), F32).alone for n in lengths for batch in (1, 8)}
-        assert len(found) <= 7, name
+        assert len(found) <= 8, name
 
 
 def test_tall_tiles_are_for_rows_that_others_leave_empty():

@@ -57,7 +57,7 @@ TILES = {
     "copies of two elements": ("encodec_u1", F32, 2, HOPPER),
     "few columns": ("waveglow@batch1", F32, 1, HOPPER),
     "12 x 12 sums a thread": ("oobleck_u1@batch1", F32, 4, HOPPER),
-    "as many, put aside by halves": ("hifigan_u1@batch1", F32, 4, HOPPER),
+    "as many, in four parts": ("hifigan_u1@batch1", F32, 4, HOPPER),
     "few sums": ("small", F32, 4, HOPPER),
     "float64": ("kb64", F64, 2, HOPPER),
     "float64, depthwise, single-element copies": ("depthwise", F64, 1, AMPERE),

@@ -27,7 +27,6 @@ def gradient_properties(case):
         own = {
             "parts": config.splits > 1,
             "phases of one tap less": config.long_phases > 0,
-            "by halves": config.halves,
         }
     return {
         **own,

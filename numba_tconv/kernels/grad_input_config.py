@@ -15,7 +15,6 @@ import torch
 from ..elements import ELEMENTS
 from ..offline import RESERVED_SHARED
 from ..problem import Problem
-from ..ptx.halves import SUMS
 from .device import H200, Device
 from .grad_input_parts import split
 from .grad_window import Window, columns, split_phases, split_taps
@@ -27,11 +26,11 @@ UNROLL_LIMIT = 400  # multiply-adds of a pair: all of them are written out
 TURN = 512  # multiply-adds of a thread in one turn of the loop
 MOST_PAIRS = 16  # of a stage
 STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more,
-STAGE_BYTES_ALONE = 32 * 1024  # and so may LARGE sums a thread that leave the room of partial sums to the stages
+STAGE_BYTES_ALONE = 32 * 1024  # and so may LARGE sums a thread that need no room for partial sums
 # In multiply-adds: a vector loaded, an element copied, where it lies in memory found, what a stage takes a thread.
 SHARED_LOAD, COPY, FIND, STAGE = 3, 8, 60, 240
 AIM = 3  # instructions, about, that read where a column lies in memory
-ASIDE, ASIDE_BY_HALVES = 3, 7  # of a sum that is put aside
+ASIDE = 3  # of a sum that is put aside
 WARPS = 4  # of a multiprocessor, with which it runs at half its speed; those of LARGE sums a thread count double
 LARGE, FEWEST_LARGE = 128, 8  # sums of a thread, and warps of such that take as long as fewer
 ALONE = 40  # multiply-adds a sum, as a guess, that pass while a lone block waits for its first stage, and stores
@@ -57,7 +56,6 @@ class Config(WarpTile):
     lanes_m: int
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
-    halves: bool = False  # of partial sums, the upper ones alone are put aside, in half the room (ptx/halves.py)
     stages: int = 2
     # Of a stage that has all phases and taps: phases of tap_chunk taps, before those of one tap less; 0: none are less.
     long_phases: int = 0
@@ -164,7 +162,7 @@ class Config(WarpTile):
 
     @property
     def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads // (2 if self.halves else 1) if self.partial else 0
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
         return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
 
     def row_tiles(self, problem: Problem) -> int:
@@ -260,12 +258,6 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     return config
 
 
-def by_halves(config: Config) -> Config:
-    """``config`` with its partial sums put aside by their upper halves, if it has any and vectors of them."""
-    possible = config.dtype == torch.float32 and config.partial and config.thread_m * config.thread_n % SUMS == 0
-    return replace(config, halves=True) if possible else config
-
-
 def shared_need(config: Config) -> int:
     """Bytes of a multiprocessor's shared memory that a block takes, with the table of the window's columns."""
     return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
@@ -273,22 +265,15 @@ def shared_need(config: Config) -> int:
 
 def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:
     """A tile of ``sizes``, as in TILES, with the deepest stage that is not too large; with less shared memory fewer
-    blocks share it. None where not even one fits.
-
-    To put sums aside by halves takes more instructions: that is worth deeper stages, where few warps have many sums
-    each (encodec_u3: 0.726 ms for 0.778, of which twice as long partial sums are 0.010), and not where more have fewer
-    (kb79: 0.675 for 0.656; H100, a script).
-    """
+    blocks share it. None where not even one fits."""
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     tile, pairs, blocks = dict(zip(names, sizes, strict=True)), MOST_PAIRS, 0
     large = tile["thread_m"] * tile["thread_n"] >= LARGE
     while pairs:
         config = make(problem, dtype, pairs, **tile)
-        for form in (config, by_halves(config)) if large else (config,):
-            alone = large and (form.halves or not form.partial)
-            blocks = min(form.min_blocks, device.shared_per_multiprocessor // shared_need(form))
-            if blocks > 1 and form.stage_bytes <= (STAGE_BYTES_ALONE if alone else STAGE_BYTES):
-                return replace(form, min_blocks=blocks)
+        blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
+        if blocks > 1 and config.stage_bytes <= (STAGE_BYTES_ALONE if large and not config.partial else STAGE_BYTES):
+            return replace(config, min_blocks=blocks)
         pairs //= 2
     return replace(config, min_blocks=blocks) if blocks else None
 
@@ -339,7 +324,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     a_block = tap_chunks * parts * (channel_chunks * a_stage + FIND * config.table)
     if config.partial:
         times = tap_chunks * parts * channel_chunks / config.partial
-        a_block += times * (ASIDE_BY_HALVES if config.halves else ASIDE) * sums * config.threads
+        a_block += times * ASIDE * sums * config.threads
     if config.min_blocks == 1:
         a_block += ALONE * config.block_m * config.block_n
 
@@ -369,8 +354,8 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, whole and by
-    halves, sums in parts."""
+    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
+    parts."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)
@@ -378,5 +363,5 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     return [
         make(split(problem, in_two), dtype, 2, **first),
         make(problem, dtype, 3, 1, block_m=2 * v, block_n=16, thread_m=1, thread_n=v, lanes_m=2 * v, min_blocks=1),
-        by_halves(make(problem, dtype, 8, **third)),
+        make(problem, dtype, 8, **third),
     ]

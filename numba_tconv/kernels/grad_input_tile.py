@@ -14,9 +14,7 @@ does in the forward pass. What is strided there on the way out, the phases, is s
   written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
   is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
 * Order (thread_sums.py): products seldom wait for their registers.
-* Sums: what hundreds of products add up to is put aside now and then, and short sums lose fewer digits. By upper halves
-  (ptx/halves.py) that takes half the shared memory, and stages are twice as deep (encodec_u3 at batch 1: 0.1045 ms,
-  whole and with stages half as deep 0.1112; H100, a script).
+* Sums: what hundreds of products add up to is put aside now and then, and short sums lose fewer digits.
 * Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
 * Beside (grad_input_few.py): the kernel that packs the weights may let these blocks begin as soon as its own have; they
   work out where their first windows lie and start to copy them before they wait for the weights (hifigan_u4 at batch 1:
@@ -39,6 +37,7 @@ from ..launch import Kernel, Prepared, alike, flat
 from ..layout import room
 from ..problem import Problem
 from ..ptx import (
+    add_vectors,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -49,6 +48,7 @@ from ..ptx import (
     repeated,
     shared_base,
     store_vector,
+    store_vectors,
 )
 from . import device as gpu
 from . import partial_sum
@@ -60,7 +60,7 @@ from .grad_input_parts import second_stage, split
 from .grad_rung import GradientRung
 from .grad_window import locate, make_aim, make_fetch
 from .rung import cuda_core_reason
-from .thread_sums import make_sums, sums_aside
+from .thread_sums import make_sums
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -75,8 +75,7 @@ def make_kernel(config: Config) -> Kernel:
     g_stage, w_stage, partial, partials = config.g_stage, config.w_stage, config.partial, config.partials
     pitch, result_pitch = config.pitch, config.result_pitch
     stage, sums, window = g_stage + w_stage, thread_m * thread_n, thread_n + config.halo
-    early, halves = config.early, config.halves
-    table, entries, long_phases = config.table, config.entries, config.long_phases
+    early, table, entries, long_phases = config.early, config.table, config.entries, config.long_phases
     w_copies = -(-w_stage // (vector * threads))
     lanes_run, pairs_a_turn, short_a_turn = math.gcd(block_n, threads), config.pairs_a_turn, config.short_a_turn
     short_phases, itemsize = phases - long_phases, config.itemsize
@@ -86,7 +85,8 @@ def make_kernel(config: Config) -> Kernel:
     store, accumulator = element.store, element.accumulator
     aim = make_aim(stride, config.dilation)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
-    add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
+    add_partial_sums = add_vectors(sums // vector, threads * vector)
+    store_partial_sums = store_vectors(sums // vector, threads * vector)
 
     @device_function
     def aimed(source, column, a):
@@ -242,9 +242,8 @@ def make_kernel(config: Config) -> Kernel:
                     if s >= partial:
                         add_partial_sums(acc, shared, partials + thread * vector)
                     store_partial_sums(shared, partials + thread * vector, acc)
-                    if not halves:
-                        for i in range(sums):
-                            acc[i] = accumulator(0)
+                    for i in range(sums):
+                        acc[i] = accumulator(0)
             s = int32(s + 1)
 
         if partial and total >= partial:

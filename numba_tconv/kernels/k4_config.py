@@ -16,7 +16,6 @@ import torch
 from ..elements import ELEMENTS
 from ..offline import REGISTERS, RESERVED_SHARED
 from ..problem import Problem
-from ..ptx.halves import SUMS
 from .channel_parts import split
 from .device import H200, Device
 from .sectors import ENTRY, entries_before
@@ -47,7 +46,6 @@ class Config(WarpTile):
     stages: int = 2
     min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
-    halves: bool = False  # of partial sums, the upper ones alone are put aside, in half the room (ptx/halves.py)
     x_vector: int = 1  # elements of x that one cp.async copies
     apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
     y_vector: int = 1  # consecutive outputs that one store writes
@@ -145,7 +143,7 @@ class Config(WarpTile):
 
     @property
     def shared_bytes(self) -> int:
-        partials = self.thread_m * self.thread_n * self.threads // (2 if self.halves else 1) if self.partial else 0
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
@@ -238,24 +236,6 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     return storing_vectors(config, problem)
 
 
-def ways_aside(problem: Problem, config: Config) -> tuple[Config, ...]:
-    """``config`` with its partial sums put aside whole, and by their upper halves: first what takes less time, where
-    both find room.
-
-    Halves are taken apart and added by more instructions, whole ones stored and loaded by more: of two parts halves
-    win, but where a thread has 128 sums (demucs_u2 in 0.374 ms, whole 0.380; hifigan_u2 at batch 1 in 0.1047, whole
-    0.1031; H100, a script). More than two are added where rows have equal taps alone: seamless_u1 took 0.646 ms with
-    halves and stages of 16 channels, 0.611 with whole ones and stages of 8.
-    """
-    sums = config.thread_m * config.thread_n
-    two = config.channel_chunks(problem) * config.tap_chunks(problem) <= 2 * config.partial
-    possible = config.dtype == torch.float32 and config.partial and sums % SUMS == 0
-    if not possible or (config.ragged and not two):
-        return (config,)
-    halves = replace(config, halves=True)
-    return (halves, config) if two and sums != 128 else (config, halves)
-
-
 def storing_vectors(config: Config, problem: Problem) -> Config:
     """``config``, storing vectors if and only if those of ``problem`` are aligned."""
     if problem.stride > 1:
@@ -314,22 +294,21 @@ def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, 
             short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
             if config.window > register_window(device):
                 config = replace(config, min_blocks=min(3, config.min_blocks))
-            fitting = (c for c in ways_aside(layer, config) if fits(c, device) and not spills(c, device))
-            if short and (config := next(fitting, None)):
+            if short and fits(config, device) and not spills(config, device):
                 found.append(config)
                 break
     return tuple(found)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums, whole
-    and by halves; where rows have unequal taps, blocks of one phase and of several."""
+    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums;
+    where rows have unequal taps, blocks of one phase and of several."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
         dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
-        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2, halves=dtype == torch.float32),
+        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2),
     )
     if one_phase and 1 < problem.taps.rows <= 8:
         rows = dict(block_k=2, block_m=8 * problem.taps.rows, block_n=16 * v, lanes_m=2, partial=1, apart=True)

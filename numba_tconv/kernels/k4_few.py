@@ -20,16 +20,7 @@ import torch
 from ..problem import Problem
 from .channel_parts import second_stage_ms, split
 from .device import Device
-from .k4_config import (
-    Config,
-    candidates,
-    fits,
-    make,
-    register_window,
-    storing_vectors,
-    terms_of_a_partial_sum,
-    ways_aside,
-)
+from .k4_config import Config, candidates, fits, make, register_window, storing_vectors, terms_of_a_partial_sum
 
 FEW_ROUNDS = 2  # of blocks of the tile that k4_cost.py picks: below, all are weighed anew,
 CLEARLY = 0.98  # and taken where they are estimated to take less than this share of its time
@@ -125,8 +116,7 @@ def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **t
     for block_k in sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k)):
         config = make(layer, torch.float32, block_k, **tile)
         short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
-        ways = (replace(way, stages=n) for way in ways_aside(layer, config) for n in stages)
-        fitting = (way for way in ways if fits(way, device))
+        fitting = (way for n in stages if fits(way := replace(config, stages=n), device))
         if short and config.window <= register_window(device) and (found := next(fitting, None)):
             return found
     return None

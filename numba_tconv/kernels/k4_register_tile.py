@@ -13,8 +13,7 @@ they meet in the same block and are interleaved on the way out.
   float64 tensor cores can take its place (k5_dmma.py).
 * Store (k4_store.py): the sums go through shared memory, from where consecutive threads write consecutive outputs.
 * Order (thread_sums.py): products seldom wait for their registers.
-* Sums: long ones are put aside now and then, so that they lose fewer digits; where that leaves room for deeper stages,
-  by upper halves (ptx/halves.py; encodec_u1: 0.557 ms for 0.587; H100, a script).
+* Sums: long ones are put aside now and then, so that they lose fewer digits.
 * Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
   if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
@@ -41,12 +40,14 @@ from ..elements import ELEMENTS
 from ..launch import Kernel
 from ..layout import NO_GPU, Layout
 from ..ptx import (
+    add_vectors,
     cp_async,
     cp_async_commit,
     cp_async_wait,
     device_function,
     griddepcontrol_wait,
     shared_base,
+    store_vectors,
 )
 from . import device
 from .k4_config import Config, tiny
@@ -57,7 +58,6 @@ from .k4_plan import config_for, kernel_of, plan_of
 from .k4_store import make_store
 from .packed_weights import after_packing
 from .rung import Rung, cuda_core_reason, taking_bias
-from .thread_sums import sums_aside
 
 
 @cache
@@ -73,9 +73,9 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     w_copies = -(-w_stage // (vector * threads))
     chunk_shift = config.chunk_shift
     sources = config.entries - 2
-    partial, partials, halves = config.partial, config.partials, config.halves
-    itemsize = config.itemsize
-    add_partial_sums, store_partial_sums = sums_aside(sums, vector, threads, halves)
+    partial, partials, itemsize = config.partial, config.partials, config.itemsize
+    add_partial_sums = add_vectors(sums // vector, threads * vector)
+    store_partial_sums = store_vectors(sums // vector, threads * vector)
     window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
     aim, load_window, store = make_aim(config, warps), make_load_window(config, warps), make_store(config)
     copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
@@ -166,9 +166,8 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
                 if s > partial:
                     add_partial_sums(acc, shared, partials + thread * vector)
                 store_partial_sums(shared, partials + thread * vector, acc)
-                if not halves:
-                    for i in range(sums):
-                        acc[i] = accumulator(0)
+                for i in range(sums):
+                    acc[i] = accumulator(0)
                 end = int32(min(end + partial, total))
         if partial and total > partial:
             add_partial_sums(acc, shared, partials + thread * vector)

@@ -1,5 +1,4 @@
-"""The sums of a thread's tile: in which order they are multiplied, where they lie among its registers, and how those
-that grow long are put aside.
+"""The sums of a thread's tile: in which order they are multiplied, and where they lie among its registers.
 
 Registers lie in two banks, the even and the odd ones, and a bank reads one operand a clock: a product of three would
 wait, but what the product before has read in the same place is kept. So a tile is multiplied row by row, forth and
@@ -12,8 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..ptx import add_upper_halves, add_vectors, device_function, store_upper_halves, store_vectors
-from ..ptx.halves import SUMS
+from ..ptx import device_function
 
 
 @cache
@@ -34,11 +32,3 @@ def make_sums(thread_n: int, vector: int, exchanged: bool):
             values[z] = acc[m * thread_n + (n + z ^ other)]
 
     return add_products, copy_sums
-
-
-def sums_aside(sums: int, vector: int, threads: int, halves: bool):
-    """Two device functions that add to a thread's sums what was put aside, and that put them aside: all of them, or
-    the upper halves (ptx/halves.py). Vectors of all ``threads`` lie side by side."""
-    if halves:
-        return add_upper_halves(sums // SUMS, threads * vector), store_upper_halves(sums // SUMS, threads * vector)
-    return add_vectors(sums // vector, threads * vector), store_vectors(sums // vector, threads * vector)

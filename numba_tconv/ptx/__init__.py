@@ -49,7 +49,6 @@ from .copies import (
 )
 from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
-from .halves import add_upper_halves, store_upper_halves
 from .matrix import (
     mma,
     mma_f64,
@@ -81,7 +80,6 @@ from .windows import GRANULE, copy_vectors, multiply_window, spread, store_gathe
 __all__ = [
     "GRANULE",
     "SIMULATOR",
-    "add_upper_halves",
     "add_vectors",
     "barrier_sync",
     "bf16_to_f32",
@@ -154,7 +152,6 @@ __all__ = [
     "store_gathered",
     "store_run",
     "store_runs",
-    "store_upper_halves",
     "store_vector",
     "store_vectors",
     "swizzled_descriptor",

@@ -188,16 +188,12 @@ def test_the_configurations_that_are_chosen(layout):
         assert verdict(result, torchs_gradient(of, g, x, w, problem), oracle) is None, of
 
 
-@pytest.mark.parametrize("way", ["whole", "by halves"])
-def test_the_threads_of_joined_blocks(way):
+def test_the_threads_of_joined_blocks():
     """Two groups of rows and four vectors of columns a thread, in one warp, of which two rows and most columns are
     behind the last ones; three stages, the sums put aside after each."""
     problem = Problem(1, 126, 3, 4, 9, stride=2, padding=1)
     sizes = grad_input_config.JOINED | dict(block_m=128, block_n=32, partial=1)
     config = grad_input_config.make(problem, torch.float32, 2, **sizes)
-    if way == "by halves":
-        config = grad_input_config.by_halves(config)
-        assert config.halves
     g, x, w = gradient_operands(problem, torch.float32)
     oracle = references_gradient("grad_input", g, x, w, problem)
     result = poisoned_gradient("grad_input", problem, torch.float32)
