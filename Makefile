@@ -72,8 +72,8 @@ fuzz: $(RUN_ENV) ## random problems against float64 until COUNT of SEED are done
 # transformers, which a Python that is used as it is may lack.
 bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(REQUIRE_GPU)
-	-$(PY) -m numba_tconv compile
-	-$(PY) -m numba_tconv compile --direction step
+	-$(PY) -m numba_tconv compile --rung all --precision ieee
+	-$(PY) -m numba_tconv compile --rung all --precision ieee --direction step
 	$(PY) -m numba_tconv bench
 	$(PY) -m numba_tconv bench --direction grad_input
 	$(PY) -m numba_tconv bench --direction grad_weight

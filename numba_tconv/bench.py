@@ -37,7 +37,7 @@ from .functional import PRECISIONS
 from .named import AUTO, CUDNN, peak_name, rungs_for
 from .problem import Problem
 from .rows import Row
-from .select import TF32_ALLOWED
+from .selection import TF32_ALLOWED
 from .timing import FLUSHES, Contestant, interleave, quantile
 from .workloads import Workload
 

@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
+        data = getattr(arguments, "data", None)
+        if data not in (None, DATA) and not data.is_dir():
+            raise commands.Mistake(f"there is no folder {data}")
         code = arguments.command(arguments) or 0
         sys.stdout.flush()
         return code
@@ -107,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
     def arithmetic(one):
         one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-        one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32], default="ieee",
+        one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
                          help="of float32 products; torch's too, but for tf32x3 (ieee)")  # fmt: skip
 
     def sizes(one):
@@ -155,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
                      help="of float32 products (what torch's switch allows)")  # fmt: skip
     one.add_argument("--cc", choices=commands.DEVICES,
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
-    one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
+    one.add_argument("--data", type=Path, metavar="DIR", help=f"where the rows are ({DATA} of the checkout)")
 
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
@@ -176,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
 
     one = command("figures", commands.run_figures, "draw the figures and README's table from the recorded rows")
     places(one)
-    one.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE", help="(README.md)")
+    one.add_argument("--readme", type=Path, metavar="FILE", help=f"whose tables are renewed ({commands.README})")
 
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
@@ -193,10 +196,10 @@ def parser() -> argparse.ArgumentParser:
     sizes(one)
     directed(one, "of whose kernels; a step: those that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{NAMES}; auto or all (all; auto of given sizes); may be repeated")  # fmt: skip
+                     help=f"{NAMES}; auto, which is what a call launches, or all (auto); may be repeated")  # fmt: skip
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
     one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
-                     help="of float32 products; may be repeated (ieee)")  # fmt: skip
+                     help="of float32 products; may be repeated (what torch's switch allows)")  # fmt: skip
     one.add_argument("--cc", choices=commands.DEVICES,
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
@@ -205,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("workloads", nargs="*", default=["all"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (all)")  # fmt: skip
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-    one.add_argument("--precision", choices=("tf32", "tf32x3"), default="tf32", help="of float32 products (tf32)")
+    one.add_argument("--precision", choices=("tf32", "tf32x3"), help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
 
     one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")

@@ -31,8 +31,9 @@ from . import (
 )
 from .directions import FORWARD, RESULTS, rung_direction, rungs_of
 from .explain import explain
+from .functional import PRECISIONS
 from .kernels import RUNGS
-from .kernels.device import A100, H200, current_device
+from .kernels.device import GPUS, current_device
 from .problem import Problem
 from .progress import progress
 from .ptx import SIMULATOR
@@ -41,8 +42,9 @@ from .workloads import Workload
 FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
 NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes of which no value is usual
+README = Path("README.md")
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
-DEVICES = {"8.0": A100, "9.0": H200}
+DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # what --cc may name
 
 
 class Mistake(Exception):
@@ -70,6 +72,18 @@ def require_gpu() -> None:
         raise Mistake("this needs a CUDA GPU that torch sees; `python -m numba_tconv info` says what is missing")
 
 
+def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
+    """``precision`` itself. Raises Mistake where none of the dtypes has it."""
+    if precision and not any(precision in PRECISIONS[bench.DTYPES[dtype]] for dtype in dtypes):
+        raise Mistake(f"{', '.join(dtypes)} has no precision {precision!r}: --precision is of float32 products")
+    return precision
+
+
+def named_precision(arguments) -> str:
+    """What --precision names, else "ieee". Raises Mistake where the dtype does not have it."""
+    return checked_precision([arguments.dtype], arguments.precision) or "ieee"
+
+
 # --- bench, sweep -----------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +107,7 @@ def run_sweep(arguments) -> int:
 def record(chosen: list[Workload], arguments) -> int:
     """Measure the workloads and add the rows to the file, after each workload."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
-    arithmetic = dtype, arguments.precision
+    arithmetic = dtype, named_precision(arguments)
     with mistakes():
         plans = [plan(names, workload.problem, *arithmetic, arguments.direction, len(chosen)) for workload in chosen]
         if not any(rungs for rungs, _ in plans):
@@ -154,6 +168,7 @@ def describe(row: rows.Row) -> str:
 
 
 def run_check(arguments) -> int:
+    precision = named_precision(arguments)
     with mistakes():
         problems = check.SMALL if arguments.small else [problem_of(arguments, check.SMALL[0])]
         for problem in problems:
@@ -163,20 +178,23 @@ def run_check(arguments) -> int:
                 check.require_simulable(problem)
     if not torch.cuda.is_available() and not SIMULATOR:
         return in_simulator(arguments.argv)
-    right = True
+    right, dtype = True, bench.DTYPES[arguments.dtype]
     for problem in problems:
-        right &= check_one(problem, bench.DTYPES[arguments.dtype], arguments.precision)
+        found = check_one(problem, dtype, precision)
+        right &= all(outcome.right for _, outcome in found)
+        if not any(of == FORWARD and outcome.name in RUNGS and outcome.error for of, outcome in found):
+            raise Mistake(f"no rung computes {problem} in {bench.peak_name(dtype, precision)} {check.where()}")
     return 0 if right else FAILED
 
 
-def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> bool:
-    """Print a table for each result of one problem; whether everything was right."""
+def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tuple[str, check.Outcome]]:
+    """Print a table for each result of one problem; what came out."""
     found = list(progress(check.parity(problem, dtype, precision), f"check {problem}", check.steps()))
     print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64")
     for result in RESULTS:
         cells = [outcome.cells() for of, outcome in found if of == result]
         print(f"\n{table.markdown([f'{result} by', 'norm', 'largest', ''], cells)}", flush=True)
-    return all(outcome.right for _, outcome in found)
+    return found
 
 
 def problem_of(arguments, base: Problem) -> Problem:
@@ -213,8 +231,7 @@ def run_explain(arguments) -> int:
         problem = problem_of(arguments, ONE_ELEMENT)
         device = DEVICES[arguments.cc] if arguments.cc else None
         dtype = bench.DTYPES[arguments.dtype]
-        precision = arguments.precision and bench.peak_name(dtype, arguments.precision)
-        print(explain(problem, dtype=dtype, precision=precision, device=device, data=arguments.data))
+        print(explain(problem, dtype=dtype, precision=arguments.precision, device=device, data=arguments.data))
     return 0
 
 
@@ -222,14 +239,39 @@ def run_explain(arguments) -> int:
 
 
 def run_figures(arguments) -> int:
+    """Draw the figures and put the tables in the README, once it is known that all of it can be written."""
     recorded = rows.read_all(arguments.data)
-    if arguments.readme.exists():
-        readme.update(arguments.readme, readme.tables(arguments.data))
-        print(f"tables written to {arguments.readme}")
-    else:
-        print(f"there is no {arguments.readme} to put the tables in")
+    if not recorded:
+        raise Mistake(f"{_no_rows(arguments.data)}; nothing is written")
+    path = arguments.readme or README
+    tables = readme.tables(arguments.data) if path.exists() else {}
+    if tables:
+        require_markers(path, tables)
+        rows.check_replaceable(path)
+    elif arguments.readme:
+        raise Mistake(f"there is no {path} to put the tables in; nothing is written")
+    rows.check_replaceable(arguments.plots / "figure")
     draw(recorded, arguments.data, arguments.plots)
+    if tables:
+        readme.update(path, tables)
+        print(f"tables written to {path}")
+    else:
+        print(f"there is no {path} to put the tables in")
     return 0
+
+
+def require_markers(path: Path, tables: dict[str, str]) -> None:
+    """Raise Mistake unless the README at ``path`` has a place for each of the tables."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        for name in tables:
+            readme.section(text, name)
+    except (OSError, UnicodeDecodeError, rows.RowsError) as error:
+        raise Mistake(f"{path}: {error}") from error
+
+
+def _no_rows(data: Path) -> str:
+    return f"{data} holds no rows: they are in a checkout of the repository (`bench` and `sweep` record more, on a GPU)"
 
 
 def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> list[Path]:
@@ -237,7 +279,7 @@ def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row]
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
     paths = plotting.draw_all(recorded, plots, live, search.read(data / search.FILE), timed)
     if not paths:
-        print(f"no figure drawn: {data} holds no rows (`bench` and `sweep` record them, on a GPU)")
+        print(f"no figure drawn: {_no_rows(data)}")
     for path in paths:
         print(path)
     return paths
@@ -247,12 +289,12 @@ def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row]
 
 
 def run_inspect(arguments) -> int:
-    dtype, device = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc]
+    dtype, device, precision = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc], named_precision(arguments)
     with mistakes():
         workload = workloads.get(arguments.workload)
         directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
         found = [
-            named.rungs_for([arguments.rung], workload.problem, dtype, arguments.precision, device, direction)
+            named.rungs_for([arguments.rung], workload.problem, dtype, precision, device, direction)
             for direction in directions
         ]
     require_compiler()
@@ -262,7 +304,7 @@ def run_inspect(arguments) -> int:
         for name in names:
             if name in rungs_of(direction):
                 try:
-                    inspection.print_rung(name, workload, dtype, arguments.precision, device)
+                    inspection.print_rung(name, workload, dtype, precision, device)
                 except offline.ToolMissing as error:
                     raise Mistake(str(error)) from error
     return 0
@@ -274,7 +316,8 @@ def run_inspect(arguments) -> int:
 def run_search(arguments) -> int:
     """Measure every configuration of k6 on the workloads that are work for it."""
     dtype = bench.DTYPES[arguments.dtype]
-    precision = bench.peak_name(dtype, arguments.precision)
+    asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
+    precision = bench.peak_name(dtype, asked)
     with mistakes():
         chosen = workloads.expand(arguments.workloads)
     require_gpu()
@@ -286,7 +329,7 @@ def run_search(arguments) -> int:
     search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
     for workload in able:
         try:
-            tried = search.measure(workload, dtype, arguments.precision)
+            tried = search.measure(workload, dtype, asked)
         except bench.WrongResult as error:
             wrong = True
             print(f"numba_tconv: {error}", file=sys.stderr)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
-import signal
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import torch
 
-from . import cache, ops
+from . import cache, ops, workers
 from .directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
+from .functional import default_precision
 from .kernels import RUNGS, gradients, k4_pack, k6_input, k6_tail, partial_sum, tensor_pack
 from .kernels.device import Device
 from .kernels.k4_plan import vectors_align
@@ -26,8 +24,7 @@ from .layout import NO_GPU, Layout
 from .named import AUTO, peak_name, rungs_for
 from .noted import Noted
 from .problem import Problem
-from .progress import progress
-from .select import TF32_ALLOWED, arithmetic, select
+from .selection import TF32_ALLOWED, arithmetic, select
 
 
 @dataclass(frozen=True)
@@ -72,32 +69,41 @@ class Call:
 def calls(
     names: list[str],
     problems: list[Problem],
-    arithmetics: list[tuple[torch.dtype, str]],
+    arithmetics: list[tuple[torch.dtype, str | None]],
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
     """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
     ``rungs_for`` (named.py); "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
-    passed over.
+    passed over. A precision of None is that of a call that names none.
 
     Raises ValueError for a name that is unknown or of another direction.
     """
     found = []
     for problem in problems:
         for dtype, named in arithmetics:
-            precision = peak_name(dtype, named)
+            asked = peak_name(dtype, named) if named else default_precision(dtype)
             for name in names:
                 if name == AUTO or (name, direction) == ("all", STEP):
                     # What is launched where "tf32" is named, and where torch's switch allows it.
-                    ways = ("tf32", TF32_ALLOWED) if precision == "tf32" else (precision,)
-                    for one, asked in itertools.product(_parts(direction), ways):
-                        found += _selected(one, problem, dtype, asked, device)
-                    continue
-                with contextlib.suppress(NotImplementedError):
-                    rungs, _ = rungs_for([name], problem, dtype, named, device, direction)
-                    able = (rung for rung in rungs if rung in rungs_of(direction))
-                    found += [Call(rung, problem, dtype, precision, device) for rung in able]
+                    ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
+                    for one, way in itertools.product(_parts(direction), ways):
+                        found += _selected(one, problem, dtype, way, device)
+                else:
+                    found += _by_rungs(name, problem, dtype, asked, device, direction)
     return list(dict.fromkeys(found))
+
+
+def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
+    """The calls of the rungs that ``name`` stands for. Where TF32 is allowed, a rung that has it computes in it."""
+    found = {}
+    for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
+        with contextlib.suppress(NotImplementedError):
+            rungs, _ = rungs_for([name], problem, dtype, precision, device, direction)
+            for rung in rungs:
+                if rung in rungs_of(direction):
+                    found.setdefault(rung, Call(rung, problem, dtype, precision, device))
+    return found.values()
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
@@ -140,32 +146,18 @@ def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: s
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
-    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes.
+    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes; a single one in this process.
 
     Returns how many were compiled, and how many were there. Kernels without a key, which are not kept, do not count.
     """
     # Of the calls that share a kernel, one that leads to it.
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
-    if missing:
-        # Spawned, because a fork would inherit CUDA and the threads of torch, which do not survive it.
-        with ProcessPoolExecutor(
-            min(jobs, len(missing)),
-            multiprocessing.get_context("spawn"),
-            initializer=signal.signal,  # an interrupt is the parent's, which then sends no more
-            initargs=(signal.SIGINT, signal.SIG_IGN),
-        ) as pool:
-            futures = [pool.submit(_compile, *one, cc) for one in missing]
-            try:
-                for future in progress(as_completed(futures), f"kernels to compile: {len(futures)}", len(futures)):
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+    workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")
     return len(missing), len(needed) - len(missing)
 
 
 def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
-    """In a process of its own: the kernel with that name and key, of those that ``call`` launches."""
+    """The kernel with that name and key, of those that ``call`` launches. It can be told to another process."""
     (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
     kernel.kept_ptx(cc)

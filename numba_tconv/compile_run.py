@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from . import bench, cache, commands, compile_ahead, inspection, workloads
+from . import bench, cache, commands, compile_ahead, inspection, named, workloads
 from .commands import Mistake
 from .directions import FORWARD, STEP
 from .kernels.device import Device, current_device
-from .launch import target
+from .launch import architecture, target
 from .noted import transposed_convolutions
 
 SETS = ["kernelbench", "audio"]  # where nothing is named
@@ -24,9 +28,11 @@ def run_compile(arguments) -> int:
         device = commands.DEVICES[arguments.cc]
     models = [name for name in arguments.what if ":" in name]
     names = [name for name in arguments.what if name not in models]
-    with commands.mistakes():
-        calls = [call for name in models for call in _calls_of_model(name, arguments, device)]
-        if names or not models:
+    if models and not names and (ignored := _for_problems(arguments)):
+        raise Mistake(f"{', '.join(ignored)} is for workloads and sizes: a model has its own")
+    calls = [call for name in models for call in _calls_of_model(name, arguments, device)]
+    if names or not models:
+        with commands.mistakes():
             calls += _calls_of_problems(names, arguments, device)
     commands.require_compiler()
     try:
@@ -35,42 +41,91 @@ def run_compile(arguments) -> int:
         raise Mistake(str(error)) from error
     except OSError as error:
         raise Mistake(error.strerror) from error
-    began, cc = time.monotonic(), target(device.cc)
-    compiled, kept = compile_ahead.fill(calls, cc, arguments.jobs or os.cpu_count() or 1)
-    took, where = time.monotonic() - began, inspection.architecture(cc)
+    began = time.monotonic()
+    compiled, kept = compile_ahead.fill(calls, target(device.cc), arguments.jobs or os.cpu_count() or 1)
+    took, where = time.monotonic() - began, inspection.sm(architecture(device.cc))
     print(f"kernels for {where}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
     return 0
+
+
+def _for_problems(arguments) -> list[str]:
+    """The flags that were given and say nothing of a model."""
+    given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 def _calls_of_problems(names: list[str], arguments, device: Device) -> list[compile_ahead.Call]:
     """Of workloads, with the sizes that were given; without a name, of the layer that has them."""
     sizes = commands.given_sizes(arguments)
-    alone = not names and sizes.keys() - {"batch"}
-    if alone:
+    if not names and sizes.keys() - {"batch"}:
         commands.require_sizes(arguments)
         problems = [replace(commands.ONE_ELEMENT, **sizes)]
     else:
         problems = [replace(one.problem, **sizes) for one in workloads.expand(names or SETS)]
-    arithmetic = [
-        (bench.DTYPES[dtype], precision)
-        for dtype in arguments.dtype or ["float32"]
-        for precision in arguments.precision or ["ieee"]
-    ]
-    rungs = arguments.rung or ([bench.AUTO] if alone else ["all"])
-    return compile_ahead.calls(rungs, problems, arithmetic, device, arguments.direction)
+    dtypes = arguments.dtype or ["float32"]
+    precisions = [commands.checked_precision(dtypes, one) for one in arguments.precision or [None]]
+    arithmetic = [(bench.DTYPES[dtype], precision) for dtype in dtypes for precision in precisions]
+    rungs = arguments.rung or [named.AUTO]
+    calls = compile_ahead.calls(rungs, problems, arithmetic, device, arguments.direction)
+    if not calls:
+        for dtype, precision in arithmetic:  # the first raises why
+            named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
+        raise Mistake(f"torch's own operator computes {problems[0]} there, so there is nothing to compile")
+    return calls
 
 
 def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
     """Of the model and the inputs that the function "module:function" returns, as ``warm`` finds them."""
     if arguments.direction not in (FORWARD, STEP):
         raise Mistake(f"of {name} the forward pass or a step can be compiled, not {arguments.direction} alone")
-    module, _, function = name.partition(":")
-    try:
-        example = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise Mistake(f"there is no {name}: {error}") from error
-    made = example()
+    with _theirs(name):
+        made = _function(name)()
     if not isinstance(made, tuple) or not made or not callable(made[0]):
         raise Mistake(f"{name} must return a tuple of a model and the inputs of a call, not {type(made).__name__}")
     model, *inputs = made
-    return compile_ahead.calls_of(transposed_convolutions(model, *inputs), device, arguments.direction)
+    with _theirs(name):
+        noted = transposed_convolutions(model, *inputs)
+    with commands.mistakes():
+        calls = compile_ahead.calls_of(noted, device, arguments.direction)
+    if not calls:
+        raise Mistake(f"the model of {name} has no transposed convolution that this package computes on such a GPU")
+    return calls
+
+
+def _function(name: str):
+    """What "module:function" names. Raises Mistake if it is nothing to call."""
+    module, _, function = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        # A module that is there may lack one that it imports itself, which is told with where.
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise Mistake(f"there is no {name}: {error}") from error
+    if not hasattr(found, function):
+        raise Mistake(f"there is no {name}: module {module!r} has no attribute {function!r}")
+    found = getattr(found, function)
+    if not callable(found):
+        raise Mistake(f"{name} must be a function that makes a model, not {type(found).__name__}")
+    return found
+
+
+@contextlib.contextmanager
+def _theirs(name: str) -> Iterator[None]:
+    """Around code of the user: what it raises is a mistake, and where it was raised is printed."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace and _is_ours(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        if trace:
+            traceback.print_exception(error.with_traceback(trace))
+        said = str(error).partition("\n")[0]
+        raise Mistake(f"{name} raised {type(error).__name__}{said and ': '}{said}") from error
+
+
+def _is_ours(file: str) -> bool:
+    return Path(__file__).parent in Path(file).parents or "importlib" in file

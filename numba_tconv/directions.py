@@ -19,7 +19,7 @@ from .kernels import RUNGS, grad_ops
 from .kernels.gradients import GRADIENTS
 from .kernels.rung import Rung
 from .problem import Problem
-from .select import TF32_ALLOWED
+from .selection import TF32_ALLOWED
 
 FORWARD, STEP = "forward", "step"
 OF_GRADIENTS = ("grad_input", "grad_weight", "grad_bias")

@@ -14,13 +14,13 @@ from .explanation import Candidate, Explanation, name_of
 from .functional import PRECISIONS, default_precision
 from .kernels import RUNGS
 from .kernels import device as devices
-from .kernels.device import A100, H200, Device
+from .kernels.device import H200, Device
 from .module import ConvTranspose1d
 from .problem import Problem
-from .select import TF32_ALLOWED, Decision, arithmetic, decide
+from .selection import TF32_ALLOWED, Decision, arithmetic, decide
 
 DATA = Path(__file__).parent.parent / "plots" / "data"  # in a checkout of the repository; not installed
-NAMES = {H200: "NVIDIA H200", A100: "NVIDIA A100"}  # of the GPUs that need not be there
+NAMES = {gpu: name for name, gpu in devices.GPUS.items()}
 
 
 def explain(
@@ -41,7 +41,7 @@ def explain(
         dtype: of all tensors; None is the layer's, else float32.
         precision: as in ``conv_transpose1d``; None is the layer's, or what torch's switch allows.
         device: the GPU: torch's name or index of it, or the limits of one that need not be there
-            (``kernels.device.H200``, ``A100``). None is torch's current GPU; where there is none, an H200.
+            (those of ``kernels.device.GPUS``). None is torch's current GPU; where there is none, an H200.
         data: the directory of recorded rows; None is that of a checkout, and where it is missing, there are
             none. Rows of the same sizes count, with or without a bias.
 
@@ -76,9 +76,15 @@ def explain(
     decision = decide(problem, dtype, computed, here)
     if variant:
         decision = _named(variant, problem, dtype, computed, here)
-    recorded = _recorded_for(problem, dtype, computed, gpu, DATA if data is None else data)
+    data = DATA if data is None else Path(data)
+    recorded = _recorded_for(problem, dtype, computed, gpu, data)
     candidates = tuple(_candidate(name, decision, problem, dtype, computed, here, recorded.get(name)) for name in RUNGS)
-    return Explanation(problem, dtype, computed, _why(precision, asked, computed, dtype), gpu, here, candidates)
+    why = _why(precision, asked, computed, dtype)
+    return Explanation(
+        *(problem, dtype, computed, why, gpu, here, candidates),
+        by_torch=decision.by_torch,
+        has_rows=data.is_dir(),
+    )
 
 
 def _problem_of(what, input_shape) -> Problem:

@@ -43,6 +43,9 @@ class Explanation:
     ``why_precision`` why. ``gpu`` is the name of the GPU, ``device`` its limits. ``candidates`` are all rungs, in the
     ladder's order. Times are in milliseconds, and a share of the roofline is the floor's time over a time; the floor is
     that of an H200, with its datasheet's arithmetic rates and its measured copy bandwidth.
+
+    ``by_torch``: no rung is as fast as torch's own operator there, which computes it. ``has_rows``: there was a
+    directory to look for recorded rows in.
     """
 
     problem: Problem
@@ -52,10 +55,12 @@ class Explanation:
     gpu: str
     device: Device
     candidates: tuple[Candidate, ...]
+    by_torch: bool = False
+    has_rows: bool = True
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes it; None where ``conv_transpose1d`` would refuse, because none can."""
+        """The rung that computes it; None where torch's operator does, and where ``conv_transpose1d`` would refuse."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
@@ -123,6 +128,8 @@ class Explanation:
             ("floor", f"{self.floor_ms:.3g} ms on an H200, by {self.bound}"),
         ]
         taken = self.taken
+        if self.by_torch:
+            return [*facts, ("taken", "none: torch's own operator computes it on such a GPU")]
         if taken is None:
             return [*facts, ("taken", f"none: no rung can do it in {self.precision}, and conv_transpose1d refuses it")]
         facts += [("taken", f"{taken.rung}: {RUNGS[taken.rung].idea}"), ("tile", taken.tile)]
@@ -133,7 +140,8 @@ class Explanation:
             )
         else:
             facts.append(("predicted", f"not: there is no model of {taken.rung}'s time for it"))
-        facts.append(("recorded", _recorded(taken.recorded) if taken.recorded else f"no row of it on {self.gpu}"))
+        missing = f"no row of it on {self.gpu}" if self.has_rows else "rows are in a checkout of the repository"
+        facts.append(("recorded", _recorded(taken.recorded) if taken.recorded else missing))
         return facts
 
     def _phases_title(self) -> str:

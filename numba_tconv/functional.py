@@ -11,7 +11,7 @@ import torch
 from . import direct, ops, transforms
 from .kernels import RUNGS, grad_ops
 from .layout import Layout, layout_of
-from .select import TF32_ALLOWED
+from .selection import TF32_ALLOWED
 
 # What `precision` may be for each dtype that the kernels take; the first is the default, unless torch allows TF32.
 PRECISIONS = {
@@ -70,10 +70,25 @@ def conv_transpose1d(
         bitwise equal results.
 
     CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
-    without synchronising; torch.autocast is followed. All else (CPU tensors, complex dtypes, an empty batch, no output
-    channels) is handed to torch's own operator. Gradients are computed by kernels of this package too, and by torch
-    where none of them is meant for the layer. Derivatives may be of any order, in reverse and in forward mode, and
-    taken by the transforms of torch.func, vmap included, which computes one slice after the other.
+    without synchronising; torch.autocast is followed. All else is handed to torch's own operator: CPU tensors, complex
+    dtypes, an empty batch, no output channels, and below compute capability 8.0 dense layers and bfloat16. Gradients
+    are computed by kernels of this package too, and by torch where none of them is meant for the layer. Derivatives may
+    be of any order, in reverse and in forward mode, and taken by the transforms of torch.func, vmap included, which
+    computes one slice after the other.
+
+    An infinity or NaN reaches the outputs that the definition sends it to. Where kernels multiply zeros in the place of
+    what is absent, it also makes NaN of these, of the same sample:
+
+    | computed by | one in the input | one in the weight |
+    | --- | --- | --- |
+    | k1_gather, k2_polyphase, torch on CPUs | none | none |
+    | k3_shared_tile, k4_register_tile, depthwise, k5_dmma | none | those at the ends |
+    | k5_mma, k6_wgmma | those nearby | those at the ends |
+    | gradient for the input | those nearby, by tensor cores or of depthwise layers | those at the ends |
+    | gradient for the weight | other taps of its channels | |
+
+    The ends are ``dilation*(K - 1) + stride + output_padding`` outputs long. On tensor cores, but in "fp64", an
+    infinity may itself become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
 
     Raises:
         TypeError: an argument of the wrong type, as in torch.
@@ -90,8 +105,7 @@ def conv_transpose1d(
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
-    if variant is not None and variant not in RUNGS:
-        raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
+    require_known(variant, None)
 
     dtype, unbatched = input.dtype, input.dim() == 2
     if autocasts(input):
@@ -112,7 +126,8 @@ def conv_transpose1d(
             f"got {dtype} on {input.device}, which torch's own operator computes"
         )
     if not ours or _is_empty(input, weight):
-        return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        output = torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        return output.contiguous() if output.layout == torch.strided else output
 
     output = transforms.apply(
         ops.conv_transpose1d,
@@ -121,6 +136,15 @@ def conv_transpose1d(
         *(variant or "", precision or default_precision(input.dtype)),
     )
     return output.squeeze(0) if unbatched else output
+
+
+def require_known(variant, precision) -> None:
+    """Raise ValueError for a ``variant`` that is no rung, and for a ``precision`` that no dtype has."""
+    if variant is not None and variant not in RUNGS:
+        raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
+    if precision is not None and not any(precision in precisions for precisions in PRECISIONS.values()):
+        known = ", ".join(one for precisions in PRECISIONS.values() for one in precisions)
+        raise ValueError(f"unknown precision {precision!r}: there are {known}")
 
 
 def _at_once(
@@ -188,7 +212,7 @@ def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """What ``precision=None`` means for a dtype of PRECISIONS, by torch's switch at the time; see select.arithmetic."""
+    """What ``precision=None`` means for a dtype of PRECISIONS, by torch's switch now; see selection.arithmetic."""
     return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
 
 

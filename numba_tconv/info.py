@@ -63,7 +63,7 @@ def gpu_advice() -> list[str]:
     if torch.cuda.is_available():
         return [
             f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile and the rungs "
-            "above it need: the lower ones compute everything there"
+            "above it need: dense layers, and all in bfloat16, are torch's own there"
             for i in range(torch.cuda.device_count())
             if torch.cuda.get_device_capability(i) < OLDEST
         ]

@@ -8,7 +8,6 @@ from . import bench, offline, table
 from .kernels import RUNGS
 from .kernels.device import H200, Device
 from .kernels.gradients import GRADIENTS
-from .launch import target
 from .problem import Problem
 from .workloads import Workload
 
@@ -22,13 +21,13 @@ def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, de
     precision = bench.peak_name(dtype, precision)
     if name in RUNGS:
         rung = RUNGS[name]
-        config = rung.config(problem, dtype, precision)
+        config = rung.config_on(device, problem, dtype, precision)
         kernels = [(rung.kernel(config), rung.shared_bytes(problem, config))]
     else:
         rung = GRADIENTS[name]
         config = rung.config(problem, dtype, device=device, precision=precision)
         kernels = rung.kernels(config)
-    return config, [offline.report(kernel, target(device.cc), shared_bytes) for kernel, shared_bytes in kernels]
+    return config, [offline.report(kernel, device.cc, shared_bytes) for kernel, shared_bytes in kernels]
 
 
 def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device) -> None:
@@ -52,10 +51,11 @@ def print_report(report: offline.Report) -> None:
         print("\nnvdisasm is missing, so instructions are not shown: pip install nvidia-cuda-nvdisasm")
 
 
-def architecture(cc: tuple) -> str:
+def sm(cc: tuple) -> str:
+    """The name of an architecture."""
     return "sm_" + "".join(map(str, cc))
 
 
 def report_cells(report: offline.Report) -> list:
     memory = report.spill_bytes, report.local_bytes, report.shared_bytes
-    return [architecture(report.cc), report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]
+    return [sm(report.cc), report.threads, report.registers, *memory, f"{report.occupancy:.0%}"]

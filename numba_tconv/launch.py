@@ -61,7 +61,16 @@ def flat(storage: types.Type) -> types.Array:
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """What kernels are compiled for on a GPU of compute capability ``cc``; "a" adds what only that one has: wgmma."""
+    """What PTX is made for on a GPU of compute capability ``cc``; "a" adds what only that one has: wgmma.
+
+    Above 9.0 it is made for 9.0 without that, and ptxas makes any newer GPU's machine code of it: the NVVM for newer
+    ones leaves a thread's arrays in local memory.
+    """
+    return architecture(cc) if cc <= (9, 0) else (9, 0)
+
+
+def architecture(cc: tuple) -> tuple:
+    """What machine code is made for on a GPU of compute capability ``cc``."""
     return (*cc, "a") if cc == (9, 0) else cc
 
 

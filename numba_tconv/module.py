@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .functional import conv_transpose1d
+from .functional import conv_transpose1d, require_known
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
@@ -38,11 +38,13 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         variant=None,
         precision=None,
     ):
-        """As torch's layer, whose errors it raises; ``variant`` and ``precision`` are looked at when it is called."""
+        """As torch's layer, whose errors it raises; so are a ``variant`` and a ``precision`` that no dtype has refused
+        as a call refuses them."""
         super().__init__(
             *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
             *(groups, bias, dilation, padding_mode, device, dtype),
         )
+        require_known(variant, precision)
         self.variant = variant
         self.precision = precision
 

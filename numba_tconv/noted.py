@@ -9,14 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import ops
 from .functional import PRECISIONS, default_precision
 from .problem import Problem
+
+MOST_VALUES = 1024  # elements of an integer buffer whose values a model may ask for, as codecs do for their paddings
 
 
 class Noted(NamedTuple):
@@ -30,7 +32,8 @@ class Noted(NamedTuple):
 
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
     """Those of ``function(*arguments, **keywords)``, each once, by torch's operator or by this package's; of one
-    dimension, and of dtypes that this package has. It is called on fake tensors, which have sizes and no values.
+    dimension, and of dtypes that this package has. It is called on fake tensors, which have sizes and no values; but
+    small buffers of integers keep theirs.
 
     Raises:
         RuntimeError: the function asks for values of tensors, or refuses its arguments; or it is a module, or a method
@@ -44,23 +47,31 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
     mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
     # In inference mode operators that are made of others are not taken apart.
-    with _as_if_not_called(modules, mode), torch.inference_mode(False), torch.no_grad(), mode, _Noting() as noting:
+    plain = torch.inference_mode(False)
+    with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
         function(*arguments, **keywords)
     return list(dict.fromkeys(noting.found))
 
 
 @contextlib.contextmanager
-def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[None]:
-    """The modules have fake parameters and buffers, and none is left behind: nor as the cast of a parameter that
-    autocast keeps, or an attribute that the call sets of a module."""
+def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
+    """The modules have fake parameters and buffers, and copies of small buffers of integers, which it gives. None is
+    left behind: nor as the cast of a parameter that autocast keeps, or an attribute that the call sets of a module."""
+    real = {}
+
+    def stand_in(one):
+        if not isinstance(one, nn.Parameter) and _has_values(one):
+            return real.setdefault(id(one), one.clone())
+        return mode.from_tensor(one)
+
     kept = torch.is_autocast_cache_enabled()
     places = [one for module in modules for one in (vars(module), module._parameters, module._buffers)]
     before = [dict(place) for place in places]
     torch.set_autocast_cache_enabled(False)
     try:
         for place in places:
-            place.update({name: mode.from_tensor(one) for name, one in place.items() if isinstance(one, torch.Tensor)})
-        yield
+            place.update({name: stand_in(one) for name, one in place.items() if isinstance(one, torch.Tensor)})
+        yield [*real.values()]
     finally:
         torch.set_autocast_cache_enabled(kept)
         for place, then in zip(places, before, strict=True):
@@ -68,14 +79,30 @@ def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterato
             place.update(then)
 
 
-class _Noting(TorchDispatchMode):
-    """Sees what is left of a call when autocast and all that wraps tensors are done with it."""
+def _has_values(one: torch.Tensor) -> bool:
+    """Whether it is a small tensor of integers, with memory."""
+    fake = isinstance(one, FakeTensor) or one.is_meta
+    return not (fake or one.is_floating_point() or one.is_complex()) and one.numel() <= MOST_VALUES
 
-    def __init__(self):
+
+class _Noting(TorchDispatchMode):
+    """Sees what is left of a call when autocast and all that wraps tensors are done with it. What follows from small
+    tensors of integers alone is computed; those that are ``real`` may be written."""
+
+    def __init__(self, real: list[torch.Tensor]):
         super().__init__()
-        self.found = []
+        self.found, self.real = [], {id(one): one for one in real}  # which keeps them, so that no other has their ids
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        # Those of the caller, as a closure's, are read and never written.
+        may_read = not func._schema.is_mutable
+        if tensors and all(id(one) in self.real or (may_read and _has_values(one)) for one in tensors):
+            with unset_fake_temporarily():
+                result = func(*args, **(kwargs or {}))
+            made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.numel() <= MOST_VALUES]
+            self.real |= {id(one): one for one in made}
+            return result
         result = func(*args, **(kwargs or {}))  # which raises what torch raises
         if func is ops.conv_transpose1d:
             x, weight, bias, *parameters, variant, precision = args

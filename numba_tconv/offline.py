@@ -17,10 +17,18 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from .launch import Kernel
+from .launch import Kernel, architecture, target
 
 # Per multiprocessor, by compute capability: threads, blocks, shared memory in bytes. Registers: 65,536 everywhere.
-LIMITS = {(8, 0): (2048, 32, 164 * 1024), (9, 0): (2048, 32, 228 * 1024)}
+LIMITS = {
+    (7, 5): (1024, 16, 64 * 1024),
+    (8, 0): (2048, 32, 164 * 1024),
+    (8, 6): (1536, 16, 100 * 1024),
+    (8, 9): (1536, 24, 100 * 1024),
+    (9, 0): (2048, 32, 228 * 1024),
+    (10, 0): (2048, 32, 228 * 1024),
+    (12, 0): (1536, 24, 100 * 1024),
+}
 REGISTERS = 65_536
 RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
@@ -84,13 +92,13 @@ class Report:
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
-    """Compile ``kernel`` for compute capability ``cc``.
+    """Compile ``kernel`` for compute capability ``cc``, as on a GPU that has it.
 
     ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. ``ptx``: the kernel's
     PTX where the caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
     """
     before = _processor_seconds()
-    ptx = ptx or kernel.kept_ptx(cc)
+    ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
     cubin, log = _machine_code(ptx, cc)
     seconds = _processor_seconds() - before
     return Report(
@@ -153,9 +161,9 @@ def loops(code: str) -> list[str]:
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
     for at, line in enumerate(lines):
-        for target in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
-            if labels[target] < at:
-                ends[labels[target]] = at
+        for label in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
+            if labels[label] < at:
+                ends[labels[label]] = at
     return ["\n".join(lines[begin : end + 1]) for begin, end in ends.items()]
 
 

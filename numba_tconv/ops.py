@@ -19,7 +19,7 @@ from .kernels.ready import Ready
 from .kernels.rung import Rung
 from .layout import Layout, layout_of
 from .problem import Problem
-from .select import TF32_ALLOWED, arithmetic, select
+from .selection import TF32_ALLOWED, arithmetic, decide
 
 NAME = "numba_tconv::conv_transpose1d"
 
@@ -29,7 +29,7 @@ torch.library.define(
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
 # `variant` is a rung's name, or "" for the one that `select` picks; `precision` is one of functional.PRECISIONS, or
-# select.TF32_ALLOWED. The operator asks no switch of torch, so that a traced graph means the same whenever it runs.
+# selection.TF32_ALLOWED. The operator asks no switch of torch, so that a traced graph means the same whenever it runs.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
@@ -86,8 +86,9 @@ def _cuda(input, weight, bias, *parameters):
 
 
 @lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
-def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Ready:
-    """What computes the output of tensors of these layouts (the tuples, None without a bias), of one dtype and GPU.
+def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
+    """What computes the output of tensors of these layouts (the tuples, None without a bias), of one dtype and GPU: a
+    Ready, or torch's own operator.
 
     Raises what the operator raises.
     """
@@ -99,21 +100,29 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     shape = problem.batch, problem.out_channels, problem.out_length
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
+    if rung is None:
+        lists = [stride], [padding], [dilation], True, [output_padding]
+        return lambda input, weight, bias: torch.convolution(input, weight, bias, *lists, groups).contiguous()
     output = Layout.contiguous(shape, dtype, index)
     return Ready(shape, dtype, index, rung.prepare(*laid_out, output, problem, precision=precision))
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device) -> tuple[Rung, str]:
-    """The rung, and its precision."""
+def _plan(
+    problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device
+) -> tuple[Rung | None, str]:
+    """The rung, None for torch's own operator, and its precision."""
     precision = arithmetic(problem, dtype, variant, precision, gpu)
+    decision = None if variant else decide(problem, dtype, precision, gpu)
+    if decision and decision.by_torch:
+        return None, precision
     candidates = [RUNGS[variant]] if variant else RUNGS.values()
     refusals = {rung.name: rung.refusal(problem, dtype, precision, gpu) for rung in candidates}
     if all(refusals.values()):
         raise NotImplementedError("; ".join(f"{name} cannot do {problem}: {why}" for name, why in refusals.items()))
     if problem.out_length >= 2**63:
         raise RuntimeError(f"the output of {problem} would have {problem.out_length} samples")
-    return RUNGS[variant] if variant else select(problem, dtype, precision, gpu), precision
+    return RUNGS[variant] if variant else decision.rung, precision
 
 
 @direct.implementation(conv_transpose1d, "cpu")
@@ -140,9 +149,11 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     such a problem, or that memory limits wherever they multiply, else by torch. A permission to use TF32 of which the
     forward pass makes no use is one for the gradients, too. "tf32x3" promises errors like those of float32, so its
     gradients are formed as in "ieee"; torch's could be rounded to TF32. torch also computes what no kernel can on that
-    GPU.
+    GPU, and what it computes of the forward pass.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
+    if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
+        return None
     if precision == TF32_ALLOWED and own == "ieee" and _gains(of, problem, dtype, "tf32", gpu):
         return "tf32"
     own = "ieee" if own == "tf32x3" else own

@@ -7,23 +7,19 @@ one run, and the model's choice is marked, so that a test can say how much it lo
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from . import accuracy, bench, machine, rows, timing
+from . import accuracy, bench, machine, rows, timing, workers
 from .directions import FORWARD, Operands, torch_forward
 from .kernels import RUNGS
 from .kernels.k6_config import Config, configs
 from .kernels.k6_cost import choose
 from .launch import target
-from .progress import progress
 from .workloads import Workload
 
 RUNG = "k6_wgmma"
@@ -94,10 +90,7 @@ def is_of(tried: Tried, config: Config) -> bool:
 def compile_all(found: list[Config], jobs: int) -> None:
     """Compile the kernels of the configurations into the cache on disk, ``jobs`` at a time."""
     cc = target((9, 0))
-    with ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
-        list(progress(pool.map(_compile, found, [cc] * len(found)), f"kernels: {len(found)}", len(found)))
+    workers.run(_compile, [(config, cc) for config in found], jobs, f"kernels: {len(found)}")
 
 
 def _compile(config: Config, cc: tuple) -> None:

@@ -27,13 +27,13 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
         numba_tconv.warm(model, torch.empty(1, 80, 1000, device="cuda"))
 
     Kernels are compiled for the current GPU and, where there is none, for compute capability 9.0: before a model is
-    served, or while a container is built. Processes are spawned, so a script needs its ``if __name__ == "__main__":``.
+    served, or while a container is built. The processes that compile import this package alone, nothing of the caller.
 
     Args:
         model: a module, or anything that is called.
         inputs, keywords: what it is called with; tensors of any device, the meta device included.
         training: compile the kernels of the gradients too.
-        jobs: processes at a time; None: as many as there are processors.
+        jobs: processes at a time; None: as many as there are processors. With 1, this process compiles.
 
     Returns:
         How many kernels were compiled; the others were there already.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import numba_tconv
 from numba_tconv import functional, ops
 from numba_tconv.kernels import RUNGS
-from numba_tconv.select import TF32_ALLOWED
+from numba_tconv.selection import TF32_ALLOWED
 from tests.parity import DTYPES, SMALL, operands, parameters
 
 CHOICES = {"variant": None, "precision": None}

@@ -5,7 +5,7 @@ import torch
 
 import numba_tconv
 from numba_tconv import functional
-from numba_tconv.select import TF32_ALLOWED
+from numba_tconv.selection import TF32_ALLOWED
 from tests.around import PROBLEM, READY, assert_same, call, tensors_of
 from tests.parity import parameters
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from numba_tconv import bench, functional, named, select, timing, workloads
+from numba_tconv import bench, functional, named, selection, timing, workloads
 from numba_tconv.accuracy import errors
 from numba_tconv.directions import (
     DIRECTIONS,
@@ -311,7 +311,7 @@ def test_in_tf32_the_selection_is_asked_as_by_a_call_that_names_no_precision(
     monkeypatch.setattr(bench, "_wrong", lambda *_: [])
     names = ["auto"] if direction == STEP or precision == "ieee" else ["auto", "cudnn"]
     bench.measure(TINY, names, torch.float32, precision, direction)
-    switched = select.TF32_ALLOWED if precision == "tf32" else precision
+    switched = selection.TF32_ALLOWED if precision == "tf32" else precision
     by_function = None if precision == "tf32" else precision, precision == "tf32"
     assert asked == [by_function if direction in ("forward", STEP) else switched]
 

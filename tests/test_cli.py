@@ -1,4 +1,4 @@
-"""The command line: what it does, without a GPU too. What it makes of mistakes: test_cli_mistakes.py."""
+"""The command line: what it does, without a GPU too. `figures`: test_cli_figures.py; mistakes: test_cli_mistakes.py."""
 
 import os
 import re
@@ -24,12 +24,12 @@ from numba_tconv import (
     workloads,
 )
 from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import A100, H200
+from numba_tconv.kernels.device import A100, GPUS, H200
 from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.readme import section
+from numba_tconv.selection import select
 
 from .command_line import no_gpu, run
-from .samples import EMPTY_README, ladder, row, sweep
+from .samples import ladder, row, sweep
 
 ROOT = Path(__file__).parent.parent
 RUNGS_OF = {"forward": RUNGS} | {
@@ -160,36 +160,32 @@ def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measur
     assert measuring == []
 
 
-def test_figures_draws_and_fills_the_readme(capsys, places, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(EMPTY_README)
-    code, out, _ = run(capsys, "figures", *places, "--readme", readme)
+@pytest.mark.parametrize("cc", ["8.0", "12.0"])
+def test_inspect_works_without_a_gpu(capsys, cc):
+    code, out, _ = run(capsys, "inspect", "k1_gather", "kb79", "--cc", cc)
     assert code == 0
-    assert section(readme.read_text(), "table") == table.render([*ladder(), *sweep()])
-    for path in (tmp_path / "plots").iterdir():
-        assert str(path) in out
-
-
-def test_figures_without_rows_says_so(capsys, tmp_path):
-    argv = ("--data", tmp_path / "none", "--plots", tmp_path, "--readme", tmp_path / "README.md")
-    code, out, _ = run(capsys, "figures", *argv)
-    assert code == 0
-    assert "holds no rows" in out
-    assert "there is no" in out
-
-
-def test_figures_from_another_versions_rows_is_one_line(capsys, places, tmp_path):
-    (tmp_path / "data" / "old.csv").write_text("time,speed\n")
-    code, _, err = run(capsys, "figures", *places, "--readme", tmp_path / "README.md")
-    assert code == commands.MISTAKE
-    assert err.count("\n") == 1
-
-
-def test_inspect_works_without_a_gpu(capsys):
-    code, out, _ = run(capsys, "inspect", "k1_gather", "kb79", "--cc", "8.0")
-    assert code == 0
-    assert "sm_80" in out
+    assert f"sm_{cc.replace('.', '')} " in out
     assert "registers" in out
+
+
+def test_what_is_inspected_is_the_configuration_of_the_gpu(monkeypatch):
+    """Tiles go by its shared memory."""
+    monkeypatch.setattr(inspection.offline, "report", lambda *arguments: arguments)
+    problem = workloads.get("kb64").problem
+    for device in GPUS.values():
+        if device.cc >= (8, 0):
+            rung = select(problem, torch.bfloat16, "bf16", device)
+            config, ((kernel, cc, _),) = inspection.compiled(rung.name, problem, torch.bfloat16, "bf16", device)
+            assert config == rung.config_on(device, problem, torch.bfloat16, "bf16")
+            assert (kernel, cc) == (rung.kernel(config), device.cc)
+
+
+@pytest.mark.parametrize("cc", commands.DEVICES)
+def test_explain_takes_every_gpu(capsys, cc):
+    code, out, _ = run(capsys, "explain", "dac_u1", "--cc", cc, "--precision", "ieee")
+    assert code == 0
+    dense = "none: torch's own operator computes it" if cc == "7.5" else "k4_register_tile: "
+    assert f"taken      {dense}" in out
 
 
 def test_inspect_shows_every_kernel_of_a_gradient(capsys):
@@ -224,8 +220,7 @@ def test_explain_takes_a_workload_or_sizes(capsys, places):
 
 
 def test_explain_takes_dtype_gpu_and_precision(capsys):
-    code, out, _ = run(capsys, "explain", "kb79", "--length", "1000", "--dtype", "bfloat16", "--cc", "8.0",
-                       "--precision", "tf32")  # fmt: skip
+    code, out, _ = run(capsys, "explain", "kb79", "--length", "1000", "--dtype", "bfloat16", "--cc", "8.0")
     assert code == 0
     assert out.startswith("(16, 32->64, k3, s2, p1, d2, L 1000) in bfloat16 on NVIDIA A100\n")
     assert "it needs a GPU of compute capability 9.0, not 8.0" in out
@@ -296,6 +291,7 @@ def test_demo_without_rows_goes_on(capsys, tmp_path, monkeypatch):
     assert code == 0
     assert table.EMPTY in out
     assert "no figure drawn" in out
+    assert "they are in a checkout of the repository" in out
 
 
 @no_gpu
@@ -325,10 +321,27 @@ def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
     monkeypatch.setattr(check, "where", lambda: "here")
     outcomes = [(of, check.Outcome("torch", accuracy.Error(0, 0), of != result)) for of in RUNGS_OF]
     monkeypatch.setattr(check, "parity", lambda *_: iter(outcomes))
-    assert not commands.check_one(check.SMALL[0], torch.float32, "ieee")
+    found = commands.check_one(check.SMALL[0], torch.float32, "ieee")
+    assert [outcome.right for _, outcome in found] == [of != result for of in RUNGS_OF]
     out, _ = capsys.readouterr()
     assert out.count("| WRONG |") == 1
     assert out.index(f"| {result} by ") < out.index("WRONG")
+
+
+@pytest.mark.parametrize("right", [True, False, None])
+def test_check_that_no_rung_can_do_is_a_mistake(capsys, monkeypatch, right):
+    """None: all rungs refuse, and what is compared is torch with itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check, "where", lambda: "here")
+    done = None if right is None else accuracy.Error(0, 0)
+    outcomes = [
+        check.Outcome("torch", accuracy.Error(0, 0), True),
+        check.Outcome("k1_gather", done, right is not False),
+    ]
+    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", one) for one in outcomes]))
+    code, _, err = run(capsys, "check", "--precision", "tf32")
+    assert code == {True: 0, False: commands.FAILED, None: commands.MISTAKE}[right]
+    assert ("no rung computes" in err) == (right is None)
 
 
 @pytest.mark.gpu

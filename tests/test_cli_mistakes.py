@@ -68,6 +68,21 @@ MISTAKES = {
         "name a workload, or give --out-channels, --kernel-size, ",
     ),
     "impossible problem to explain": (["explain", "kb64", "--stride", "0"], "stride must be positive"),
+    "a precision of another dtype to explain": (
+        ["explain", "kb64", "--dtype", "float64", "--precision", "tf32"],
+        "unknown precision 'tf32': torch.float64 has fp64",
+    ),
+    **{
+        f"a precision of another dtype to {one[0]}": (
+            [*one, "--dtype", "bfloat16", "--precision", "tf32"],
+            "bfloat16 has no precision 'tf32': --precision is of float32 products",
+        )
+        for one in (["check"], ["bench"], ["sweep"], ["inspect", "k5_mma"], ["search"])
+    },
+    **{
+        f"no folder of rows for {one[0]}": ([*one, "--data", "no/folder"], "there is no folder no/folder")
+        for one in (["demo"], ["figures"], ["explain", "kb64"])
+    },
     "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
     "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),

@@ -16,7 +16,7 @@ from numba_tconv.kernels.tensor_map import ALIGNMENT, LARGEST_BOX
 from numba_tconv.launch import Kernel, Prepared
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.select import TF32_ALLOWED
+from numba_tconv.selection import TF32_ALLOWED
 from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -204,7 +204,11 @@ def test_the_gpu_is_named_or_the_one_that_is_there(capsys, monkeypatch):
     seen = []
     assert run(capsys, "small", "--rung", "k4_register_tile", "--cc", "8.0", "--jobs", 3)[0] == 0
     assert run(capsys, "small", "--rung", "k4_register_tile")[0] == 0
-    assert [(call.device, cc) for (call,), cc, _ in seen] == [(A100, (8, 0)), (H200, (9, 0, "a"))]
+    assert run(capsys, "small", "--rung", "k4_register_tile", "--cc", "12.0")[1].startswith("kernels for sm_120: ")
+    blackwell = commands.DEVICES["12.0"]
+    assert [(call.device, cc) for (call,), cc, _ in seen] == [
+        (A100, (8, 0)), (H200, (9, 0, "a")), (blackwell, (9, 0))
+    ]  # fmt: skip
     assert seen[0][2] == 3
 
 
@@ -224,16 +228,19 @@ def test_the_direction_is_named(capsys, monkeypatch):
     )
     seen = []
     for direction in ("grad_input", "step"):
-        assert run(capsys, "kb64", "--direction", direction)[0] == 0
+        assert run(capsys, "kb64", "--direction", direction, "--rung", "all", "--precision", "ieee")[0] == 0
     gather_tile, step = seen
     assert gather_tile == ["grad_input_gather", "grad_input_tile"]
     assert step == ["k4_register_tile", "grad_input_tile", "grad_weight_split", "grad_bias"]
 
 
-def test_what_a_rung_cannot_do_is_passed_over(capsys):
-    code, out, err = run(capsys, "kb64", "--rung", "k6_wgmma", "--rung", "cudnn", "--precision", "ieee")
-    assert (code, err) == (0, "")
-    assert out.startswith("kernels for sm_90a: 0 compiled in 0 s, 0 there already, ")
+def test_what_a_rung_cannot_do_is_passed_over(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
+    seen = []
+    rungs = ("--rung", "k6_wgmma", "--rung", "cudnn", "--rung", "k4_register_tile")
+    assert run(capsys, "kb64", *rungs, "--precision", "ieee")[0] == 0
+    assert [call.rung for call in seen] == ["k4_register_tile"]
+    assert "k6_wgmma cannot do" in mistake(capsys, "kb64", *rungs[:4], "--precision", "ieee")
 
 
 def mistake(capsys, *argv):

@@ -47,7 +47,7 @@ def test_the_rest_is_not(why):
 
 
 def test_the_selection_takes_all_of_them():
-    """It asks whether the other form keeps its weights in registers (select.py)."""
+    """It asks whether the other form keeps its weights in registers (selection.py)."""
     for stride in range(1, 130):
         for each in range(1, 10):
             problem = replace(LAYER, kernel_size=each * stride, stride=stride)

@@ -13,7 +13,7 @@ from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.launch import STATIC_SHARED_LIMIT
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import GRANULE, SIMULATOR
-from numba_tconv.select import TF32_ALLOWED, arithmetic, decide, select
+from numba_tconv.selection import TF32_ALLOWED, arithmetic, decide, select
 from tests.parity import DTYPES, SMALL
 
 PQMF = workloads.get("pqmf").problem

@@ -14,7 +14,7 @@ from numba_tconv.kernels.device import A100, H200, Device
 from numba_tconv.layout import layout_of
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.select import TF32_ALLOWED
+from numba_tconv.selection import TF32_ALLOWED
 from tests.gradient_parity import (
     OF,
     OPERATORS,
@@ -236,8 +236,16 @@ def test_what_is_left_to_torch(why):
 
 def test_what_no_kernel_can_do_on_a_gpu_is_left_to_torch():
     """cp.async came with compute capability 8.0; grad_input and grad_bias have kernels without it."""
-    left = [of for of in OF if ops.gradient_precision(of, KB64, torch.float32, "ieee", TURING) is None]
+    left = [of for of in OF if ops.gradient_precision(of, SHORT_SUMS, torch.float32, "ieee", TURING) is None]
     assert left == ["grad_weight"]
+
+
+def test_the_bias_is_summed_by_our_kernels_whatever_the_channels():
+    """The sum is no product of as many channels, so no work for tensor cores."""
+    problem = ops.sum_problem((16, 512, 4096))
+    assert problem == Problem(16, 512, 512, 1, 4096, groups=512)
+    for device in (H200, A100):
+        assert ops.gradient_precision("grad_bias", problem, torch.float32, TF32_ALLOWED, device) == "ieee"
 
 
 @of_each

@@ -17,7 +17,7 @@ from numba_tconv.kernels.gradients import select as select_gradient
 from numba_tconv.kernels.k5_dmma_config import candidates, choose, cost
 from numba_tconv.layout import NO_GPU, Layout
 from numba_tconv.problem import PEAK_FLOPS, Problem
-from numba_tconv.select import select
+from numba_tconv.selection import select
 from tests.thorough import thorough
 
 K5 = RUNGS["k5_dmma"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from numba_tconv import ConvTranspose1d
+from numba_tconv import ConvTranspose1d, conv_transpose1d, ops
 from numba_tconv.functional import PRECISIONS
 
 
@@ -44,6 +44,36 @@ def test_copies(copied):
     with torch.no_grad():
         again.weight.zero_()
     assert layer.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"variant": "nope"}, "unknown variant 'nope': the rungs are k1_gather, "),
+        ({"precision": "tf31"}, "unknown precision 'tf31': there are fp64, ieee, "),
+    ],
+)
+def test_what_no_call_would_take_is_refused_when_a_layer_is_made(choice, said):
+    """By the exception of a call, which asks again, since attributes change."""
+    with pytest.raises(ValueError, match=said):
+        made(**choice)
+    layer = made()
+    vars(layer).update(choice)
+    with pytest.raises(ValueError, match=said.partition(":")[0]):
+        layer(torch.randn(2, 4, 7))
+
+
+def test_results_are_contiguous_whatever_the_weight_is():
+    """torch's own operator gives some with swapped dimensions."""
+    x, weight = torch.randn(2, 4, 7), torch.randn(6, 4, 5).transpose(0, 1)
+    turned = torch.randn(4, 5, 6).transpose(1, 2)
+    assert not all(torch.conv_transpose1d(x, one).is_contiguous() for one in (weight, turned))
+    for one in (weight, turned):
+        for given in (x, x[0]):
+            y = conv_transpose1d(given, one)
+            assert y.is_contiguous()
+            assert torch.equal(y, torch.conv_transpose1d(given, one))
+        torch.library.opcheck(ops.conv_transpose1d, (x, one, None, 1, 0, 0, 1, 1, "", "ieee"))
 
 
 def test_weight_norms_checkpoints_are_torchs():

@@ -9,6 +9,8 @@ import math
 import pytest
 import torch
 
+from numba_tconv import check
+from numba_tconv.kernels.rung import SUM_CHANNELS
 from tests.parity import SMALL, Error, error, far_apart, operands, parameters, scatter, verdict
 
 MISTAKES = [
@@ -20,6 +22,8 @@ MISTAKES = [
     "padding subtracted twice",
     "dilation ignored in L_out",
     "flat indices in 32 bits",
+    "phases without taps take those of another",
+    "the sum of the last channels alone is kept",
 ]
 
 
@@ -32,6 +36,8 @@ def c_divmod(numerator, denominator):
 def gather(x, w, bias, problem, mistake=None):
     """The definition turned inside out, one output at a time, on flat memory; right if there is no mistake."""
     p = problem
+    gap = math.gcd(p.stride, p.dilation) if mistake == "phases without taps take those of another" else 1
+    forgets = mistake == "the sum of the last channels alone is kept"
     truncates = mistake in ("no divisibility test", "negative numerators truncated toward zero")
     divide = c_divmod if truncates else divmod
     offset = p.padding * (2 if mistake == "padding subtracted twice" else 1)
@@ -45,11 +51,13 @@ def gather(x, w, bias, problem, mistake=None):
     y = torch.full((p.batch, p.out_channels, max(out_length, 0)), math.nan, dtype=torch.float64)
     for n, co, o in torch.cartesian_prod(*map(torch.arange, y.shape)).tolist():
         group, c = divmod(co, p.out_channels_per_group)
-        total = 0.0 if bias is None else bias[co].item()
+        total = constant = 0.0 if bias is None else bias[co].item()
         for ci in range(group * p.in_channels_per_group, (group + 1) * p.in_channels_per_group):
+            if forgets and ci % p.in_channels_per_group % SUM_CHANNELS == 0:
+                total = constant
             for k in range(p.kernel_size):
                 i, remainder = divide(o + offset - k * p.dilation, p.stride)
-                if remainder > 0 and mistake != "no divisibility test":
+                if remainder >= gap and mistake != "no divisibility test":
                     continue
                 if not 0 <= i < p.length:
                     continue
@@ -65,11 +73,18 @@ def gather(x, w, bias, problem, mistake=None):
     return y.to(x.dtype)
 
 
-def caught_by(mistake):
+def cases_of(problems):
+    return [(reason, problem, torch.float32, lambda x: x) for reason, problem in problems.items()]
+
+
+# 16-bit numbers, for half the address space.
+LARGE = ("samples far apart in memory", SMALL["stride 1"], torch.float16, far_apart)
+# What tests compare on, and what `check --small` and `demo` do, without the large one.
+SETS = {"tests": [*cases_of(SMALL), LARGE], "check": cases_of({str(p): p for p in check.SMALL})}
+
+
+def caught_by(mistake, cases):
     """The rows whose verdict on the gather with this mistake is bad."""
-    cases = [(reason, problem, torch.float32, lambda x: x) for reason, problem in SMALL.items()]
-    # 16-bit numbers, for half the address space.
-    cases.append(("samples far apart in memory", SMALL["stride 1"], torch.float16, far_apart))
     caught = []
     for reason, problem, dtype, place in cases:
         x, w, bias = operands(problem, dtype)
@@ -79,13 +94,17 @@ def caught_by(mistake):
     return caught
 
 
-def test_without_a_mistake_every_row_passes():
-    assert caught_by(None) == []
+@pytest.mark.parametrize("of", SETS)
+def test_without_a_mistake_every_row_passes(of):
+    assert caught_by(None, SETS[of]) == []
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_caught(mistake):
-    assert caught_by(mistake)
+@pytest.mark.parametrize(
+    ("mistake", "of"),
+    [(m, of) for of in SETS for m in MISTAKES if (m, of) != ("flat indices in 32 bits", "check")],
+)
+def test_a_mistake_is_caught(mistake, of):
+    assert caught_by(mistake, SETS[of])
 
 
 def test_the_verdict_sees_what_a_norm_hides():

@@ -29,11 +29,11 @@ LAYERS = (
     ("requirements", "taps"),
     ("problem",),
     ("workloads", "expert", "rows", "machine", "progress"),
-    ("cache", "call_types", "elements", "ptx", "ptx.*"),
+    ("cache", "call_types", "elements", "ptx", "ptx.*", "workers"),
     ("launch", "layout", "direct", "transforms"),
     ("offline", "kernels.*"),
     ("kernels",),
-    ("select", "traffic"),
+    ("selection", "traffic"),
     ("ops",),
     ("functional",),
     ("module", "noted"),
@@ -108,9 +108,15 @@ def test_no_import_circle():
 
 
 def test_the_import_reader_sees_what_is_imported():
-    assert {"kernels", "kernels.rung", "problem"} <= imported_modules("select")
+    assert {"kernels", "kernels.rung", "problem"} <= imported_modules("selection")
     assert {"ops", "kernels"} <= imported_modules("functional")
     assert imported_modules("taps") == set()
+
+
+def test_no_module_hides_one_of_the_library():
+    """In a Python that is started in a folder of the package, the modules of that folder come first."""
+    hiding = {path.stem for path in PACKAGE.rglob("*") if path.suffix == ".py" or path.is_dir()}
+    assert not hiding & sys.stdlib_module_names
 
 
 def test_the_reference_imports_nothing_that_it_judges():

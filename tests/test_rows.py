@@ -37,6 +37,12 @@ def test_numbers_keep_six_digits(path):
     assert rows.read(path)[0].ms_p50 == 1.23457
 
 
+def test_the_newest_gpu_is_that_of_the_newest_row():
+    recorded = [row(gpu=gpu, time=f"2026-01-0{day}T00:00:00Z") for gpu, day in (("B", 1), ("A", 3), ("B", 2), ("A", 1))]
+    assert rows.of_newest_gpu(recorded) == [recorded[1], recorded[3]]
+    assert rows.of_newest_gpu([]) == []
+
+
 def test_rows_are_added_behind_those_there(path):
     rows.append(path, [row("kb64"), row("kb74")])
     before = path.read_text()

@@ -83,6 +83,9 @@ def test_rows_survive_the_file(tmp_path):
     kept = search.read(path)
     assert kept[-1].ms_p50 == 1.5
     assert all(row.workload != tried[0].workload for row in kept[:-1]), "a new search takes the old one's place"
+    other = replace(tried[0], precision="tf32" if tried[0].precision != "tf32" else "bf16")
+    search.append(path, [other])
+    assert search.read(path) == [*kept, other], "one in another precision stands beside it"
 
 
 def test_a_file_of_another_version_is_left_alone(tmp_path):

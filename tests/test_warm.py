@@ -1,7 +1,6 @@
 """``warm``: the transposed convolutions of a call are found without computing anything, and their kernels compiled."""
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,14 +9,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 
 import numba_tconv
-from numba_tconv import bench, cli, commands, compile_ahead, compile_run, workloads
+from numba_tconv import bench, compile_ahead, noted
 from numba_tconv.compile_ahead import Call, calls_of
 from numba_tconv.kernels.device import H200
 from numba_tconv.noted import Noted, transposed_convolutions
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.select import TF32_ALLOWED
+from numba_tconv.selection import TF32_ALLOWED
+from tests.test_decoders import needs_transformers, tiny
 
+pytest_plugins = "tests.not_compiled"
 module = importlib.import_module("numba_tconv.warm")  # `numba_tconv.warm` is the function
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -28,22 +29,8 @@ WIDE = Problem(16, 128, 128, 8, 4096, stride=4, padding=2, bias=True)
 def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setattr(module, "current_device", lambda: H200)
-    monkeypatch.setattr(compile_run, "current_device", lambda: H200)
     with bench.torch_switches(tf32=False):
         yield tmp_path / "kernels"
-
-
-@pytest.fixture
-def filled(monkeypatch):
-    """What was handed to the compiler, which says that it compiled three kernels and found five."""
-    seen = SimpleNamespace(calls=[], cc=None, jobs=None)
-
-    def fill(calls, cc, jobs):
-        seen.calls, seen.cc, seen.jobs = calls, cc, jobs
-        return 3, 5
-
-    monkeypatch.setattr(compile_ahead, "fill", fill)
-    return seen
 
 
 def layers(kind=nn.ConvTranspose1d):
@@ -207,6 +194,49 @@ def test_what_depends_on_values_is_an_error():
         transposed_convolutions(layers(), torch.empty(2, 9, 100))
 
 
+class Padded(nn.Module):
+    """Pads by numbers that are buffers, as EnCodec and Mimi do, and counts its calls in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.ConvTranspose1d(16, 24, 8, 4, 2)
+        self.register_buffer("stride", torch.tensor(4, dtype=torch.int64))
+        self.register_buffer("widths", torch.tensor([1, 2, 3]))
+        self.register_buffer("large", torch.zeros(noted.MOST_VALUES + 1, dtype=torch.int64))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x, taken="widths"):
+        self.calls += 1
+        frames = (x.shape[-1] / self.stride).ceil().to(torch.int64) * self.stride
+        missing = frames - x.shape[-1] + getattr(self, taken)[self.calls]
+        return self.layer(F.pad(x, (0, missing)))
+
+
+def test_small_buffers_of_integers_have_their_values():
+    model = Padded()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    found = transposed_convolutions(model, torch.empty(2, 16, 95))
+    assert [one.problem for one in found] == [of_length(96 + 2)]
+    pad = torch.tensor(5)
+    found = transposed_convolutions(lambda x: model.layer(F.pad(x, (0, pad + 0))), torch.empty(2, 16, 95))
+    assert ([one.problem for one in found], pad) == ([of_length(100)], 5)
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, before[name]), name
+    assert model(torch.zeros(2, 16, 95)).shape == (2, 24, 4 * 98)
+    with pytest.raises(RuntimeError):
+        transposed_convolutions(model, torch.empty(2, 16, 95), "large")
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["encodec", "mimi"])
+def test_codecs_are_warmed(filled, name):
+    model, x, _ = tiny(name)
+    own = [one for one in model.modules() if isinstance(one, nn.ConvTranspose1d)]
+    assert numba_tconv.warm(getattr(model, "decode", model), x) == 3
+    shapes = [(call.problem.in_channels, call.problem.out_channels, call.problem.kernel_size) for call in filled.calls]
+    assert shapes == [(one.in_channels, one.out_channels, *one.kernel_size) for one in own]
+
+
 # --- what is compiled -------------------------------------------------------------------------------------------------
 
 
@@ -256,49 +286,3 @@ def test_mistakes_are_found_before_anything_is_done(settings, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
     with pytest.raises(RuntimeError, match="cache of compiled kernels is off"):
         numba_tconv.warm(model, x)
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-HERE = f"{__name__}:"
-
-
-def run(capsys, *argv):
-    """Exit code, stdout and stderr of the command."""
-    return cli.main(["warm", *map(str, argv)]), *capsys.readouterr()
-
-
-@pytest.mark.parametrize("direction", ["forward", "step"])
-def test_the_command_takes_a_function_that_makes_a_model(filled, capsys, direction):
-    code, out, _ = run(capsys, HERE + "example", "--direction", direction, "--jobs", 5)
-    assert (code, filled.calls, filled.jobs) == (0, calls_of(FOUND, H200, direction), 5)
-    assert out.startswith("kernels for sm_90a: 3 compiled in 0 s, 5 there already, in ")
-
-
-def test_the_command_takes_sizes(filled, capsys):
-    sizes = ("--in-channels", 16, "--out-channels", 24, "--kernel-size", 8, "--length", 100, "--stride", 4)
-    assert run(capsys, *sizes, "--padding", 2, "--batch", 2, "--bias")[0] == 0
-    assert filled.calls == calls_of(FOUND[:1], H200)
-    assert run(capsys, "kb64", "--batch", 3, "--length", 77, "--rung", "auto")[0] == 0
-    assert [(call.problem.batch, call.problem.length) for call in filled.calls] == [(3, 77)]
-    assert run(capsys, "kb64", HERE + "example", "--rung", "auto")[0] == 0
-    assert len(filled.calls) == len(FOUND) + 1
-    assert run(capsys, "--batch", 1, "--rung", "auto")[0] == 0  # of the usual workloads
-    assert len(filled.calls) == len(workloads.expand(compile_run.SETS))
-
-
-def no_model():
-    return 3
-
-
-def test_the_commands_mistakes_get_one_line(filled, capsys):
-    def mistake(*argv):
-        code, _, err = run(capsys, *argv)
-        assert (code, err.count("\n")) == (commands.MISTAKE, 1)
-        return err
-
-    assert "there is no no_such_module:example" in mistake("no_such_module:example")
-    assert f"there is no {HERE}nothing" in mistake(HERE + "nothing")
-    assert "must return a tuple of a model and the inputs of a call, not int" in mistake(HERE + "no_model")
-    assert "the forward pass or a step can be compiled" in mistake(HERE + "example", "--direction", "grad_input")
-    assert "give --out-channels, --kernel-size, --length too" in mistake("--in-channels", 16)

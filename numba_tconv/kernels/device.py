@@ -29,8 +29,20 @@ class Device:
         return self.cc >= (9, 0)
 
 
-H200 = Device((9, 0), 132, LIMITS[9, 0][2])
-A100 = Device((8, 0), 108, LIMITS[8, 0][2])
+# GPUs that need not be there, by name: one of each compute capability.
+GPUS = {
+    name: Device(cc, multiprocessors, LIMITS[cc][2])
+    for name, cc, multiprocessors in (
+        ("Tesla T4", (7, 5), 40),
+        ("NVIDIA A100", (8, 0), 108),
+        ("NVIDIA GeForce RTX 3090", (8, 6), 82),
+        ("NVIDIA L40S", (8, 9), 142),
+        ("NVIDIA H200", (9, 0), 132),
+        ("NVIDIA B200", (10, 0), 148),
+        ("NVIDIA GeForce RTX 5090", (12, 0), 170),
+    )
+}
+H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
 
 
 @cache

@@ -14,6 +14,7 @@ from .device import Device
 
 # The error of a sum grows with its length, so rungs add up the products of this many input channels apart.
 SUM_CHANNELS = 64
+BFLOAT16_CC = 8, 0  # the first compute capability that converts to bfloat16
 
 
 class Rung:
@@ -42,7 +43,7 @@ class Rung:
 
     def refusal(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
         """None if this rung computes ``problem`` on ``device``, otherwise the reason why it cannot."""
-        return self.supports(problem, dtype, precision) or self.runs_on(device)
+        return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
         """None if this rung is meant for ``problem``, which it computes; otherwise why the selection takes a lower
@@ -100,6 +101,14 @@ class Rung:
         A rung states one of the two, and the other follows.
         """
         return lambda *tensors: self.run(*tensors, problem, config, precision)
+
+
+def _lacks(device: Device, dtype: torch.dtype) -> str | None:
+    """Why no kernel can convert ``dtype`` on ``device``, or None."""
+    if dtype == torch.bfloat16 and device.cc < BFLOAT16_CC:
+        least, here = _version(BFLOAT16_CC), _version(device.cc)
+        return f"bfloat16 needs a GPU of compute capability {least} or above, not {here}"
+    return None
 
 
 def _version(cc: tuple[int, int]) -> str:

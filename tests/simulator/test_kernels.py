@@ -3,6 +3,8 @@
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process, so it has a pytest run of its own (`make test`).
 """
 
+import math
+
 import pytest
 import torch
 
@@ -65,6 +67,25 @@ def test_layouts(rung, layout, reason):
 @rungs
 def test_samples_far_apart(rung):
     check(rung, SMALL["output_padding and padding"], torch.float32, place=far_apart)
+
+
+@rungs
+@pytest.mark.parametrize("reason", [*FEW, "positions past one tile, strided"])
+def test_a_weight_that_is_nan_reaches_its_outputs_and_at_most_the_ends(rung, reason):
+    """Of which others than k1 and k2 multiply zeros that stand for inputs outside of the signal."""
+    problem = SMALL[reason]
+    able(rung, problem, torch.float32)
+    x, w, bias = operands(problem, torch.float32)
+    w[0, 0, 0] = w[-1, -1, -1] = math.nan
+    reached = scatter(x, w, bias, problem).isnan()
+    end = 0 if rung.name in ("k1_gather", "k2_polyphase") else problem.dilation * (problem.kernel_size - 1)
+    end += problem.stride + problem.output_padding if end else 0
+    for config in rung.tiny_configs(problem, torch.float32):
+        y = poisoned(problem, torch.float32)
+        rung.run(x, w, bias, y, problem, config)
+        assert y.isnan()[reached].all(), config
+        inside = slice(end, max(end, problem.out_length - end))
+        assert torch.equal(y.isnan()[..., inside], reached[..., inside]), config
 
 
 @rungs

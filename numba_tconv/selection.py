@@ -16,6 +16,7 @@ from .problem import Problem
 # products an output k2 takes 9 us and k6 as long, with 128 k2 takes 16 and k6 10, or 14 if it packs (a probe; no
 # recorded row).
 SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
+OLDEST = 8, 0  # compute capability: below, no rung is as fast as torch on dense layers
 STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
 # In the place of a precision: the caller has named none, and torch's switch lets convolutions use TF32.
 TF32_ALLOWED = "tf32 allowed"
@@ -23,14 +24,18 @@ TF32_ALLOWED = "tf32 allowed"
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung that computes a problem, None if none can, and for every other one the reason why it does not."""
+    """The rung that computes a problem, and for every other one the reason why it does not.
+
+    ``rung`` is None where torch's own operator computes it (``by_torch``), and where nothing can in that precision.
+    """
 
     rung: Rung | None
     passed_over: dict[str, str]
+    by_torch: bool = False
 
 
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
-    """The highest rung that can compute ``problem`` and is meant for such, or None if there is none."""
+    """The highest rung that can compute ``problem`` and is meant for such, or None: see Decision."""
     return decide(problem, dtype, precision, device).rung
 
 
@@ -41,6 +46,9 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
     if special := _special(problem, dtype, able, device):
         taken, reason = special
         reasons = dict.fromkeys(able, reason)
+    elif device.cc < OLDEST:
+        taken, least = None, ".".join(map(str, OLDEST))
+        reasons = dict.fromkeys(able, f"below compute capability {least} torch's own operator is for dense layers")
     else:
         misfits = {name: _misfit(rung, problem, dtype, precision, device) for name, rung in able.items()}
         suited = [rung for name, rung in able.items() if misfits[name] is None]
@@ -49,7 +57,7 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
     reasons = {name: refusals[name] or reasons[name] for name in RUNGS}
     if taken:
         del reasons[taken.name]
-    return Decision(taken, reasons)
+    return Decision(taken, reasons, not taken and device.cc < OLDEST and precision not in ("tf32", "tf32x3"))
 
 
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:

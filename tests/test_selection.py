@@ -12,7 +12,7 @@ from numba_tconv.kernels.gradients import GRADIENTS
 from numba_tconv.kernels.rung import Rung
 from numba_tconv.problem import Problem
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.select import TF32_ALLOWED, arithmetic, select
+from numba_tconv.selection import TF32_ALLOWED, arithmetic, select
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to select")
 
@@ -64,11 +64,62 @@ def test_tensor_cores_where_there_are_some(device, dtype, precision):
     assert ops._plan(KB64, dtype, "", precision, device) == (RUNGS[HIGHEST[device]], precision)
 
 
+DEPTHWISE = workloads.get("depthwise").problem
+
+
+@pytest.mark.parametrize("problem", [KB64, SMALL, workloads.get("dac_u1").problem], ids=str)
+def test_below_8_0_dense_layers_are_torchs(problem):
+    """In whatever arithmetic there is, by every name that a call may give it but tensor cores' own."""
+    asked = [(torch.float16, "fp16"), (torch.float64, "fp64")]
+    asked = [(problem, *one) for one in [*asked, *((torch.float32, p) for p in ("ieee", "tf32x3", TF32_ALLOWED))]]
+    asked = [one for one in asked if name(one[0], one[1], one[2], TURING) != "k2_polyphase"]  # a small sum in float64
+    assert len(asked) >= 4
+    for one in asked:
+        rung, precision = ops._plan(*one[:2], "", one[2], TURING)
+        assert rung is None
+        assert precision in ("fp16", "fp64", "ieee")
+        for of in ("grad_input", "grad_weight"):
+            assert ops.gradient_precision(of, *one, TURING) is None
+    with pytest.raises(NotImplementedError, match=r"8\.0 or above"):
+        ops._plan(problem, torch.float32, "", "tf32", TURING)
+    assert ops._plan(problem, torch.float32, "k3_shared_tile", "ieee", TURING)[0] is RUNGS["k3_shared_tile"]
+
+
+def test_bfloat16_needs_8_0():
+    """Which has the first instruction that converts to it: by name it is refused, and torch computes the rest."""
+    why = "bfloat16 needs a GPU of compute capability 8.0 or above, not 7.5"
+    for problem in (KB64, DEPTHWISE, TINY):
+        assert ops._plan(problem, torch.bfloat16, "", "bf16", TURING) == (None, "bf16")
+        for of in ("grad_input", "grad_weight", "grad_bias"):
+            assert ops.gradient_precision(of, problem, torch.bfloat16, "bf16", TURING) is None
+    for rung in (*RUNGS.values(), *GRADIENTS.values()):
+        assert rung.refusal(DEPTHWISE, torch.bfloat16, "bf16", TURING)
+        assert why not in str(rung.refusal(DEPTHWISE, torch.bfloat16, "bf16", A100))
+    with pytest.raises(NotImplementedError, match=f"k1_gather cannot do .*: {why}"):
+        ops._plan(KB64, torch.bfloat16, "k1_gather", "bf16", TURING)
+
+
+def test_what_is_torchs_is_computed_by_torch(monkeypatch):
+    """Contiguous, whatever its strides; without a sample, nothing."""
+    monkeypatch.setattr(ops.device, "of", lambda _: TURING)
+    for function in (ops.ready, ops.ready_input, ops.ready_weight):
+        function.cache_clear()
+    p = Problem(2, 24, 32, 8, 3000, 4, 2, groups=1, bias=True)
+    assert select(p, torch.float32, "ieee", TURING) is None
+    x, w, b = torch.randn(2, 24, 3000), torch.randn(32, 24, 8).transpose(0, 1), torch.randn(32)
+    parameters = (4, 2, 0, 1, 1)
+    y = ops._cuda(x, w, b, *parameters, "", "ieee")
+    assert torch.equal(y, torch.conv_transpose1d(x, w, b, *parameters))
+    assert y.is_contiguous()
+    assert ops._cuda(x[..., :1], w[..., :2], b, 4, 1, 0, 1, 1, "", "ieee").shape == (2, 32, 0)
+    for function in (ops.ready, ops.ready_input, ops.ready_weight):
+        function.cache_clear()
+
+
 @devices
 def test_full_precision_stays_on_cuda_cores(device):
     assert name(KB64, torch.float32, "ieee", device) == "k4_register_tile"
     assert name(KB64, torch.float64, "fp64", device) == "k5_dmma"
-    assert name(KB64, torch.float32, "ieee", TURING) == "k3_shared_tile"
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "ieee"), (torch.float16, "fp16")])
@@ -88,12 +139,12 @@ def test_small_problems_of_longer_sums_are_worth_packed_weights():
 
 def test_few_channels_go_to_tensor_cores_where_their_sums_are_long():
     problem = workloads.get("pqmf").problem
-    for device in (H200, A100, TURING):
-        assert name(problem, torch.bfloat16, "bf16", device) == "depthwise"
+    for device, dtype in ((H200, torch.bfloat16), (A100, torch.bfloat16), (TURING, torch.float16)):
+        assert name(problem, dtype, {torch.float16: "fp16"}.get(dtype, "bf16"), device) == "depthwise"
     assert name(problem, torch.float32, "tf32", H200) == "k5_mma"
     long = replace(problem, kernel_size=512)
     assert name(long, torch.bfloat16, "bf16", H200) == "k6_wgmma"
-    assert name(long, torch.bfloat16, "bf16", TURING) == "depthwise"
+    assert name(long, torch.float16, "fp16", TURING) == "depthwise"
 
 
 @tensor_arithmetic
@@ -143,12 +194,12 @@ def test_tf32_by_name_is_never_replaced():
 def test_a_permission_to_use_tf32_is_used_where_a_rung_gains_by_it():
     def plan(problem, variant="", device=H200):
         rung, precision = ops._plan(problem, torch.float32, variant, TF32_ALLOWED, device)
-        return rung.name, precision
+        return rung and rung.name, precision
 
     assert plan(KB64) == ("k6_wgmma", "tf32")
     assert plan(KB64, "k6_wgmma") == ("k6_wgmma", "tf32")
     assert plan(KB64, "k4_register_tile") == ("k4_register_tile", "ieee")
-    assert plan(KB64, device=TURING) == ("k3_shared_tile", "ieee")
+    assert plan(KB64, device=TURING) == (None, "ieee")  # torch's own operator
     assert plan(TINY) == ("k2_polyphase", "ieee")
     assert plan(FOUR_A_GROUP) == ("depthwise", "ieee")
     assert plan(workloads.get("pqmf").problem) == ("depthwise", "ieee")
@@ -187,12 +238,12 @@ def test_tf32x3_needs_eight_input_channels_a_group(device):
         (FOUR_A_GROUP, H200, "depthwise"),
         (workloads.get("depthwise").problem, H200, "depthwise"),
         (Problem(16, 64, 64, 3, 4096, 256, dilation=512), H200, "k4_register_tile"),  # no tile
-        (KB64, TURING, "k3_shared_tile"),
+        (KB64, TURING, None),  # torch's own operator
     ],
     ids=str,
 )
 def test_tf32x3_is_ieee_where_no_rung_takes_it(problem, device, rung):
-    assert ops._plan(problem, torch.float32, "", "tf32x3", device) == (RUNGS[rung], "ieee")
+    assert ops._plan(problem, torch.float32, "", "tf32x3", device) == (RUNGS.get(rung), "ieee")
     for name, one in RUNGS.items():
         with pytest.raises(NotImplementedError) as error:
             ops._plan(problem, torch.float32, name, "tf32x3", device)

@@ -1,0 +1,108 @@
+"""Work for several processors, in processes that know nothing of the program that asks for it.
+
+multiprocessing would import that program's ``__main__`` in each process: a plain script would run once more in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from .progress import progress
+
+# A terminal interrupts all of its processes: a worker leaves that to its parent, which then sends it no more work.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = {path}
+from {module} import serve
+serve()
+"""
+
+
+def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
+    """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for a single one in this process.
+
+    ``function`` and tasks are pickled, so the function is one of a module. Results are dropped. After an exception or
+    an interrupt the calls that have begun are finished, and no others begin.
+
+    Raises what a call raises, and RuntimeError where a process ends before its call does.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        for task in progress(tasks, label, len(tasks)):
+            function(*task)
+        return
+    with contextlib.ExitStack() as stack:
+        idle = deque(stack.enter_context(_process()) for _ in range(jobs))
+
+        def call(task):
+            process = idle.pop()  # there are as many as threads
+            try:
+                _call(process, function, task)
+            finally:
+                idle.append(process)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(call, task) for task in tasks]
+            try:
+                for future in progress(as_completed(futures), label, len(futures)):
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def serve() -> None:
+    """In a process of its own: make the calls that arrive on stdin; answer each with what it raised, or None."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed meanwhile is no answer
+    while True:
+        try:
+            function, task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        raised = None
+        try:
+            function(*task)
+        except Exception as error:
+            raised = error
+        answers.write(_pickled(raised))
+        answers.flush()
+
+
+@contextlib.contextmanager
+def _process() -> Iterator[subprocess.Popen]:
+    command = COMMAND.format(path=[place for place in sys.path if isinstance(place, str)], module=__name__)
+    # -P: a module of the current directory is none of the library, wherever the program was started.
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        yield process
+
+
+def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:
+    try:
+        pickle.dump((function, task), process.stdin)
+        process.stdin.flush()
+        raised = pickle.load(process.stdout)
+    except (EOFError, OSError) as error:
+        raise RuntimeError(f"a process ended before its work did, with exit code {process.wait()}") from error
+    if raised is not None:
+        raise raised
+
+
+def _pickled(error: Exception | None) -> bytes:
+    """The exception, or one that says the same where it cannot be told to another process."""
+    try:
+        text = pickle.dumps(error)
+        pickle.loads(text)
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return text

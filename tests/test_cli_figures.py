@@ -1,0 +1,73 @@
+"""The command that draws figures and fills the README: all of it or nothing."""
+
+import pytest
+
+from numba_tconv import commands, decoder_times, rows, search, table
+from numba_tconv.readme import section
+
+from .command_line import run
+from .samples import EMPTY_README, ladder, sweep
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Directories for rows and figures, the first with rows in it."""
+    rows.append(tmp_path / "data" / "some.csv", [*ladder(), *sweep()])
+    return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
+
+
+def test_figures_draws_and_fills_the_readme(capsys, places, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(EMPTY_README)
+    code, out, _ = run(capsys, "figures", *places, "--readme", readme)
+    assert code == 0
+    assert section(readme.read_text(), "table") == table.render([*ladder(), *sweep()])
+    for path in (tmp_path / "plots").iterdir():
+        assert str(path) in out
+
+
+def files_in(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# What `figures` lacks: a file that is there instead, the arguments, and what it says.
+LACKING = {
+    "no rows": ({}, ["--data", "plots"], "plots holds no rows: they are in a checkout of the repository"),
+    "no folder": ({}, ["--data", "nope"], "there is no folder nope"),
+    "a file for a folder": ({}, ["--plots", "README.md/plots"], "cannot write README.md/plots"),
+    "no folder can be made": ({}, ["--plots", "/proc/plots"], "cannot write /proc/plots"),
+    "no README": ({}, ["--readme", "READ.md"], "there is no READ.md"),
+    "no marker": ({"README.md": EMPTY_README.replace("ladder:end", "l")}, [], "README.md: the markers"),
+    "other rows are of another version": ({f"data/{decoder_times.FILE}": "x"}, [], "the columns of another version"),
+    "a search is of another version": ({f"data/{search.FILE}": "x"}, [], "the columns of another version"),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_figures_that_lack_something_write_nothing(capsys, tmp_path, monkeypatch, what):
+    files, argv, said = LACKING[what]
+    rows.append(tmp_path / "data" / "some.csv", [*ladder(), *sweep()])
+    for path, text in ({"README.md": EMPTY_README, "plots/notes": ""} | files).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    before = files_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "figures", "--data", "data", "--plots", "plots", *argv)
+    assert (code, out, err.count("\n")) == (commands.MISTAKE, "", 1)
+    assert said in err
+    assert files_in(tmp_path) == before
+
+
+def test_figures_without_a_readme_are_drawn(capsys, places, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "figures", *places)
+    assert code == 0
+    assert "there is no README.md to put the tables in" in out
+    assert [*(tmp_path / "plots").iterdir()]
+
+
+def test_figures_from_another_versions_rows_is_one_line(capsys, places, tmp_path):
+    (tmp_path / "data" / "old.csv").write_text("time,speed\n")
+    code, _, err = run(capsys, "figures", *places, "--readme", tmp_path / "README.md")
+    assert code == commands.MISTAKE
+    assert err.count("\n") == 1

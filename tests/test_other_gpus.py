@@ -1,0 +1,110 @@
+"""GPUs that nobody here has: what is compiled for them, how much of them it takes, without a spill."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from numba_tconv import offline, workloads
+from numba_tconv.functional import PRECISIONS
+from numba_tconv.kernels import gradients
+from numba_tconv.kernels.device import GPUS
+from numba_tconv.launch import architecture, target
+from numba_tconv.ops import gradient_precision
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection import select
+from tests.thorough import thorough
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+DTYPES = {precision: dtype for dtype, known in PRECISIONS.items() for precision in known}
+BY_CC = {gpu.cc: gpu for gpu in GPUS.values()}
+NEWER = [(8, 9), (10, 0), (12, 0)]
+# Workload, precision and compute capability: what the selection takes there.
+FORWARD = [
+    (name, precision, cc)
+    for cc in NEWER
+    for name, precisions in {
+        "kb64": ("tf32", "bf16", "tf32x3", "ieee"),
+        "kb79": ("tf32", "bf16", "ieee"),
+        "hifigan_u1": ("tf32", "bf16", "tf32x3", "ieee"),
+        "dac_u1": ("tf32", "bf16"),
+        "head": ("tf32", "tf32x3"),
+        "depthwise": ("ieee", "bf16"),
+        "convtasnet": ("tf32",),
+        "waveglow": ("bf16",),
+        "patch": ("fp64",),
+    }.items()
+    for precision in precisions
+]
+GRADIENTS = [
+    (of, precision, cc) for cc in NEWER for of in ("grad_input", "grad_weight") for precision in ("ieee", "bf16")
+]
+
+
+def test_ptx_is_made_for_9_0_and_machine_code_for_the_gpu():
+    made = {cc: (target(cc), architecture(cc)) for cc in BY_CC}
+    own = {cc: (cc, cc) for cc in ((7, 5), (8, 0), (8, 6), (8, 9))}
+    hopper = {(9, 0): ((9, 0, "a"), (9, 0, "a"))}  # whose code no other one runs
+    assert made == own | hopper | {cc: ((9, 0), cc) for cc in ((10, 0), (12, 0))}
+
+
+def test_blocks_are_those_that_registers_and_shared_memory_leave():
+    def blocks(registers, shared=0, threads=128, cc=(9, 0, "a")):
+        sizes = dict(cc=cc, threads=threads, registers=registers, shared_bytes=shared)
+        return offline.Report.blocks_per_multiprocessor.func(SimpleNamespace(**sizes))
+
+    # A warp's registers come in units of 256: 65 a thread take 2,304 a warp.
+    assert [blocks(registers) for registers in (32, 64, 65, 72, 73, 128, 168, 255)] == [16, 8, 7, 7, 6, 4, 3, 2]
+    assert [blocks(32, shared) for shared in (0, 13 * 1024, 75 * 1024, 76 * 1024, 227 * 1024)] == [16, 16, 3, 2, 1]
+    assert [blocks(32, 49 * 1024, cc=cc) for cc in ((8, 6), (8, 9), (10, 0), (12, 0))] == [2, 2, 4, 2]
+    assert [blocks(32, threads=1024, cc=cc) for cc in ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0))] == [1, 2, 1, 1, 1]
+    assert [blocks(8, threads=32, cc=cc) for cc in ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0))] == [16, 32, 16, 24, 24]
+
+
+@pytest.mark.parametrize("cc", [cc for cc in BY_CC if cc >= (8, 0)], ids=str)
+def test_what_is_selected_fits_into_shared_memory(cc):
+    """99 KB of a block on 8.6, 8.9 and 12.0."""
+    device, taken = BY_CC[cc], set()
+    assert device.shared_per_block == {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(cc, 99) * 1024
+    for workload in list(workloads.WORKLOADS.values())[::2]:
+        for precision, dtype in DTYPES.items():
+            rung = select(workload.problem, dtype, precision, device)
+            if rung:
+                config = rung.config_on(device, workload.problem, dtype, precision)
+                needs = rung.shared_bytes(workload.problem, config) + offline.RESERVED_SHARED
+                fit = getattr(config, "min_blocks", 1) * needs <= device.shared_per_multiprocessor
+                assert fit, (workload.name, precision, config)
+                taken.add(rung.name)
+    assert {"k4_register_tile", "k5_dmma", "k6_wgmma" if cc == (9, 0) else "k5_mma", "depthwise"} <= taken
+
+
+def check(report, device, min_blocks):
+    assert report.cc == device.cc
+    assert (report.spill_bytes, report.local_bytes) == (0, 0)
+    assert report.registers <= 255
+    assert report.shared_bytes <= device.shared_per_block
+    assert report.blocks_per_multiprocessor >= min_blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "cc"),
+    thorough(FORWARD, always=[("kb64", "tf32", (12, 0)), ("hifigan_u1", "bf16", (8, 9)), ("kb79", "ieee", (10, 0))]),
+)
+def test_what_is_selected_stays_in_its_registers(name, precision, cc):
+    device, problem, dtype = BY_CC[cc], workloads.get(name).problem, DTYPES[precision]
+    rung = select(problem, dtype, precision, device)
+    config = rung.config_on(device, problem, dtype, precision)
+    report = offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
+    check(report, device, getattr(config, "min_blocks", 1))
+
+
+@pytest.mark.parametrize(("of", "precision", "cc"), thorough(GRADIENTS, always=[("grad_input", "bf16", (12, 0))]))
+def test_gradients_stay_in_their_registers(of, precision, cc):
+    """Those that are not left to torch."""
+    device, problem, dtype = BY_CC[cc], workloads.get("hifigan_u3").problem, DTYPES[precision]
+    if not gradient_precision(of, problem, dtype, precision, device):
+        pytest.skip("torch computes it")
+    rung = gradients.select(of, problem, dtype, device, precision=precision)
+    config = rung.config(problem, dtype, device=device, precision=precision)
+    for kernel, shared_bytes in rung.kernels(config):
+        check(offline.report(kernel, cc, shared_bytes), device, kernel.min_blocks)
