@@ -25,7 +25,7 @@ FORWARD = [
     for cc in NEWER
     for name, precisions in {
         "kb64": ("tf32", "bf16", "tf32x3", "ieee"),
-        "kb79": ("tf32", "bf16", "ieee"),
+        "kb79": ("tf32", "bf16", "tf32x3", "ieee"),
         "hifigan_u1": ("tf32", "bf16", "tf32x3", "ieee"),
         "dac_u1": ("tf32", "bf16"),
         "head": ("tf32", "tf32x3"),
@@ -61,6 +61,11 @@ def test_blocks_are_those_that_registers_and_shared_memory_leave():
     assert [blocks(8, threads=32, cc=cc) for cc in ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0))] == [16, 32, 16, 24, 24]
 
 
+def blocks_of(rung, config):
+    """Blocks that the tile was chosen for; of other rungs, whose ``min_blocks`` is a register budget, one."""
+    return config.min_blocks if rung.name in ("k4_register_tile", "k5_mma", "k5_dmma") else 1
+
+
 @pytest.mark.parametrize("cc", [cc for cc in BY_CC if cc >= (8, 0)], ids=str)
 def test_what_is_selected_fits_into_shared_memory(cc):
     """99 KB of a block on 8.6, 8.9 and 12.0."""
@@ -72,7 +77,7 @@ def test_what_is_selected_fits_into_shared_memory(cc):
             if rung:
                 config = rung.config_on(device, workload.problem, dtype, precision)
                 needs = rung.shared_bytes(workload.problem, config) + offline.RESERVED_SHARED
-                fit = getattr(config, "min_blocks", 1) * needs <= device.shared_per_multiprocessor
+                fit = blocks_of(rung, config) * needs <= device.shared_per_multiprocessor
                 assert fit, (workload.name, precision, config)
                 taken.add(rung.name)
     assert {"k4_register_tile", "k5_dmma", "k6_wgmma" if cc == (9, 0) else "k5_mma", "depthwise"} <= taken
@@ -95,7 +100,7 @@ def test_what_is_selected_stays_in_its_registers(name, precision, cc):
     rung = select(problem, dtype, precision, device)
     config = rung.config_on(device, problem, dtype, precision)
     report = offline.report(rung.kernel(config), cc, rung.shared_bytes(problem, config))
-    check(report, device, getattr(config, "min_blocks", 1))
+    check(report, device, blocks_of(rung, config))
 
 
 @pytest.mark.parametrize(("of", "precision", "cc"), thorough(GRADIENTS, always=[("grad_input", "bf16", (12, 0))]))
@@ -107,4 +112,4 @@ def test_gradients_stay_in_their_registers(of, precision, cc):
     rung = gradients.select(of, problem, dtype, device, precision=precision)
     config = rung.config(problem, dtype, device=device, precision=precision)
     for kernel, shared_bytes in rung.kernels(config):
-        check(offline.report(kernel, cc, shared_bytes), device, kernel.min_blocks)
+        check(offline.report(kernel, cc, shared_bytes), device, min_blocks=1)

@@ -75,7 +75,7 @@ def test_a_plain_script_is_not_run_again(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-P", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert (done.returncode, done.stdout) == (0, "once\nno answer\n"), done.stderr
     *pids, own = [(tmp_path / name).read_text() for name in ("0", "1", "2", "3", "4", "own")]
@@ -93,7 +93,7 @@ def test_an_interrupt_lets_calls_end_and_starts_no_more(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
-        alarm = threading.Timer(120, process.kill)
+        alarm = threading.Timer(280, process.kill)
         alarm.start()
         while process.poll() is None and len([*tmp_path.glob("*.begun")]) < 2:
             time.sleep(0.05)

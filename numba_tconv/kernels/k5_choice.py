@@ -122,6 +122,9 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
     """The configuration whose weights stream beside x."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
+    # Beside phases without taps, whose outputs are stored too, split operands leave registers for half the sums.
+    if base.parts == 2 and base.span > base.phases:
+        config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
     # A kernel that has both ways took 1.08 times as long on head in TF32, 1.02 on waveglow (H100, scripts).
     fits = problem.length >= config.copies_a_row * x_vector
