@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 from typing import NamedTuple
 
@@ -39,8 +39,12 @@ class _Ways:
 _ways: defaultdict[torch._ops.OpOverload, _Ways] = defaultdict(_Ways)
 
 
+# The key by which routed.py gets one operator: torch's own operators know it and none of them uses it.
+ROUTED_NAME = "TESTING_ONLY_GenericMode"
+
+
 def _bits(*names: str) -> int:
-    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    keys = (torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name)) for name in names)
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
@@ -48,7 +52,7 @@ def _bits(*names: str) -> int:
 # A bit beside these is an operation between: a trace, a mode, a negation not yet done, zeros without memory, ...
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
-    *("ADInplaceOrView", "BackendSelect"),
+    *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
 )
 UNUSUAL = ~USUAL
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
@@ -164,3 +168,17 @@ def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
 def _tensors(operator: torch._ops.OpOverload) -> int:
     """How many of its arguments are tensors: they are the first ones."""
     return sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
+
+
+# The key of ``routed``
+
+_ROUTED = torch._C._dispatch_key_parse(ROUTED_NAME)
+is_routed = partial(torch._C._dispatch_tls_is_dispatch_key_included, _ROUTED)  # whether this thread's set has the key
+set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED)  # put it there, or take it out
+
+
+def pass_routed_key() -> None:
+    """Let torch's operators of higher order pass the key, too: those there are, and those to come."""
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_ROUTED)
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(_ROUTED)

@@ -7,8 +7,9 @@ import operator
 from functools import lru_cache, partial
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import direct, ops, transforms
+from . import direct, ops, sharding, transforms
 from .kernels import RUNGS, grad_ops
 from .layout import Layout, layout_of
 from .selection import TF32_ALLOWED
@@ -90,6 +91,10 @@ def conv_transpose1d(
     The ends are ``dilation*(K - 1) + stride + output_padding`` outputs long. On tensor cores, but in "fp64", an
     infinity may itself become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
 
+    torch.export and torch.onnx.export write torch's own operator into their programs, unless ``variant`` or
+    ``precision`` is named: such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and
+    modes with a ``__torch_function__`` are given this function.
+
     Raises:
         TypeError: an argument of the wrong type, as in torch.
         RuntimeError: shapes, dtypes, devices or values that torch refuses.
@@ -101,6 +106,13 @@ def conv_transpose1d(
         call = _at_once(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision)
         if call:
             return call(input, weight, bias)
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            *(conv_transpose1d, (input, weight, bias), input, weight, bias),
+            *(stride, padding, output_padding, groups, dilation),
+            variant=variant,
+            precision=precision,
+        )
 
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
@@ -125,10 +137,12 @@ def conv_transpose1d(
             f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
             f"got {dtype} on {input.device}, which torch's own operator computes"
         )
-    if not ours or _is_empty(input, weight):
+    exported = variant is precision is None and torch.compiler.is_exporting()
+    if not ours or exported or _is_empty(input, weight):
         output = torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        return output.contiguous() if output.layout == torch.strided else output
+        return output if exported or output.layout != torch.strided else output.contiguous()
 
+    sharding.prepare()
     output = transforms.apply(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if unbatched else input, weight, bias),

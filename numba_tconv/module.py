@@ -75,6 +75,13 @@ class ConvTranspose1d(nn.ConvTranspose1d):
             precision=self.precision,
         )
 
+    def __prepare_scriptable__(self):
+        """Asked for by torch.jit.script, which compiles Python to another language than this layer's."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
+            "this package's operator, or torch.export; or script the model before it is converted"
+        )
+
     def extra_repr(self) -> str:
         """What torch's layer shows of itself, and ``variant`` and ``precision`` where they are set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from . import direct, transforms
+from . import direct, flops, transforms
 from .kernels import RUNGS, device, grad_ops, gradients
 from .kernels.grad_rung import GradientRung
 from .kernels.ready import Ready
@@ -266,3 +266,4 @@ def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size
 
 
 transforms.register(conv_transpose1d, backward, grad_ops.setup_context, grad_ops.jvp)
+flops.register(conv_transpose1d, grad_ops.grad_input, grad_ops.grad_weight)

@@ -91,9 +91,9 @@ def test_a_converted_decoder_decodes_the_same_and_loads_the_same_checkpoints(dec
 def test_calls_of_the_function_with_an_expanded_filter_are_routed(monkeypatch):
     groups = []
 
-    def counted(*args, **kwargs):
-        groups.append(kwargs.get("groups"))
-        return numba_tconv.conv_transpose1d(*args, **kwargs)
+    def counted(*arguments):
+        groups.append(arguments[6])
+        return numba_tconv.conv_transpose1d(*arguments)
 
     monkeypatch.setattr(sys.modules[routed.__module__], "conv_transpose1d", counted)
     model, x, _ = tiny("bigvgan")
@@ -101,7 +101,7 @@ def test_calls_of_the_function_with_an_expanded_filter_are_routed(monkeypatch):
     filters = sum(type(one).__name__ == "Qwen2_5OmniUpSample1d" for one in model.modules())
     with routed():
         assert torch.equal(model(x), expected)
-    assert filters == sum(count is not None for count in groups) == len(groups) - LAYERS["bigvgan"][0] > 0
+    assert filters == sum(count > 1 for count in groups) == len(groups) - LAYERS["bigvgan"][0] > 0
 
 
 @pytest.mark.gpu

@@ -81,7 +81,12 @@ class Passed(TorchDispatchMode):
 
 
 class PassedFunctions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.passed = []
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.passed.append(function)
         return function(*args, **kwargs or {})
 
 
@@ -91,11 +96,6 @@ class Subclass(torch.Tensor):
 
 def in_a_dispatch_mode(x, w, bias):
     with Passed():
-        call(x, w, bias)
-
-
-def in_a_function_mode(x, w, bias):
-    with PassedFunctions():
         call(x, w, bias)
 
 
@@ -146,7 +146,7 @@ def inside_of_an_operator(x, w, bias):
 
 
 THROUGH = (
-    *(in_a_dispatch_mode, in_a_function_mode, traced_by_make_fx, traced_by_jit, of_fake_tensors, of_a_subclass),
+    *(in_a_dispatch_mode, traced_by_make_fx, traced_by_jit, of_fake_tensors, of_a_subclass),
     *(of_a_subclass_that_dispatches, of_a_negation_not_yet_done, of_zeros_without_memory),
     *(profiled, inside_of_an_operator),
 )
@@ -159,6 +159,15 @@ def test_whatever_else_is_active_takes_the_operator(routes, situation):
     situation(*tensors_of(PROBLEM))
     assert ops.conv_transpose1d in routes["through"]
     assert not routes["at once"] or situation is of_a_negation_not_yet_done  # which compares with a plain call
+
+
+def test_a_function_mode_is_given_the_function(routes):
+    tensors = tensors_of(PROBLEM)
+    with PassedFunctions() as mode:
+        found = call(*tensors)
+    assert_same([found], [call(*tensors)])
+    assert mode.passed == [numba_tconv.conv_transpose1d]
+    assert len(routes["at once"]) == 2  # of the mode too, which is not asked again
 
 
 def test_an_operator_that_nobody_described_is_called_itself():

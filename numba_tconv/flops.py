@@ -1,0 +1,31 @@
+"""The operators' floating-point operations, as torch.utils.flop_counter asks for them: those of torch's operators."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+
+def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
+    """Register the formulas, which torch calls with shapes in the place of tensors."""
+
+    @register_flop_formula(conv_transpose1d.overloadpacket)
+    def _forward(input, weight, bias, *parameters, out_shape):
+        return _count("convolution", [input, weight, bias], parameters, out_shape)
+
+    @register_flop_formula(grad_input.overloadpacket)
+    def _grad_input(grad_output, weight, length, *parameters, out_shape):
+        operands = [grad_output, out_shape, weight, None]
+        return _count("convolution_backward", operands, parameters, [out_shape, None, None], [True, False, False])
+
+    @register_flop_formula(grad_weight.overloadpacket)
+    def _grad_weight(grad_output, input, kernel_size, *parameters, out_shape):
+        operands = [grad_output, input, out_shape, None]
+        return _count("convolution_backward", operands, parameters, [None, out_shape, None], [False, True, False])
+
+
+def _count(name: str, operands: list, parameters: tuple, result, *wanted: list[bool]) -> int:
+    """What torch counts for its own operator of these shapes; ``parameters`` are those of this package's."""
+    stride, padding, output_padding, groups, dilation, *_ = parameters
+    lists = [stride], [padding], [dilation], True, [output_padding]
+    return flop_registry[getattr(torch.ops.aten, name)](*operands, *lists, groups, *wanted, out_val=result)
