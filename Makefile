@@ -75,6 +75,7 @@ bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	-$(PY) -m numba_tconv compile --rung all --precision ieee
 	-$(PY) -m numba_tconv compile --rung all --precision ieee --direction step
 	$(PY) -m numba_tconv bench
+	$(PY) -m numba_tconv bench --weights frozen --rung auto
 	$(PY) -m numba_tconv bench --direction grad_input
 	$(PY) -m numba_tconv bench --direction grad_weight
 	$(PY) -m numba_tconv bench --direction step
@@ -83,7 +84,7 @@ bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv kernelbench
 	-$(PY) -m numba_tconv decoders
 
-figures: $(RUN_ENV) ## draw the figures, and README's tables, from the rows in plots/data
+figures: $(RUN_ENV) ## draw the figures, and fill the tables of README and plots/README, from the rows in plots/data
 	$(PY) -m numba_tconv figures
 
 docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its links is broken

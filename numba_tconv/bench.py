@@ -34,9 +34,10 @@ from .directions import (
     torch_forward,
 )
 from .functional import PRECISIONS
+from .kernels.packed_weights import FrozenWeights
 from .named import AUTO, CUDNN, peak_name, rungs_for
 from .problem import Problem
-from .rows import Row
+from .rows import CALL, FROZEN, Row
 from .selection import TF32_ALLOWED
 from .timing import FLUSHES, Contestant, interleave, quantile
 from .workloads import Workload
@@ -107,6 +108,7 @@ def measure(
     precision: str = "ieee",
     direction: str = FORWARD,
     *,
+    weights: str = CALL,
     repeats: int = 30,
     budget_s: float = 1.0,
 ) -> list[Row]:
@@ -114,16 +116,19 @@ def measure(
 
     ``rungs`` are registry names, ``auto`` or ``cudnn`` (see ``rungs_for``, which also refuses what cannot be done).
     ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". In "tf32"
-    ``auto`` is what a call computes that names no precision, where torch's switch allows TF32. ``budget_s``
-    is the time on the GPU, in seconds, that each contestant may take. Raises WrongResult when a result is wrong; it
-    then holds the rows of those that are not.
+    ``auto`` is what a call computes that names no precision, where torch's switch allows TF32. ``weights`` is "call",
+    as calls are made by default: what packs weights packs them in the timed call. "frozen" packs them before, which
+    only the forward pass can. ``budget_s`` is the time on the GPU, in seconds, that each contestant may take. Raises
+    WrongResult when a result is wrong; it then holds the rows of those that are not.
     """
+    check_weights(weights, direction)
     p, peak = workload.problem, peak_name(dtype, precision)
     names, _ = rungs_for(rungs, p, dtype, precision, direction=direction)
     title = f"{workload.name} {peak}" if direction == FORWARD else f"{workload.name} {direction} {peak}"
     with torch_switches(tf32=precision == "tf32"), torch.no_grad():
         operands = make_operands(workload, dtype, "cuda", gradients=direction != FORWARD)
-        ours = {name: _ours(name, direction, operands, p, peak) for name in names if name != CUDNN}
+        given = operands if weights == CALL else operands._replace(weight=FrozenWeights(operands.weight).tensor)
+        ours = {name: _ours(name, direction, given, p, peak) for name in names if name != CUDNN}
         everyone = ours | _theirs(direction, operands, p)
         copy = _copy()
         flushes = FLUSHES_OF.get(direction, FLUSHES)
@@ -138,11 +143,17 @@ def measure(
     times = {name: contestant.times() for name, contestant in everyone.items()}
     bandwidth = 2 * copy.output.nbytes / (1e-3 * quantile(copy.times(), 0.5))
     kept = [name for name in names if name not in wrong]
-    rows = _rows(kept, workload, dtype, precision, direction, times, found, bandwidth)
+    rows = _rows(kept, workload, dtype, precision, direction, weights, times, found, bandwidth)
     if wrong:
         said = "; ".join(line for lines in wrong.values() for line in lines)
         raise WrongResult(f"wrong on {title}: {said}; no row of it is kept", rows)
     return rows
+
+
+def check_weights(weights: str, direction: str) -> None:
+    """Raise ValueError where ``direction`` cannot be computed from frozen weights."""
+    if weights == FROZEN and direction != FORWARD:
+        raise ValueError(f"frozen weights are for the forward pass, not for {direction}: training changes them")
 
 
 def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
@@ -159,12 +170,7 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
     asked = TF32_ALLOWED if precision == "tf32" else precision  # of the selection
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
-    def change_weights():
-        if direction != FORWARD:  # whoever trains a layer changes them at every step, so they are packed at every step
-            torch.autograd.graph.increment_version(operands.weight)
-
     def poison():
-        change_weights()
         # The allocator hands the blocks that are filled with NaN and freed to the results, which have their sizes.
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
 
@@ -178,15 +184,11 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
         return Contestant(step if direction == STEP else selected, prepare=poison)
     rung, (result,) = rungs_of(direction)[name], poison()
 
-    def prepare():
-        change_weights()
-        result.fill_(math.nan)
-
     def call():
         rung.run(*operands.of(direction), result, p, precision=precision)
         return {direction: result}
 
-    return Contestant(call, prepare)
+    return Contestant(call, prepare=lambda: result.fill_(math.nan))
 
 
 def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
@@ -207,6 +209,7 @@ def _rows(
     dtype: torch.dtype,
     precision: str,
     direction: str,
+    weights: str,
     times: dict[str, list[float]],
     found: dict[str, dict[str, Error]],
     bandwidth: float,
@@ -240,7 +243,8 @@ def _rows(
         rates = dict(gbps=min_bytes / p50 / 1e6, tflops=flops / p50 / 1e9)
         share = None if floor is None else floor / p50
         quantiles = dict(ms_p20=p20, ms_p50=p50, ms_p80=p80)
-        rows.append(Row(**common, **quantiles, **rates, rung=name, roofline=share, relerr=error(name)))
+        own = dict(rung=name, weights=CALL if name == CUDNN else weights, roofline=share, relerr=error(name))
+        rows.append(Row(**common, **quantiles, **rates, **own))
     return rows
 
 

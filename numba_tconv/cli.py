@@ -136,12 +136,14 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--rung", action="append", metavar="NAME",
                          help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
         arithmetic(one)
+        one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
+                         help="packed in the timed call, or frozen: packed before it, to serve (call)")  # fmt: skip
         one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
         one.add_argument("--budget", type=float, default=1.0, metavar="S",
                          help="seconds a contestant may be timed for, never under 5 calls (1.0)")  # fmt: skip
         one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
 
-    one = command("demo", run_demo, "see it: check the rungs, inspect them, draw the figures; live with a GPU")
+    one = command("demo", run_demo, "see it: check and compile the rungs, show the results; live with a GPU")
     places(one)
 
     one = command("check", commands.run_check, "compare every rung, those of the gradients too, with float64")
@@ -177,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")
     measurement(one, DATA / "sweep.csv")
 
-    one = command("figures", commands.run_figures, "draw the figures and README's table from the recorded rows")
+    one = command("figures", commands.run_figures, "draw the figures and fill README's tables from the recorded rows")
     places(one)
     one.add_argument("--readme", type=Path, metavar="FILE", help=f"whose tables are renewed ({commands.README})")
 

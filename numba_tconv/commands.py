@@ -109,6 +109,7 @@ def record(chosen: list[Workload], arguments) -> int:
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
     arithmetic = dtype, named_precision(arguments)
     with mistakes():
+        bench.check_weights(arguments.weights, arguments.direction)
         plans = [plan(names, workload.problem, *arithmetic, arguments.direction, len(chosen)) for workload in chosen]
         if not any(rungs for rungs, _ in plans):
             raise ValueError(f"none of the workloads can be done: {plans[0][1][0]}")
@@ -123,6 +124,7 @@ def record(chosen: list[Workload], arguments) -> int:
         try:
             measured = bench.measure(
                 *(workload, rungs, *arithmetic, arguments.direction),
+                weights=arguments.weights,
                 repeats=arguments.repeats,
                 budget_s=arguments.budget,
             )
@@ -157,8 +159,9 @@ def describe(row: rows.Row) -> str:
     share = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
     conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
     direction = "" if row.direction == FORWARD else f"{row.direction} "
+    frozen = " frozen" if row.weights == rows.FROZEN else ""
     return (
-        f"{row.workload} L {row.length} {direction}{row.dtype} {row.precision} {row.rung}: {row.ms_p50:.4g} ms"
+        f"{row.workload} L {row.length} {direction}{row.dtype} {row.precision} {row.rung}{frozen}: {row.ms_p50:.4g} ms"
         f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
         f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e})"
     )
@@ -239,50 +242,36 @@ def run_explain(arguments) -> int:
 
 
 def run_figures(arguments) -> int:
-    """Draw the figures and put the tables in the README, once it is known that all of it can be written."""
-    recorded = rows.read_all(arguments.data)
+    """Draw the figures and fill the pages, once it is known that all of it can be written. What is already as it should
+    be is left alone."""
+    data, plots = arguments.data, arguments.plots
+    recorded = rows.read_all(data)
     if not recorded:
-        raise Mistake(f"{_no_rows(arguments.data)}; nothing is written")
-    path = arguments.readme or README
-    tables = readme.tables(arguments.data) if path.exists() else {}
-    if tables:
-        require_markers(path, tables)
-        rows.check_replaceable(path)
-    elif arguments.readme:
-        raise Mistake(f"there is no {path} to put the tables in; nothing is written")
-    rows.check_replaceable(arguments.plots / "figure")
-    draw(recorded, arguments.data, arguments.plots)
-    if tables:
-        readme.update(path, tables)
-        print(f"tables written to {path}")
-    else:
-        print(f"there is no {path} to put the tables in")
+        raise Mistake(f"{_no_rows(data)}; nothing was written")
+    front = arguments.readme or README
+    if arguments.readme and not front.exists():
+        raise Mistake(f"there is no {front} to put the tables in; nothing was written")
+    tables, pages = readme.tables(data), {front: readme.FRONT, plots / "README.md": readme.RESULTS}
+    for page, names in pages.items():
+        if page.exists():
+            readme.updated(page, {name: tables[name] for name in names})  # says now what would stop it later
+            rows.check_replaceable(page)
+    rows.check_replaceable(plots / "figure")
+    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    changed = plotting.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
+    for page, names in pages.items():
+        if not page.exists():
+            print(f"there is no {page} to put the tables in")
+        elif readme.update(page, {name: tables[name] for name in names}):
+            changed.append(page)
+    for path in changed:
+        print(path)
+    print(f"{len(changed)} files changed")
     return 0
-
-
-def require_markers(path: Path, tables: dict[str, str]) -> None:
-    """Raise Mistake unless the README at ``path`` has a place for each of the tables."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        for name in tables:
-            readme.section(text, name)
-    except (OSError, UnicodeDecodeError, rows.RowsError) as error:
-        raise Mistake(f"{path}: {error}") from error
 
 
 def _no_rows(data: Path) -> str:
     return f"{data} holds no rows: they are in a checkout of the repository (`bench` and `sweep` record more, on a GPU)"
-
-
-def draw(recorded: list[rows.Row], data: Path, plots: Path, live: list[rows.Row] = ()) -> list[Path]:
-    """Draw the figures into ``plots`` and print their paths; say so where there is nothing to draw. The paths."""
-    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
-    paths = plotting.draw_all(recorded, plots, live, search.read(data / search.FILE), timed)
-    if not paths:
-        print(f"no figure drawn: {_no_rows(data)}")
-    for path in paths:
-        print(path)
-    return paths
 
 
 # --- inspect ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
 
 Both run under a torch function mode that computes each call of the transposed convolution, the layers' as well as the
-model's own, by torch's function or by ours (as ``routed`` does), between two events. So the time of the transposed
+model's own, by torch's function or by ours, between two events. So the time of the transposed
 layers is that of the calls within the decoder, with its caches and its layouts, and part of the decoder's whole time.
 Some decoders wait for the GPU on their way (EnCodec and Mimi read lengths from it, BigVGAN copies its waveform to the
 host); what the GPU then waits for Python is in the times of both sides.
@@ -34,7 +34,6 @@ DTYPES = ("float32", "bfloat16")  # that are timed where none is named
 DEVICE = "cuda"
 FEWEST_WALLS = 30  # rounds of the wall time
 WHOLE_FLUSHES = 20 * FLUSHES  # ten milliseconds on an H200, in which Python queues a good part of a decoder
-FIGURE = "![Time of whole decoders with torch's transposed convolutions and with ours](plots/decoders.png)"
 HEADER = [
     *("decoder", "calls", "calls: torch", "ours", "speed-up"),
     *("whole: torch", "ours", "speed-up", "share of the calls in torch's"),
@@ -45,13 +44,15 @@ HEADER = [
 class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours. Times are medians in milliseconds, of the whole
     decoder and of its ``calls`` calls of the transposed convolution together; ``seconds`` of sound for each of
-    ``batch`` inputs. ``wall_ms_p50`` is the wall time, None in rows that were recorded without. Errors are relative
-    norms of the waveform against the same decoder in float64."""
+    ``batch`` inputs. ``weights`` is rows.CALL, or rows.FROZEN where calls found their weights packed already.
+    ``wall_ms_p50`` is the wall time, None in rows that were recorded without. Errors are relative norms of the waveform
+    against the same decoder in float64."""
 
     transformers: str
     decoder: str
     dtype: str
     precision: str
+    weights: str
     batch: int
     seconds: float
     calls: int
@@ -150,6 +151,7 @@ def measure(
         decoder=name,
         dtype=str(dtype).removeprefix("torch."),
         precision=precision,
+        weights=rows.CALL,
         batch=batch,
         seconds=seconds,
         calls=len(ours.spans[-1]),
@@ -220,20 +222,23 @@ def title(name: str) -> str:
 
 
 def render(timed: Iterable[Timed]) -> str:
-    """README's tables, one for each group of rows, under the figure that is drawn of the same rows."""
+    """The tables of results, one for each group of rows."""
     parts = []
     for some in grouped(timed):
         first = some[0]
-        arithmetic = first.dtype if first.precision == first.dtype else f"{first.dtype}, {first.precision}"
+        arithmetic = table.arithmetic(first)
         said = f"{first.batch} inputs of {first.seconds:g} s, milliseconds (median)"
-        parts.append(f"**{arithmetic}**, {said}, {table.where(some)}, transformers {first.transformers}")
+        where = f"{table.where(some)}, transformers {first.transformers}"
+        parts.append(f"**{arithmetic}**, {said}, {where} {table.note(some)}".rstrip())
         parts.append(table.markdown(HEADER, [_cells(row) for row in some]))
-    return "\n\n".join([FIGURE, *parts]) if parts else table.EMPTY
+    return "\n\n".join(parts) or table.EMPTY
 
 
 def _cells(row: Timed) -> list[str]:
+    mark = table.MARK * (row.weights == rows.FROZEN)
+
     def pair(theirs, ours):
-        return [f"{theirs:.3g}", f"{ours:.3g}", f"{theirs / ours:.2f}x"]
+        return [f"{theirs:.3g}", f"{ours:.3g}{mark}", f"{theirs / ours:.2f}x"]
 
     layers, whole = (row.torch_layers_ms_p50, row.layers_ms_p50), (row.torch_ms_p50, row.ms_p50)
     if row.wall_ms_p50 is not None:

@@ -10,7 +10,7 @@ import torch
 from .kernels import RUNGS
 from .kernels.device import Device
 from .problem import COPY_BANDWIDTH, PEAK_FLOPS, Problem
-from .rows import Row
+from .rows import FROZEN, Row
 from .taps_picture import picture
 
 SHOWN_PHASES, SHOWN_TAPS = 8, 8  # in the text
@@ -166,7 +166,8 @@ def _recorded(row: Row) -> str:
     share = "" if row.roofline is None else f", {row.roofline:.0%} of the roofline"
     conv1d = "" if row.conv1d_ms_p50 is None else f", conv1d {row.conv1d_ms_p50:.3g}"
     cudnn = "" if row.cudnn_ms_p50 is None else f"; cuDNN {row.cudnn_ms_p50:.3g}{conv1d}"
-    return f"{row.ms_p50:.3g} ms{share}{cudnn} ({row.workload}, {row.time[:10]}, commit {row.commit})"
+    frozen = ", weights frozen" if row.weights == FROZEN else ""
+    return f"{row.ms_p50:.3g} ms{frozen}{share}{cudnn} ({row.workload}, {row.time[:10]}, commit {row.commit})"
 
 
 def _verdict(one: Candidate) -> list[str]:

@@ -16,13 +16,15 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 
 @dataclass(frozen=True)
 class Result(machine.Measured):
-    """How the entry of a problem fared. Times are means in milliseconds, with torch's switches at their defaults.
+    """How the entry of a problem fared. ``weights`` is rows.CALL, or rows.FROZEN where calls found them packed already.
+    Times are means in milliseconds, with torch's switches at their defaults.
 
     Of ``trials`` fresh inputs, our output was allclose to torch's on ``passed``. Errors are against float64, the
     largest over the trials: of the relative norm, and of the largest element, relative to the largest result.
     """
 
     problem: int
+    weights: str
     ms_mean: float
     torch_ms_mean: float
     trials: int
@@ -39,6 +41,7 @@ def result_of(verdict: Verdict) -> Result:
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(machine.describe()),
         problem=verdict.number,
+        weights=rows.CALL,
         ms_mean=verdict.ms,
         torch_ms_mean=verdict.torch_ms,
         trials=CORRECTNESS_TRIALS,
@@ -56,17 +59,21 @@ def markdown(results: Iterable[Result]) -> str:
 
 
 def render(results: Iterable[Result]) -> str:
-    """README's table: the newest row of each problem, a table for each GPU."""
+    """The table of results: the newest row of each problem, a table for each GPU."""
     tables: dict[str, list[Result]] = {}
     for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
         tables.setdefault(gpu, []).append(result)
     said = f"milliseconds (mean of {TIMED_TRIALS} calls)"
-    parts = [f"**KernelBench level 1**, {said}, {table.where(some)}\n\n{markdown(some)}" for some in tables.values()]
+    parts = [
+        f"**KernelBench level 1**, {said}, {table.where(some)} {table.note(some)}".rstrip() + f"\n\n{markdown(some)}"
+        for some in tables.values()
+    ]
     return "\n\n".join(parts) or table.EMPTY
 
 
 def _cells(result: Result) -> list:
     errors = f"{result.relerr:.1e}", f"{result.torch_relerr:.1e}"
-    times = f"{result.ms_mean:.3g}", f"{result.torch_ms_mean:.3g}"
+    mark = table.MARK * (result.weights == rows.FROZEN)
+    times = f"{result.ms_mean:.3g}{mark}", f"{result.torch_ms_mean:.3g}"
     speedup = f"{result.torch_ms_mean / result.ms_mean:.2f}x"
     return [result.problem, f"{result.passed} of {result.trials}", *errors, *times, speedup]

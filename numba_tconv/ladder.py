@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from .directions import FORWARD
 from .kernels import LADDER, RUNGS
-from .rows import Row, latest, of_newest_gpu
-from .table import markdown, where
+from .rows import FROZEN, Row, latest, of_main_gpu
+from .table import MARK, markdown, note, where
 
 WORKLOAD = "kb64"
 # A rung beside the ladder is measured where it is for.
@@ -18,12 +18,13 @@ NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # as r
 def render(rows: Iterable[Row]) -> str:
     """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
     ladder on the workload, and in the dtype, that BESIDE names. A gain is over the rung below, beside the ladder over
-    the fastest in it. All is of the newest row's GPU."""
+    the fastest in it. All is of the GPU with the most such rows."""
     dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
     measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]
-    measured = list(latest(of_newest_gpu(measured)).values())
+    measured = list(latest(of_main_gpu(measured)).values())
     lines = markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
-    return f"{lines}\n\nForward, {where(measured)}." if measured else lines
+    shown = [row for name in RUNGS if (row := _own(name, measured))]
+    return f"{lines}\n\nForward, {where(measured)}. {note(shown)}".rstrip() if measured else lines
 
 
 def _line(name: str, measured: list[Row]) -> list[str]:
@@ -32,15 +33,22 @@ def _line(name: str, measured: list[Row]) -> list[str]:
     ladder = [rung.name for rung in LADDER]
     workload, dtype = BESIDE.get(name, (WORKLOAD, "float32"))
     measured = [row for row in measured if row.dtype == dtype]
-    own = _time(measured, name, workload)
+    own = _own(name, measured)
     others = ladder[: ladder.index(name)][-1:] if name in ladder else ladder
     below = min((row.ms_p50 for other in others if (row := _time(measured, other, workload))), default=None)
     return [
         f"[`{name}`]({file})",
         rung.idea,
-        f"{workload}: {float(f'{own.ms_p50:.3g}'):g} ms, {NAMES[own.precision]}" if own else "-",
+        f"{workload}: {float(f'{own.ms_p50:.3g}'):g} ms{MARK * (own.weights == FROZEN)}, {NAMES[own.precision]}"
+        if own
+        else "-",
         f"{below / own.ms_p50:.1f}x" if own and below else "-",
     ]
+
+
+def _own(name: str, measured: list[Row]) -> Row | None:
+    workload, dtype = BESIDE.get(name, (WORKLOAD, "float32"))
+    return _time([row for row in measured if row.dtype == dtype], name, workload)
 
 
 def _time(measured: list[Row], name: str, workload: str) -> Row | None:

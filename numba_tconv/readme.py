@@ -1,14 +1,16 @@
-"""README's claim, ladder and tables: made from the recorded rows, each put between two markers of its name."""
+"""README.md and plots/README.md: what is made from the recorded rows stands between two markers of its name."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from . import claim, decoder_times, kernelbench_rows, ladder, rows, table
+from . import claim, decoder_times, kernelbench_rows, ladder, plotting, rows, search, summary, table
 from .rows import RowsError
 
-NAMES = "claim", "ladder", "table", "kernelbench", "decoders"
+FRONT = "claim", "ladder", "ten", "precision"  # of README.md
+RESULTS = "figures", "tables", "kernelbench", "decoders"  # of plots/README.md
+PLACES = {"throughput": 0, "ladder": 1, "roofline": 2, "decoders": 3, "errors": 4, "intensity": 5, "predicted": 6}
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
@@ -20,10 +22,19 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
     return {
         "claim": claim.render(measured),
         "ladder": ladder.render(measured),
-        "table": table.render(measured),
+        "ten": summary.ten(measured),
+        "precision": summary.precisions(measured),
+        "figures": figures(plotting.plans(measured, searched=search.read(data / search.FILE), timed=timed)),
+        "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),
     }
+
+
+def figures(planned: dict[str, plotting.Plan]) -> str:
+    """Every figure under its title, as images in the directory of the page; those that say most come first."""
+    order = sorted(planned, key=lambda name: (PLACES.get(name.partition("_")[0], len(PLACES)), name))
+    return "\n\n".join(f"**{planned[name].title}**\n\n![{planned[name].title}]({name}.png)" for name in order)
 
 
 def section(readme: str, name: str) -> str:
@@ -32,9 +43,9 @@ def section(readme: str, name: str) -> str:
     return readme[start:end].strip()
 
 
-def update(path: str | os.PathLike, tables: dict[str, str]) -> None:
-    """Put each of ``tables`` between its markers in the README at ``path``. Raises RowsError, leaving the file as it
-    was, where a marker is missing."""
+def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
+    """The text of the README at ``path`` with each of ``tables`` between its markers. Raises RowsError where a marker
+    is missing or the file cannot be read."""
     try:
         readme = Path(path).read_text(encoding="utf-8")
         for name, text in tables.items():
@@ -44,7 +55,12 @@ def update(path: str | os.PathLike, tables: dict[str, str]) -> None:
         raise RowsError(f"cannot read {path}: {error.strerror}") from error
     except RowsError as error:
         raise RowsError(f"{path}: {error}") from error
-    rows.replace_text(path, readme)
+    return readme
+
+
+def update(path: str | os.PathLike, tables: dict[str, str]) -> bool:
+    """Write the README as ``updated``; whether that changed it. A file that cannot be updated is left as it is."""
+    return rows.replace_text(path, updated(path, tables))
 
 
 def markers(name: str) -> tuple[str, str]:

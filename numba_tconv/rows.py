@@ -14,6 +14,9 @@ from typing import TypeVar
 
 from . import machine
 
+CALL, FROZEN = "call", "frozen"  # where weights are packed: within the timed call, or once before it
+WEIGHTS = CALL, FROZEN
+
 
 class RowsError(Exception):
     """A rows file that cannot be read or written; the message says which and why."""
@@ -23,6 +26,9 @@ class RowsError(Exception):
 class Row(machine.Measured):
     """One measurement. Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum
     traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
+
+    ``weights`` is "call" where the timed call packs its weights, as every call does by default, and "frozen" where they
+    were packed before it. A gradient or a step is always "call", and so is torch's own op.
 
     ``direction`` is one of directions.DIRECTIONS. ``rung`` is a registry name, ``auto`` for what the selection picked,
     or "cudnn" for torch's own op, recorded where no rung computes in that precision. ``cudnn_ms_p50`` is the time of
@@ -36,6 +42,7 @@ class Row(machine.Measured):
     rung: str
     dtype: str
     precision: str
+    weights: str
     length: int
     ms_p20: float
     ms_p50: float
@@ -110,37 +117,57 @@ def check_replaceable(path: str | os.PathLike) -> None:
     os.unlink(_beside(Path(path)))
 
 
-def replace_text(path: str | os.PathLike, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it over ``path``. Raises RowsError where that is not possible."""
+def replace_text(path: str | os.PathLike, text: str) -> bool:
+    """As ``replace_bytes``, for text."""
+    return replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
+    """Write ``content`` beside ``path`` and rename it over ``path``; whether that was needed. A file that holds it
+    already is left alone. Raises RowsError where it cannot be written."""
     path = Path(path)
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return False
+    except OSError as error:
+        raise RowsError(f"cannot read {path}: {error.strerror}") from error
     beside = _beside(path)
     try:
-        with open(beside, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(beside, "wb") as file:
+            file.write(content)
         os.chmod(beside, path.stat().st_mode if path.exists() else 0o644)
         os.replace(beside, path)
     except OSError as error:
         os.unlink(beside)
         raise RowsError(f"cannot write {path}: {error.strerror}") from error
+    return True
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """The newest row of each (workload, direction, rung, dtype, precision, length), by its time."""
-    return newest(rows, lambda row: (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length))
+    """The row to show of each (workload, direction, rung, dtype, precision, length): the newest of the default call,
+    or, where there is none, the newest with frozen weights."""
+
+    def rank(row):
+        return row.weights == CALL, row.time
+
+    return newest(rows, lambda row: (row.workload, row.direction, row.rung, row.dtype, row.precision, row.length), rank)
 
 
-def of_newest_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """Those of the GPU on which the newest was measured."""
-    rows = list(rows)
-    gpu = max(rows, key=lambda row: row.time).gpu if rows else None
-    return [row for row in rows if row.gpu == gpu]
+def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
+    """Those of the GPU that has the most rows; of equally many, that with the newest."""
+    by_gpu: dict[str, list[Kind]] = {}
+    for row in rows:
+        by_gpu.setdefault(row.gpu, []).append(row)
+    return max(by_gpu.values(), key=lambda some: (len(some), max(row.time for row in some)), default=[])
 
 
-def newest(rows: Iterable[Kind], key: Callable[[Kind], tuple]) -> dict[tuple, Kind]:
-    """The newest row of each ``key``, by its time, in the order in which the keys were first seen."""
+def newest(
+    rows: Iterable[Kind], key: Callable[[Kind], tuple], rank: Callable[[Kind], object] = lambda row: row.time
+) -> dict[tuple, Kind]:
+    """The row of the highest ``rank`` (its time) for each ``key``, in the order in which the keys were first seen."""
     found: dict[tuple, Kind] = {}
     for row in rows:
-        if key(row) not in found or row.time >= found[key(row)].time:
+        if key(row) not in found or rank(row) >= rank(found[key(row)]):
             found[key(row)] = row
     return found
 

@@ -1,7 +1,8 @@
 """The search that k6's cost model is held against: every configuration of a workload, measured.
 
 A call of the rung never searches; it takes what k6_cost.py expects to be fastest. Here all configurations take turns in
-one run, and the model's choice is marked, so that a test can say how much it loses.
+one run, and the model's choice is marked, so that a test can say how much it loses. Weights are packed before, so that
+the times are those of the kernel alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .directions import FORWARD, Operands, torch_forward
 from .kernels import RUNGS
 from .kernels.k6_config import Config, configs
 from .kernels.k6_cost import choose
+from .kernels.packed_weights import FrozenWeights
 from .launch import target
 from .workloads import Workload
 
@@ -104,14 +106,13 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
     found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
+        packed_once = FrozenWeights(weight)  # the model is of the kernel alone
         y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
         ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
 
         def contestant(config):
-            own = weight.clone()  # of the same weights only a few packings are kept
-
             def call():
-                rung.run(x, own, bias, y, p, config, name)
+                rung.run(x, packed_once.tensor, bias, y, p, config, name)
                 return y
 
             return timing.Contestant(call, prepare=lambda: y.fill_(math.nan))

@@ -326,9 +326,26 @@ def test_a_step_is_given_longer_to_be_queued(on_the_cpu, monkeypatch):
     assert step > timing.FLUSHES
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_weights_are_new_where_a_layer_is_trained(on_the_cpu, direction):
-    """So that what is packed of them is packed within the time."""
-    bench.measure(TINY, ["auto"], direction=direction)
-    (operands,) = on_the_cpu
-    assert operands.weight._version == (direction != "forward")
+@pytest.mark.parametrize("weights", ["call", "frozen"])
+def test_frozen_weights_are_for_ours_alone_and_rows_say_so(on_the_cpu, monkeypatch, weights):
+    given = []
+
+    class Packs(Right):
+        def run(self, x, weight, bias, result, p, precision):
+            given.append(weight)
+            super().run(x, self.operands[-1].weight, bias, result, p, precision=precision)
+
+    for module in (bench, named):
+        monkeypatch.setattr(module, "rungs_of", lambda of: {"packs": Packs(of, on_the_cpu)})
+    rows = bench.measure(TINY, ["packs", "auto", "cudnn"], weights=weights)
+    assert {row.rung: row.weights for row in rows} == {"packs": weights, "auto": weights, "cudnn": "call"}
+    (weight,), own = given, on_the_cpu[-1].weight
+    assert weight.data_ptr() == own.data_ptr()
+    assert (weight is own) == (weights == "call")
+    assert hasattr(weight, "frozen") == (weights == "frozen")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS[1:])
+def test_weights_that_are_trained_cannot_be_frozen(direction):
+    with pytest.raises(ValueError, match=f"frozen weights are for the forward pass, not for {direction}"):
+        bench.measure(TINY, ["auto"], direction=direction, weights="frozen")

@@ -14,13 +14,10 @@ from numba_tconv import (
     bench,
     check,
     commands,
-    demo,
     explain,
     inspection,
     named,
-    plotting,
     rows,
-    table,
     workloads,
 )
 from numba_tconv.kernels import RUNGS
@@ -50,9 +47,9 @@ def measuring(monkeypatch):
     """As if there were a GPU, on which a measurement returns made-up rows; the workloads that were measured."""
     seen = []
 
-    def measure(workload, rungs, dtype, precision, direction, *, repeats, budget_s):
+    def measure(workload, rungs, dtype, precision, direction, *, weights, repeats, budget_s):
         seen.append(workload.name)
-        return [row(workload, rung, direction=direction) for rung in rungs]
+        return [row(workload, rung, direction=direction, weights=weights) for rung in rungs]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -239,59 +236,6 @@ def test_info_tells_versions(capsys):
     assert code == 0
     for name in ("Python", "driver", "torch", "numba-cuda", "ptxas"):
         assert name in out
-
-
-@no_gpu
-def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
-    simulated = []
-    monkeypatch.setattr(commands, "in_simulator", lambda argv: simulated.append(argv) or 0)
-    code, out, _ = run(capsys, "demo", *places)
-    assert code == 0
-    assert simulated == [["check", "--small"]]
-    problem = workloads.get(demo.LIVE_WORKLOAD).problem
-    for name, rung in RUNGS.items():
-        for precision in demo.SHOWN_PRECISIONS:
-            shown = re.search(rf"^\| {name} +\| +{precision} +\|", out, re.MULTILINE)
-            assert bool(shown) == (rung.supports(problem, torch.float32, precision) is None)
-    assert table.render([*ladder(), *sweep()]) in out
-    last = out.splitlines()[-1]
-    assert last.endswith(f" is in {tmp_path / 'plots' / 'throughput_kb64_total_float32_ieee.png'}")
-    assert "\r" not in out
-
-
-def test_demo_with_a_gpu_ends_with_its_table_and_figure(capsys, places, tmp_path, measuring, monkeypatch):
-    monkeypatch.setattr(demo, "check_live", lambda: 0)
-    monkeypatch.setattr(demo, "print_compiled", lambda: None)
-
-    def measure(workload, names, repeats, budget_s):
-        return [row(workload, name, gpu="NVIDIA H100") for name in names if name != "auto"]
-
-    def draw_all(recorded, directory, live, searched, timed):
-        assert {one.gpu for one in live} == {"NVIDIA H100"}
-        return [directory / f"{name}.{kind}" for name in ("roofline_x", demo.FIGURE) for kind in ("svg", "png")]
-
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(plotting, "draw_all", draw_all)
-    code, out, _ = run(capsys, "demo", *places)
-    assert code == 0
-    lines = [line for line in out.splitlines() if line.startswith("| ")][-4:]
-    assert [line.split()[1] for line in lines] == [str(length) for length in demo.LIVE_LENGTHS]
-    floor = row(workloads.at_length(workloads.get("kb64"), demo.LIVE_LENGTHS[-1])).floor_ms
-    times = [float(cell) for cell in lines[-1].split("|")[2:-1]]
-    assert times[-3:] == pytest.approx([2.5 * floor, 1.6 * floor, floor], rel=1e-2)
-    path = tmp_path / "plots" / "live" / "throughput_kb64_total_float32_ieee.png"
-    assert out.splitlines()[-1].endswith(f" is in {path}")
-
-
-@no_gpu
-def test_demo_without_rows_goes_on(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "in_simulator", lambda argv: 0)
-    monkeypatch.setattr(demo, "print_compiled", lambda: None)
-    code, out, _ = run(capsys, "demo", "--data", tmp_path, "--plots", tmp_path)
-    assert code == 0
-    assert table.EMPTY in out
-    assert "no figure drawn" in out
-    assert "they are in a checkout of the repository" in out
 
 
 @no_gpu

@@ -3,10 +3,11 @@
 import pytest
 
 from numba_tconv import commands, decoder_times, rows, search, table
+from numba_tconv import ladder as of_rungs
 from numba_tconv.readme import section
 
 from .command_line import run
-from .samples import EMPTY_README, ladder, sweep
+from .samples import EMPTY_README, EMPTY_RESULTS, ladder, sweep
 
 
 @pytest.fixture
@@ -16,14 +17,46 @@ def places(tmp_path):
     return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
 
 
-def test_figures_draws_and_fills_the_readme(capsys, places, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(EMPTY_README)
-    code, out, _ = run(capsys, "figures", *places, "--readme", readme)
+@pytest.fixture
+def pages(tmp_path):
+    """README.md and the page of results, with nothing between their markers."""
+    (tmp_path / "plots").mkdir()
+    front, results = tmp_path / "README.md", tmp_path / "plots" / "README.md"
+    front.write_text(EMPTY_README)
+    results.write_text(EMPTY_RESULTS)
+    return front, results
+
+
+def test_figures_draws_and_fills_the_pages_and_then_changes_nothing(capsys, places, pages):
+    front, results = pages
+    code, out, _ = run(capsys, "figures", *places, "--readme", front)
     assert code == 0
-    assert section(readme.read_text(), "table") == table.render([*ladder(), *sweep()])
-    for path in (tmp_path / "plots").iterdir():
+    assert section(front.read_text(), "ladder") == of_rungs.render([*ladder(), *sweep()])
+    assert section(results.read_text(), "tables") == table.render([*ladder(), *sweep()])
+    files = [front, *results.parent.iterdir()]
+    for path in files:
         assert str(path) in out
+    before = {path: path.stat().st_mtime_ns for path in files}
+    code, out, _ = run(capsys, "figures", *places, "--readme", front)
+    assert (code, out) == (0, "0 files changed\n")
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+
+
+def test_figures_that_cannot_be_drawn_leave_the_pages_alone(capsys, places, pages, tmp_path):
+    front, _ = pages
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "figures", *places[:2], "--plots", tmp_path / "file", "--readme", front)
+    assert code == commands.MISTAKE
+    assert "cannot write" in err
+    assert front.read_text() == EMPTY_README
+
+
+def test_a_page_without_a_marker_stops_all_figures(capsys, places, pages):
+    front, results = pages
+    results.write_text(EMPTY_RESULTS.replace("<!-- tables:begin -->", ""))
+    assert run(capsys, "figures", *places, "--readme", front)[0] == commands.MISTAKE
+    assert front.read_text() == EMPTY_README
+    assert list(results.parent.iterdir()) == [results]
 
 
 def files_in(folder):

@@ -272,8 +272,7 @@ RECORDED = [
 
 
 def test_the_table_has_the_newest_rows_of_each_dtype():
-    figure, *parts = decoder_times.render(RECORDED).split("\n\n")
-    assert figure == decoder_times.FIGURE
+    parts = decoder_times.render(RECORDED).split("\n\n")
     assert [part.split(",")[0] for part in parts[::2]] == ["**float32", "**bfloat16**"]
     assert "4 inputs of 4 s" in parts[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for part in parts[1::2] for line in part.splitlines()[2:]]

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "numba_tconv"
 PREFIX = "numba_tconv."
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MARKDOWN = ("README.md", "CONTRIBUTING.md", "plots/README.md", "plots/lab-notes.md", "numba_tconv/README.md",
+            "numba_tconv/kernels/README.md")  # fmt: skip
 FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
 
 # From the bottom up; a module imports from its own layer (without a circle) and from those above it in this list.
@@ -46,9 +48,9 @@ LAYERS = (
     ("",),
     ("timing", "accuracy"),
     ("bench", "check", "info", "inspection", "kernelbench", "table"),
-    ("search", "decoder_times", "kernelbench_rows", "claim", "ladder"),
-    ("readme",),
+    ("search", "decoder_times", "kernelbench_rows", "claim", "ladder", "summary"),
     ("plotting", "plotting.*"),
+    ("readme",),
     ("commands",),
     ("compile_run", "decoder_run", "demo", "fuzz", "training"),
     ("cli",),
@@ -185,7 +187,7 @@ def test_the_readme_opens_with_two_commands():
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "plots/README.md"])
+@pytest.mark.parametrize("name", MARKDOWN)
 def test_what_is_linked_to_exists(name):
     assert links.Markdown(ROOT / name).links
     assert links.broken(ROOT / name) == []

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from numba_tconv import decoder_times, plotting, rows, search, table, workloads
 from numba_tconv.directions import DIRECTIONS, rungs_of
-from numba_tconv.plotting import by_length
+from numba_tconv.plotting import by_length, words
 from numba_tconv.plotting.style import LADDER, MARKERS, look
 
 from .samples import SLOWER, ladder, row, sweep
@@ -132,6 +131,35 @@ def test_the_same_rows_give_the_same_files(tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
+def test_files_that_would_not_change_are_left_alone(tmp_path):
+    def written():
+        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+
+    paths = plotting.draw_all(ladder(), tmp_path)
+    before = written()
+    assert len(paths) == len(before)
+    assert plotting.draw_all(ladder(), tmp_path) == []
+    assert written() == before
+    plotting.draw_all([replace(one, roofline=one.roofline / 2) for one in ladder()], tmp_path)
+    changed = {name for name, what in written().items() if what != before[name]}
+    assert "roofline_float32_ieee.svg" in changed
+    assert "errors.svg" not in changed
+
+
+def test_weights_that_were_packed_before_the_call_are_named_below():
+    frozen = [replace(one, weights="frozen") if one.rung == "k4_register_tile" else one for one in ladder()]
+    assert words.measured_on(frozen).endswith("; weights packed before the call: k4_register_tile")
+    assert "packed" not in words.measured_on(ladder())
+
+
+def test_rows_of_the_default_call_are_drawn_before_frozen_ones():
+    frozen = [replace(one, weights="frozen", ms_p50=1.0, time="2026-12-01T00:00:00Z") for one in ladder()]
+    (axes, *_) = plotting.plans([*ladder(), *frozen])["roofline_float32_ieee"].draw().axes
+    assert {line.get_label(): line.get_xdata()[0] for line in axes.lines if line.get_label() in SLOWER} == {
+        name: pytest.approx(1 / slower) for name, slower in SLOWER.items()
+    }
+
+
 def test_no_rows_no_figures(tmp_path):
     assert plotting.draw_all([], tmp_path) == []
 
@@ -175,7 +203,7 @@ def test_a_speed_up_is_over_the_faster_opponent_of_the_same_run():
 
 def test_precisions_have_their_own_tables_and_torchs_own_row_has_no_speed_up():
     rendered = table.render([*ladder(), row(rung="cudnn", slower=2.5, precision="tf32")])
-    ieee, tf32 = rendered.split("**forward, float32, tf32**")
+    ieee, tf32 = rendered.split("### forward, float32, tf32, NVIDIA H200")
     assert "speed-up" in ieee
     assert "speed-up" not in tf32
     assert "| kb64" in tf32
@@ -184,29 +212,88 @@ def test_precisions_have_their_own_tables_and_torchs_own_row_has_no_speed_up():
 def test_every_direction_has_its_own_table_after_the_forward_pass():
     recorded = [one for direction in reversed(DIRECTIONS) for one in of_direction(direction, "kb64")]
     rendered = table.render(recorded)
-    titles = [line.split(",")[0] for line in rendered.splitlines() if line.startswith("**")]
-    assert titles == ["**forward", "**grad_input", "**grad_weight", "**step"]
-    forward, *others = rendered.split("\n\n**")
+    titles = [line.split(",")[0] for line in rendered.splitlines() if line.startswith("###")]
+    assert titles == ["### forward", "### grad_input", "### grad_weight", "### step"]
+    forward, *others = rendered.split("\n\n### ")[1:]
+    forward = f"## Tables: NVIDIA H200\n\n### {forward}"
     assert forward == table.render(of_direction("forward", "kb64"))
     for direction, part in zip(DIRECTIONS[1:], others, strict=True):
-        header, _, line = part.splitlines()[2:]
+        header, _, line = part.splitlines()[4:]
         names = sorted({one.rung for one in of_direction(direction)} - {"auto"})
         columns = [cell.strip() for cell in header.split("|")[1:-1]]
         assert columns == ["workload", *names, "auto", "cuDNN", "floor", "of floor", "speed-up"]
         assert line.split("|")[-2].strip() == "1.79x"  # torch takes 2.5 floors, the fastest 1.4
 
 
+def column(rendered, name):
+    """The cells of a column of a table, by workload; without the column, none."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
+    header, _, *lines = lines
+    return {line[0]: line[header.index(name)] for line in lines} if name in header else {}
+
+
+def test_every_gpu_has_its_own_section_that_with_the_most_rows_first():
+    rendered = table.render([row(gpu="another"), *ladder()])
+    assert [line for line in rendered.splitlines() if line.startswith("## ")] == [
+        "## Tables: NVIDIA H200", "## Tables: another"
+    ]  # fmt: skip
+    assert "### forward, float32, ieee, another" in rendered.partition("## Tables: another")[2]
+
+
+def test_times_of_frozen_weights_are_marked_and_explained():
+    frozen = replace(row(rung="k5_mma"), weights="frozen")
+    rendered = table.render([frozen, row(rung="k4_register_tile")])
+    assert column(rendered, "k5_mma")["kb64"].endswith("*")
+    assert not column(rendered, "k4_register_tile")["kb64"].endswith("*")
+    assert table.note([frozen]) in rendered
+    assert "*" not in table.render(ladder())
+
+
+def test_frozen_weights_stand_beside_the_default_call_where_that_makes_a_difference():
+    auto = [row(name, "auto", slower=1.4) for name in ("kb64", "kb79", "kb74", "dac_u1")]
+    frozen = [replace(one, weights="frozen") for one in auto]
+    faster, same, older, newer = frozen
+    faster = replace(faster, ms_p50=0.5 * faster.ms_p50)
+    older = replace(older, ms_p50=1.0, time="2025-01-01T00:00:00Z", commit="old")
+    newer = replace(newer, ms_p50=2.0, time="2026-03-01T00:00:00Z", commit="new")
+    rendered = table.render([*auto, faster, same, older, newer])
+    assert column(rendered, "frozen") == {"kb64": f"{faster.ms_p50:.3g}", "kb79": "-", "kb74": "-", "dac_u1": "2"}
+    assert column(rendered, "auto")["kb64"] == f"{auto[0].ms_p50:.3g}"
+    assert column(table.render([*auto, same, older]), "frozen") == {}
+
+
+@pytest.mark.parametrize(
+    ("of_rung", "of_auto", "left_out"),
+    [
+        (dict(slower=2.0, time="2026-01-01T00:00:00Z", commit="old"), 1.4, True),
+        (dict(slower=1.1, time="2026-01-01T00:00:00Z", commit="old"), 1.4, True),
+        (dict(slower=1.45, time="2026-01-01T00:00:00Z", commit="old"), 1.4, False),
+        (dict(slower=2.0, time="2026-01-01T00:00:00Z"), 1.4, False),
+        (dict(slower=2.0, time="2026-01-03T00:00:00Z", commit="new"), 1.4, False),
+    ],
+    ids=["the kernel got faster", "and slower", "as fast", "of the same commit", "newer"],
+)
+def test_rungs_that_are_older_than_what_the_selection_took_are_left_out(of_rung, of_auto, left_out):
+    measured = [row(rung="k4_register_tile", **of_rung), row(rung="auto", slower=of_auto)]
+    rendered = table.render([*measured, row("kb79", "k4_register_tile"), row("kb79", "auto")])
+    assert (column(rendered, "k4_register_tile")["kb64"] == "-") == left_out
+    assert column(rendered, "k4_register_tile")["kb79"] != "-"
+    alone = table.render(measured)
+    assert ("k4_register_tile" in alone) != left_out, "a column without times"
+
+
 def test_no_rows_say_so():
     assert table.render([]) == table.EMPTY
 
 
-def test_every_figure_of_the_recorded_rows_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: path.touch())  # the names are what counts
+def test_every_figure_of_the_recorded_rows_is_there():
     data = ROOT / "plots" / "data"
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
-    drawn = plotting.draw_all(rows.read_all(data), tmp_path, searched=search.read(data / search.FILE), timed=timed)
-    missing = [path.name for path in drawn if not (ROOT / "plots" / path.name).exists()]
-    assert not missing, "run `make figures`"
+    planned = plotting.plans(rows.read_all(data), searched=search.read(data / search.FILE), timed=timed)
+    there = {path.stem for path in (ROOT / "plots").glob("*.svg")} & {
+        path.stem for path in (ROOT / "plots").glob("*.png")
+    }
+    assert set(planned) == there, "run `make figures`, and remove what is drawn no more"
 
 
 def test_neighbours_of_powers_of_two_are_not_drawn():

@@ -1,27 +1,56 @@
-"""README's tables: between their markers, and in step with the recorded rows."""
+"""What README.md and plots/README.md hold of the recorded rows: between their markers, and in step with them."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from numba_tconv import claim, decoder_times, kernelbench_rows, ladder, readme, rows, table, workloads
+from numba_tconv import (
+    claim,
+    decoder_times,
+    functional,
+    kernelbench_rows,
+    ladder,
+    plotting,
+    readme,
+    rows,
+    summary,
+    table,
+    workloads,
+)
 from numba_tconv.kernels import RUNGS
 
-from .samples import EMPTY_README, result, row, timed
+from .samples import EMPTY_README, result, row, sweep, timed
 from .samples import ladder as of_ladder
 
 ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": readme.FRONT, "plots/README.md": readme.RESULTS}
+NAMES = (*readme.FRONT, *readme.RESULTS)
 
 
-@pytest.mark.parametrize("name", readme.NAMES)
-def test_readme_shows_the_recorded_rows(name):
-    section = readme.section((ROOT / "README.md").read_text(encoding="utf-8"), name)
-    assert section == readme.tables(ROOT / "plots" / "data")[name], "run `make figures`"
+@pytest.fixture(scope="module")
+def recorded_tables():
+    return readme.tables(ROOT / "plots" / "data")
+
+
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in PAGES.items() for name in names])
+def test_pages_show_the_recorded_rows(recorded_tables, page, name):
+    section = readme.section((ROOT / page).read_text(encoding="utf-8"), name)
+    assert section == recorded_tables[name], "run `make figures`"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_every_section_stands_on_one_page(recorded_tables):
+    assert sorted(recorded_tables) == sorted(NAMES)
 
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
-    assert readme.tables(tmp_path) == dict.fromkeys(readme.NAMES, table.EMPTY) | {"ladder": ladder.render([])}
+    empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([]), "figures": ""}
+    assert readme.tables(tmp_path) == empty
     measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
     rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
@@ -29,7 +58,10 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
     assert readme.tables(tmp_path) == {
         "claim": claim.render(measured),
         "ladder": ladder.render(measured),
-        "table": table.render(measured),
+        "ten": summary.ten(measured),
+        "precision": summary.precisions(measured),
+        "figures": readme.figures(plotting.plans(measured, timed=[timed()])),
+        "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render([result()]),
         "decoders": decoder_times.render([timed()]),
     }
@@ -38,22 +70,22 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
 def test_only_what_is_between_the_markers_changes(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(f"before\n{EMPTY_README}after\n")
-    tables = {"decoders": "some\ntable", "table": "another", "kernelbench": "\\1", "claim": "a word"}
+    tables = {"precision": "some\ntable", "ten": "another", "ladder": "\\1", "claim": "a word"}
     for _ in range(2):
         readme.update(path, tables)
         text = path.read_text()
         assert text.startswith("before\n<!-- claim:begin -->\na word\n<!-- claim:end -->\n")
-        assert "<!-- table:begin -->\nanother\n<!-- table:end -->\n" in text
-        assert text.endswith("<!-- decoders:begin -->\nsome\ntable\n<!-- decoders:end -->\nafter\n")
+        assert "<!-- ten:begin -->\nanother\n<!-- ten:end -->\n" in text
+        assert text.endswith("<!-- precision:begin -->\nsome\ntable\n<!-- precision:end -->\nafter\n")
         assert {name: readme.section(text, name) for name in tables} == tables
 
 
-@pytest.mark.parametrize("missing", ["<!-- kernelbench:begin -->", "<!-- decoders:end -->"])
+@pytest.mark.parametrize("missing", ["<!-- ladder:begin -->", "<!-- precision:end -->"])
 def test_a_readme_without_a_marker_is_left_alone(tmp_path, missing):
     path = tmp_path / "README.md"
     path.write_text(before := EMPTY_README.replace(missing, ""))
     with pytest.raises(rows.RowsError, match=rf"README.md: the markers .*{missing}.* missing"):
-        readme.update(path, dict.fromkeys(readme.NAMES, "new"))
+        readme.update(path, dict.fromkeys(readme.FRONT, "new"))
     assert path.read_text() == before
 
 
@@ -75,7 +107,6 @@ def test_the_claim_is_of_what_the_selection_picks():
     said = claimed(*others, fast, slow)
     assert "conv1d`: **1.4 times as fast in TF32** (2 layers, 1.00 to 2.0)." in said
     assert "NVIDIA H200, driver 580.1" in said
-    assert "commit 0123abc)" in said
     assert "step" not in said
     assert "bfloat16" not in said
 
@@ -89,6 +120,22 @@ def test_a_step_is_claimed_for_itself():
     assert "`conv1d`: **5.0 times as fast in bfloat16** (1 layers, 5.00 to 5.0)." in said
     assert "A training step, against torch's: **2.5 times as fast in bfloat16** (1 layers, 2.50 to 2.5)." in said
     assert claimed(step).startswith("A training step")
+
+
+def test_the_claim_is_of_default_calls_and_says_where_there_are_none():
+    call, other = (row(name, "auto", slower=0.8, precision="tf32") for name in ("kb64", "kb74"))
+    frozen, frozen_other = (replace(one, weights="frozen", ms_p50=one.ms_p50 / 2) for one in (call, other))
+    assert "packed" not in claimed(call, other)
+    assert "frozen" not in claimed(call, other)
+
+    both = claimed(call, other, frozen)
+    assert "**2.0 times as fast in TF32** (2 layers, 2.00 to 2.0)" in both
+    assert "With frozen weights, where both were timed: 4.0 instead of 2.0 times in TF32 (1 layers)." in both
+    assert "packed before" not in both
+
+    missing = claimed(call, frozen_other)
+    assert "**2.8 times as fast in TF32** (2 layers, 2.00 to 4.0)" in missing
+    assert "**Timed with weights packed before the call, as in a frozen layer: 1 of 2 in TF32**" in missing
 
 
 def test_nothing_is_claimed_without_rows():
@@ -129,6 +176,83 @@ def test_the_ladder_tells_what_each_rung_gained():
         "k5_dmma": ["kb64: 8 ms, float64", "2.5x"],
         "depthwise": ["depthwise: 0.5 ms, full precision", "4.0x"],
     }
+
+
+def test_the_ladder_marks_times_of_frozen_weights():
+    frozen = row(rung="k4_register_tile", ms_p50=8.0, weights="frozen")
+    lines = ladder.render([frozen, row(rung="k3_shared_tile", ms_p50=16.0)]).splitlines()
+    marked = [line for line in lines if "| kb64: 8 ms*, full precision" in line]
+    assert len(marked) == 1
+    assert "| kb64: 16 ms, full precision" in "\n".join(lines)
+    assert lines[-1].endswith(table.note([frozen]))
+
+
+# --- ten layers, precisions -------------------------------------------------------------------------------------------
+
+
+def picked(name, ms, **values):
+    """What the selection picked: torch takes 6 ms, conv1d 3."""
+    made = dict(precision="tf32", ms_p50=ms, cudnn_ms_p50=6.0, conv1d_ms_p50=3.0)
+    return replace(row(name, "auto"), **made | values)
+
+
+def test_ten_layers_stand_in_readme_and_in_lines():
+    step = dict(direction="step", conv1d_ms_p50=None)
+    measured = [
+        picked("kb64", 1.5),
+        picked("kb64", 2.0, **step),
+        picked("kb64", 1.0, dtype="bfloat16", precision="bfloat16", weights="frozen"),
+        picked("mimi", 3.0),
+        picked("kb79", 3.0),
+        picked("kb64", 9.0, precision="ieee"),
+        picked("kb64", 0.1, gpu="another"),
+    ]
+    rendered = summary.ten(measured)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
+    assert lines[0] == ["layer", "channels, taps, stride", *(f"{of}, {of_dtype}" for of in ("forward", "step")
+                        for of_dtype in ("TF32", "bf16"))]  # fmt: skip
+    assert lines[2:] == [
+        ["kb64", "128 to 128, 3, 1", "1.5 (2.0x)", "1* (3.0x)", "2 (3.0x)", "-"],
+        ["mimi", "512 to 512 in 512 groups, 4, 2", "3 (1.0x)", "-", "-", "-"],
+    ]
+    assert rendered.endswith(table.note(measured))
+    of_kb64, of_mimi = summary.lines(measured)
+    assert of_kb64.split()[0] == "kb64"
+    assert of_kb64.endswith("TF32 1.5 ms (2.0x), bf16 1* ms (3.0x)")
+    assert of_mimi.endswith("TF32 3 ms (1.0x), bf16 -")
+    assert summary.ten([]) == table.EMPTY
+
+
+def test_the_layers_of_the_readme_are_ten_workloads():
+    assert len(set(summary.LAYERS) & set(workloads.WORKLOADS)) == 10
+
+
+def test_precisions_are_told_by_medians_and_means():
+    errors = (1e-4, 2e-4, 9e-4)
+    measured = [picked(name, ms, relerr=error, cudnn_relerr=3e-4) for name, ms, error in
+                zip(("kb64", "kb74", "kb79"), (1.0, 2.0, 4.0), errors, strict=True)]  # fmt: skip
+    measured.append(picked("kb64", 1.0, dtype="float64", precision="float64", cudnn_relerr=0.0, relerr=2e-16))
+    measured.append(picked("kb64", 1.0, direction="grad_input", precision="ieee"))
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.precisions(measured).splitlines()]
+    assert [[line[0], line[1], *line[3:]] for line in lines[2:]] == [
+        ["float32", '`"tf32"`', "2e-04", "3e-04", "1.5x"],
+        ["float64", '`"fp64"`', "2e-16", "0", "3.0x"],
+    ]
+    assert summary.precisions([]) == table.EMPTY
+
+
+def test_every_precision_is_told_with_its_name():
+    named = {
+        (str(dtype).removeprefix("torch."), name) for dtype, names in functional.PRECISIONS.items() for name in names
+    }
+    assert named == {(dtype, summary.SHORT.get(precision, precision)) for dtype, precision in summary.PRODUCTS}
+
+
+def test_figures_stand_under_their_titles_the_hero_first():
+    rendered = readme.figures(plotting.plans([*of_ladder(), *sweep()]))
+    names = re.findall(r"\]\((\w+)\.png\)", rendered)
+    assert names[:2] == ["throughput_kb64_total_float32_ieee", "ladder_float32"]
+    assert rendered.startswith("**Throughput of kb64's channels against length, batch x length fixed: float32 ieee**")
 
 
 def test_the_files_of_the_ladder_are_there():

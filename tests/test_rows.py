@@ -10,8 +10,8 @@ from numba_tconv import rows
 from .samples import row
 
 COLUMNS = (
-    "time, commit, gpu, driver, torch, cudnn, numba_cuda, workload, direction, rung, dtype, precision, length, "
-    "ms_p20, ms_p50, ms_p80, cudnn_ms_p50, conv1d_ms_p50, gbps, tflops, roofline, relerr, cudnn_relerr"
+    "time, commit, gpu, driver, torch, cudnn, numba_cuda, workload, direction, rung, dtype, precision, "
+    "weights, length, ms_p20, ms_p50, ms_p80, cudnn_ms_p50, conv1d_ms_p50, gbps, tflops, roofline, relerr, cudnn_relerr"
 )
 
 
@@ -35,12 +35,6 @@ def test_what_is_written_is_read(path):
 def test_numbers_keep_six_digits(path):
     rows.append(path, [row(ms_p50=1.23456789)])
     assert rows.read(path)[0].ms_p50 == 1.23457
-
-
-def test_the_newest_gpu_is_that_of_the_newest_row():
-    recorded = [row(gpu=gpu, time=f"2026-01-0{day}T00:00:00Z") for gpu, day in (("B", 1), ("A", 3), ("B", 2), ("A", 1))]
-    assert rows.of_newest_gpu(recorded) == [recorded[1], recorded[3]]
-    assert rows.of_newest_gpu([]) == []
 
 
 def test_rows_are_added_behind_those_there(path):
@@ -108,6 +102,30 @@ def test_the_newest_row_of_each_measurement_counts():
     old, new = row(time="2026-01-01T00:00:00Z"), row(time="2026-02-01T00:00:00Z")
     other = replace(old, rung="k1_gather")
     assert list(rows.latest([new, old, other]).values()) == [new, other]
+
+
+def test_a_row_of_the_default_call_counts_before_newer_ones_of_frozen_weights():
+    old, new = (row(time=f"2026-0{month}-01T00:00:00Z") for month in (1, 2))
+    frozen = replace(new, weights="frozen", time="2026-03-01T00:00:00Z")
+    assert list(rows.latest([old, frozen]).values()) == [old]
+    assert list(rows.latest([frozen, old, new]).values()) == [new]
+    assert list(rows.latest([replace(frozen, time=old.time), frozen]).values()) == [frozen]
+
+
+def test_the_main_gpu_has_the_most_rows():
+    one, another, newer = row(), row(gpu="another"), row(gpu="newer", time="2026-12-01T00:00:00Z")
+    assert rows.of_main_gpu([]) == []
+    assert rows.of_main_gpu([one, newer, one]) == [one, one]
+    assert rows.of_main_gpu([newer, another]) == [newer]
+
+
+def test_a_file_that_is_as_it_should_be_is_not_written_again(path):
+    assert rows.replace_text(path, "one")
+    before = path.stat()
+    assert not rows.replace_text(path, "one")
+    assert path.stat() == before
+    assert rows.replace_text(path, "two")
+    assert path.read_text() == "two"
 
 
 def test_the_opponent_is_the_faster_one():

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
+from ..decoder_times import Timed
 from ..directions import FORWARD
-from ..rows import Row
+from ..rows import FROZEN, Row
 from ..workloads import WORKLOADS
 from .style import TINY
 
@@ -22,6 +23,12 @@ def arithmetic(dtype: str, precision: str) -> str:
 def name_of(figure: str, direction: str, *arithmetics: str) -> str:
     """The name of a figure's file; the forward pass goes without saying."""
     return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
+
+
+def title_of(shown: str, direction: str, *what: str) -> str:
+    """What a figure shows, with its direction and its dtype and precision; the forward pass goes without saying."""
+    named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
+    return ": ".join([shown, ", ".join(named)]) if named else shown
 
 
 def words(row: Row) -> str:
@@ -46,8 +53,14 @@ def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
             newest = max(some, key=lambda row: row.time)
             versions = f"driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}"
             versions += f", numba-cuda {newest.numba_cuda}"
-            parts.append(f"{label}{newest.gpu}, {versions}, {newest.time[:10]}, {commits(some)}")
+            parts.append(f"{label}{newest.gpu}, {versions}, {newest.time[:10]}, {commits(some)}{_frozen(some)}")
     return ";\n".join(parts)
+
+
+def _frozen(rows: Iterable[Row | Timed]) -> str:
+    """Which rungs, or decoders, were timed with weights packed before the call."""
+    names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
+    return f"; weights packed before the call: {', '.join(names)}" if names else ""
 
 
 def commits(rows: Iterable) -> str:
