@@ -24,7 +24,7 @@ PRODUCTS = {
     ("float32", "tf32x3"): "operands split into two fp16 numbers, three products on tensor cores",
     ("float16", "float16"): "exact products, float32 sums, on tensor cores",
     ("bfloat16", "bfloat16"): "exact products, float32 sums, on tensor cores",
-    ("float64", "float64"): "float64, on tensor cores",
+    ("float64", "float64"): "float64, on tensor cores where the GPU has them",
 }
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}  # what ``precision=`` calls it
 

@@ -149,6 +149,18 @@ def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, m
     assert measuring == []
 
 
+@pytest.mark.parametrize("weights", ["call", "frozen"])
+@pytest.mark.parametrize("command", [("bench", "kb64"), ("sweep", "--length", "1024")])
+def test_rows_say_where_weights_were_packed(capsys, measuring, tmp_path, command, weights):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, *command, "--rung", "auto", "--weights", weights, "--out", out)
+    assert code == 0
+    assert [one.weights for one in rows.read(out)] == [weights]
+    assert (" auto frozen: " in printed) == (weights == "frozen")
+    run(capsys, *command, "--rung", "auto", "--out", out)
+    assert [one.weights for one in rows.read(out)] == [weights, "call"]
+
+
 def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measuring, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")

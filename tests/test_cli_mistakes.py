@@ -55,6 +55,10 @@ MISTAKES = {
         ["bench", "--direction", "step", "--rung", "k1_gather"],
         "not a whole step; there are auto, cudnn, all",
     ),
+    "frozen weights for a step": (
+        ["bench", "kb64", "--direction", "step", "--weights", "frozen"],
+        "frozen weights are for the forward pass, not for step",
+    ),
     "a rung of another direction to compile": (
         ["compile", "--direction", "grad_weight", "--rung", "grad_input_tile"],
         "grad_input_tile computes grad_input, not grad_weight",

@@ -176,6 +176,17 @@ def test_the_newest_row_counts_and_is_told(data):
     assert "(kb64, 2026-03-01, commit 0123abc)" in str(found)
 
 
+def test_rows_of_frozen_weights_say_so_and_count_where_there_are_no_others(data):
+    frozen = row("kb64", weights="frozen", time="2026-03-01T00:00:00Z")
+    swept = row(workloads.at_length(workloads.get("kb64"), 65536, 64), slower=3.0, time="2026-02-01T00:00:00Z")
+    rows.append(data / "a.csv", [frozen])
+    assert " ms, weights frozen, " in str(explain("kb64", precision="ieee", device=H200, data=data))
+    rows.append(data / "b.csv", [swept])
+    found = explain("kb64", precision="ieee", device=H200, data=data)
+    assert found.recorded_ms == pytest.approx(swept.ms_p50, rel=1e-5)
+    assert "weights frozen" not in str(found)
+
+
 def test_dtypes_without_a_choice_have_rows_under_their_own_name(data):
     made = replace(row("kb64", "k6_wgmma"), dtype="bfloat16", precision="bfloat16")
     rows.append(data / "a.csv", [made])
