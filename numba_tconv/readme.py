@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 from . import claim, decoder_times, kernelbench_rows, ladder, plotting, rows, search, summary, table
+from .directions import DIRECTIONS
 from .rows import RowsError
 
 FRONT = "claim", "ladder", "ten", "precision"  # of README.md
 RESULTS = "figures", "tables", "kernelbench", "decoders"  # of plots/README.md
-PLACES = {"throughput": 0, "ladder": 1, "roofline": 2, "decoders": 3, "errors": 4, "intensity": 5, "predicted": 6}
+# The order of figures: by family, direction and arithmetic.
+PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
+ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
@@ -33,7 +36,14 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
 
 def figures(planned: dict[str, plotting.Plan]) -> str:
     """Every figure under its title, as images in the directory of the page; those that say most come first."""
-    order = sorted(planned, key=lambda name: (PLACES.get(name.partition("_")[0], len(PLACES)), name))
+
+    def place(name):
+        family = PLACES.index(name.partition("_")[0])
+        direction = next((number for number, of in enumerate(DIRECTIONS) if f"_{of}" in name), 0)
+        arithmetic = next((number for number, of in enumerate(ARITHMETICS) if name.endswith(of)), len(ARITHMETICS))
+        return family, direction, arithmetic, name
+
+    order = sorted(planned, key=place)
     return "\n\n".join(f"**{planned[name].title}**\n\n![{planned[name].title}]({name}.png)" for name in order)
 
 

@@ -11,6 +11,7 @@ from .workloads import AUDIO, WORKLOADS
 
 EMPTY = "No rows are recorded yet."
 MARK = "*"  # behind a time that was measured with weights packed before the call
+ALIKE = 1.02  # times that differ by less stand once
 AGREE = 1.07  # the selection launches a rung: times of the same kernels differ by no more
 
 
@@ -158,7 +159,7 @@ def _beside(auto: Row | None, frozen: list[Row]) -> Row | None:
     same = ("workload", "direction", "dtype", "precision", "length")
     found = [row for row in frozen if all(getattr(row, name) == getattr(auto, name) for name in same)]
     found = [row for row in found if row.time >= auto.time or row.commit == auto.commit]
-    return found[0] if found and _ms(found[0].ms_p50) != _ms(auto.ms_p50) else None
+    return found[0] if found and not 1 / ALIKE <= found[0].ms_p50 / auto.ms_p50 <= ALIKE else None
 
 
 def _ms(ms: float | None) -> str:

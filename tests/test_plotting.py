@@ -254,6 +254,7 @@ def test_frozen_weights_stand_beside_the_default_call_where_that_makes_a_differe
     frozen = [replace(one, weights="frozen") for one in auto]
     faster, same, older, newer = frozen
     faster = replace(faster, ms_p50=0.5 * faster.ms_p50)
+    same = replace(same, ms_p50=0.99 * same.ms_p50)
     older = replace(older, ms_p50=1.0, time="2025-01-01T00:00:00Z", commit="old")
     newer = replace(newer, ms_p50=2.0, time="2026-03-01T00:00:00Z", commit="new")
     rendered = table.render([*auto, faster, same, older, newer])

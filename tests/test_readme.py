@@ -252,6 +252,13 @@ def test_figures_stand_under_their_titles_the_hero_first():
     rendered = readme.figures(plotting.plans([*of_ladder(), *sweep()]))
     names = re.findall(r"\]\((\w+)\.png\)", rendered)
     assert names[:2] == ["throughput_kb64_total_float32_ieee", "ladder_float32"]
+    planned = plotting.plans(rows.read_all(ROOT / "plots" / "data"))
+    everything = re.findall(r"\]\((\w+)\.png\)", readme.figures(planned))
+    assert sorted(everything) == sorted(planned)
+    assert everything[0] == "throughput_kb64_batch16_float32_tf32"
+    shares = [name for name in everything if name.startswith("roofline")]
+    assert shares[:2] == ["roofline_float32_tf32", "roofline_bfloat16"]
+    assert "step" in shares[-1]
     assert rendered.startswith("**Throughput of kb64's channels against length, batch x length fixed: float32 ieee**")
 
 
