@@ -14,6 +14,7 @@ from numba_tconv.kernels.k4_config import candidates, fits, make, register_windo
 from numba_tconv.kernels.k4_cost import blocks, choose, cost, rounds
 from numba_tconv.kernels.k4_plan import config_for, plan_of, vector_of
 from numba_tconv.layout import NO_GPU, Layout
+from numba_tconv.offline import RESERVED_SHARED
 from numba_tconv.problem import Problem
 
 HEAD, ISTFT, KB64, DEMUCS = (workloads.get(name).problem for name in ("head", "istft", "kb64", "demucs_u2"))
@@ -296,11 +297,24 @@ def test_partial_sums_are_stored_in_vectors_wherever_the_output_begins(monkeypat
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
 def test_launches_are_early_on_gpus_that_have_it(gpu):
-    shapes = (1, 512, 86), (512, 256, 16)
-    x, w = (Layout.contiguous(shape, torch.float32, NO_GPU) for shape in shapes)
-    _, first, second = plan_of(k4_register_tile.make_kernel, config_for, HEAD, None, x, w, False, True, gpu)
-    assert (first.early, second.launch.early) == (gpu == H200, gpu == H200)
-    assert second.launch.kernel is partial_sum.make_kernel(torch.float32, gpu == H200)
+    """Of few blocks beside those that pack; of more, which would gather, only the one that adds up partial sums."""
+    for p, few in ((replace(HEAD, in_channels=256, out_channels=16, length=20), True), (HEAD, False)):
+        x, w = (
+            Layout.contiguous(shape, torch.float32, NO_GPU)
+            for shape in ((1, p.in_channels, p.length), (p.in_channels, p.out_channels, p.kernel_size))
+        )
+        _, first, second = plan_of(k4_register_tile.make_kernel, config_for, p, None, x, w, False, True, gpu)
+        assert (first.early, second.launch.early) == (gpu == H200 and few, gpu == H200)
+        assert second.launch.kernel is partial_sum.make_kernel(torch.float32, gpu == H200)
+
+
+def test_blocks_that_begin_early_spread_where_one_fits_or_each_has_a_multiprocessor():
+    half = H200.shared_per_multiprocessor // 2 - RESERVED_SHARED  # of which two fit
+    assert H200.spreads_early(10_000, half + 1, 10_000)
+    assert not H200.spreads_early(10_000, half, 1)
+    assert H200.spreads_early(100, half, 32)
+    assert not H200.spreads_early(100, half, 33)
+    assert not A100.spreads_early(1, A100.shared_per_block, 1)
 
 
 def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():

@@ -28,6 +28,13 @@ class Device:
         """Whether a kernel's blocks can begin before the kernel before it has ended (Kernel.prepare)."""
         return self.cc >= (9, 0)
 
+    def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
+        """Whether ``blocks`` with ``shared_bytes`` each spread over the multiprocessors as they do alone, if they begin
+        beside ``others`` of the kernel before. They do if each multiprocessor has room for one only, or if there is a
+        multiprocessor for every block. Else they gather on those that are free first."""
+        one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
+        return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
+
 
 # GPUs that need not be there, by name: one of each compute capability.
 GPUS = {

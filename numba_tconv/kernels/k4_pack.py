@@ -169,12 +169,16 @@ class TilePacking(Packing):
     def size(self) -> int:
         return self.stages * self.order.stage
 
+    @property
+    def blocks(self) -> int:
+        return self.stages * self.order.block_k // box_of(self.order).depth
+
     @cached_property
     def launch(self) -> Prepared:
         w, order, box = self.weights, self.order, box_of(self.order)
         whole = order.parts == 1 and self.tap_chunks == 1
         return make_kernel(order).prepare(
-            self.stages * order.block_k // box.depth,
+            self.blocks,
             *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
             *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
             box.way(w, whole),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -51,15 +52,16 @@ def plan_of(
     row_tiles, column_tiles = config.row_tiles(p), -(-p.batch * columns // config.block_n)
     planes, packing = -(-column_tiles // GRID_AXIS), packing_of(p, config, w)
     packed = alike((packing.size,), w.dtype)
-    launch = make_kernel(replace(config, splits=1)).prepare(
-        (row_tiles * p.groups, -(-column_tiles // planes), planes),
+    grid, kernel = (row_tiles * p.groups, -(-column_tiles // planes), planes), make_kernel(replace(config, splits=1))
+    launch = kernel.prepare(
+        grid,
         *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
         *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
         alike((p.batch, p.out_channels, p.out_length), x.dtype),
         *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
         *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
         t.kernel_size - (t.taps_per_row - 1) * t.rows,
-        early=device.launches_early,
+        early=device.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
     )
     return packing, launch, second
 

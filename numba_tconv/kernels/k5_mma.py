@@ -22,6 +22,7 @@ Measured (H200, kb64, tf32): 1.86 ms.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -246,13 +247,14 @@ def _plan(
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     packing = packing_of(p, tile, "mma", chunks, w)
     packed = alike((packing.size,), dtype)
-    launch = make_kernel(config).prepare(
-        (group_tiles * p.groups, *along),
+    grid, kernel = (group_tiles * p.groups, *along), make_kernel(config)
+    launch = kernel.prepare(
+        grid,
         *(alike(shape, dtype, strides), *x_strides, packed),
         *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
         *(alike((p.batch, p.out_channels, p.out_length), dtype), *sizes, columns, first),
         *(*chunks_of_taps, *last),
         alignment_of(y_offset, p, tile, gaps_between(tile)),
-        early=here.launches_early,
+        early=here.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
     )
     return packing, launch

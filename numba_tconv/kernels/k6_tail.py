@@ -11,7 +11,8 @@ the search of 398486d), and in tf32x3 from 0.861 to 0.632 and from 0.388 to 0.32
 * A thread takes a row, and 16 bytes of its packed weights (tensor_pack.py) at a time, every so many of them; then what
   the threads of a row have summed is added up, always in the same order. In tf32x3 the two parts of a weight are one
   again.
-* A block needs nothing that k6 computes, so it may begin where that has no tile left (Kernel.prepare): hifigan_u1 takes
+* A block needs nothing that k6 computes, so it may begin where that has no tile left (Kernel.prepare), since k6 lets it
+  begin only when the weights have been packed: hifigan_u1 takes
   2% (TF32) and 3% (bfloat16) less for it, oobleck_u2 1%. As many of them as fit gather on the multiprocessors that are
   free first, which takes longer where each has many weights to read: oobleck_u1 took 1% to 3% more (H200, a script; no
   recorded rows).

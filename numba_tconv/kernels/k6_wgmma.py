@@ -10,6 +10,8 @@ warpgroups only multiply and store. Blocks are persistent: while one tile is sto
   four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
   or so (profile; no rows). Where the ring is deep, a stage is two products deep (k6_config.py). In tf32x3 they also
   split what they have copied, if many lanes would (k6_operands.py).
+* Begin: blocks are launched while the weights are still being packed. They set up their barriers and tensor map, and
+  wait for the packing before they copy.
 * Multiply (k6_multiply.py, k6_window.py, k6_view.py): x is the operand in registers, since its positions are contiguous
   and TF32 wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
 * Copied before (k6_input.py): what no tensor map describes, and short samples where that saves more than it takes.

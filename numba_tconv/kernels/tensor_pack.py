@@ -78,16 +78,20 @@ class TensorPacking(Packing):
     tap_chunks: int
     channel_chunks: int
 
+    @property
+    def blocks(self) -> int:
+        """One for each stage."""
+        return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
+
     @cached_property
     def size(self) -> int:
-        blocks = self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
-        return packed_size(self.tile, blocks)
+        return packed_size(self.tile, self.blocks)
 
     @cached_property
     def launch(self) -> Callable[..., None]:
         w, split, tile = self.weights, self.tile.parts == 2, self.tile
         launch = kernel_of(tile, self.order).prepare(
-            self.row_tiles * self.groups * self.tap_chunks * self.channel_chunks,
+            self.blocks,
             *(alike(w.shape, w.dtype, w.strides), *w.strides, *([alike((1,), w.dtype)] if split else [])),
             *(alike((self.size,), w.dtype), self.row_tiles, self.tap_chunks, self.channel_chunks),
             *(w.shape[0] // self.groups, *w.shape[1:], box_of(tile).way(w, tile.whole and not tile.several_chunks)),
