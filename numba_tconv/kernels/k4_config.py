@@ -47,6 +47,7 @@ class Config(WarpTile):
     min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
+    apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
     y_vector: int = 1  # consecutive outputs that one store writes
     splits: int = 1  # parts of the input channels, whose sums another kernel adds up (channel_parts.py)
 
@@ -57,6 +58,11 @@ class Config(WarpTile):
     def phases(self) -> int:
         """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
         return 1 if self.one_phase else min(self.taps.rows, self.block_m)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows of a thread have the last tap, or none."""
+        return self.one_phase or self.apart
 
     @property
     def channels(self) -> int:
@@ -160,7 +166,7 @@ class Config(WarpTile):
         """Taps of a chunk that a block multiplies; of one phase those that there are, on average, not those of the
         longest row."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
-        return problem.kernel_size / chunks if self.one_phase else self.tap_chunk
+        return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
 # Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
@@ -304,4 +310,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
         dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
         dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2),
     )
+    if one_phase and 1 < problem.taps.rows <= 8:
+        rows = dict(block_k=2, block_m=8 * problem.taps.rows, block_n=16 * v, lanes_m=2, partial=1, apart=True)
+        shapes = (*shapes, rows)
     return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

@@ -32,6 +32,10 @@ TILES = (
     (256, 24, 8, 4, 16, 2, 16),
     (32, 64, 4, 4, 4, 5, 32),
 )
+# For rows of unequal taps: 16 channels of a phase for each warp, and as many warps as phases. SeamlessM4T's layer takes
+# 0.056 ms; in blocks of one phase it took 0.068 (H100, a script; no recorded rows).
+APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
+MOST_PHASES = 8
 # Fitted to times of 237 launches, of 57 problems with few blocks (H100 and H200, scripts; no recorded rows). The root
 # mean square of what the model is off is 11%; what it picks of them takes 1.003 times as long as the fastest in
 # geometric mean, at most 1.07 times. A clock is that of a scheduler, in which one of its warps multiplies and adds.
@@ -67,7 +71,8 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     """An estimate of a launch that does not add up partial sums."""
     c = config
     alike = [r for r in rounds(problem, c, device) if r[0]]
-    a_warp = c.block_k * (c.tap_chunk * c.thread_m * c.thread_n + CHANNEL / c.at_once)
+    taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # of blocks of one phase the longest decide
+    a_warp = c.block_k * (taps * c.thread_m * c.thread_n + CHANNEL / c.at_once)
     waits = c.block_k * LATENCY / c.at_once
     copies = COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector)
     store = POSITION * max(c.block_n * c.phases * c.taps.gap, c.threads)
@@ -90,24 +95,28 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ...]:
-    """Those that a layer may have, at any batch and length; none on other GPUs than Hopper's, nor for rows of unequal
-    taps, whose blocks are better of one phase."""
-    if device.cc < (9, 0) or layer.kernel_size % layer.taps.rows:
+    """Those that a layer may have, at any batch and length; none on other GPUs than Hopper's."""
+    if device.cc < (9, 0):
         return ()
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
-    sized = [dict(zip(names, sizes, strict=True), deepest=deepest) for *sizes, deepest in TILES]
+    if layer.kernel_size % layer.taps.rows:
+        # Rows of unequal taps: a warp has channels of one phase, and a block all phases of them.
+        several = 1 < layer.taps.rows <= MOST_PHASES
+        sized = [dict(APART, block_m=16 * layer.taps.rows, apart=True)] if several else []
+    else:
+        sized = [dict(zip(names, sizes, strict=True), deepest=deepest) for *sizes, deepest in TILES]
     deep = (with_stages(layer, device, x_vector=x_vector, **size) for size in sized)
     return tuple(config for config in deep if config)
 
 
-def with_stages(layer: Problem, device: Device, deepest: int, **tile) -> Config | None:
+def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **tile) -> Config | None:
     """The tile with the deepest stages that waste the fewest channels, and with the first number of them that fits;
     None where none does, or the window is wider than registers hold."""
     depth = layer.in_channels_per_group
     for block_k in sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k)):
         config = make(layer, torch.float32, block_k, **tile)
         short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
-        fitting = (way for n in (3, 2) if fits(way := replace(config, stages=n), device))
+        fitting = (way for n in stages if fits(way := replace(config, stages=n), device))
         if short and config.window <= register_window(device) and (found := next(fitting, None)):
             return found
     return None

@@ -34,8 +34,8 @@ def make_multiply(config: Config) -> Multiply:
     vector, block_m, block_k, tap_chunk = config.vector, config.block_m, config.block_k, config.tap_chunk
     thread_m, thread_n, lanes_m, lanes_n = config.thread_m, config.thread_n, config.lanes_m, 32 // config.lanes_m
     warps_n, halo, window, pitch, step = config.warps_n, config.halo, config.window, config.pitch, config.taps.step
-    phases, ragged = config.phases, config.ragged
-    one_phase, lead = config.one_phase, config.lead
+    phases, channels, ragged = config.phases, config.channels, config.ragged
+    uniform, apart, lead = config.uniform, config.apart, config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
@@ -80,7 +80,7 @@ def make_multiply(config: Config) -> Multiply:
         load_weights(ws, shared, w_at, whole_taps)
         for m in range(thread_m):
             # A tap that a row does not have must not multiply: zero times NaN is NaN.
-            if one_phase or tails >> m & 1:
+            if uniform or tails >> m & 1:
                 add_products(acc, ws, xs, m, halo - whole_taps * step)
 
     @device_function
@@ -88,7 +88,7 @@ def make_multiply(config: Config) -> Multiply:
         """Rows of one phase agree on the last tap; whether they have it, is asked outside of the loop: inside, loads of
         a channel would wait for products of another."""
         c = int32(0)
-        if not ragged or (one_phase and tails == 0):
+        if not ragged or (uniform and tails == 0):
             while c < block_k:
                 multiply_turn(int32(0), (acc, xs, ws, shared, x_at, w_at))
                 x_at, w_at = int32(x_at + at_once * x_row), int32(w_at + at_once * w_row)
@@ -104,7 +104,7 @@ def make_multiply(config: Config) -> Multiply:
         tails = int32(0)
         for m in range(thread_m):
             row = row_at + m // vector * (vector * lanes_m) + m % vector
-            if row % phases < last_row:
+            if (row // channels if apart else row % phases) < last_row:
                 tails |= int32(1 << m)
         return tails
 

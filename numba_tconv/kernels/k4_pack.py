@@ -42,6 +42,7 @@ class Order:
     phases: int
     channels: int
     parts: int  # tiles that share the phases of one output channel
+    apart: bool  # rows of a phase lie together
     fragments: bool  # in the order of operands of tensor cores: (k / 4, tap, m / 16, lane, row of the lane)
 
     @property
@@ -52,7 +53,7 @@ class Order:
 
 def order_of(config: Config) -> Order:
     sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
-    return Order(config.dtype, config.taps.rows, *sizes, config.fragments)
+    return Order(config.dtype, config.taps.rows, *sizes, config.apart, config.fragments)
 
 
 def place_by_rows(order: Order):
@@ -90,11 +91,11 @@ def box_of(order: Order) -> Box:
 @cache
 def make_kernel(order: Order) -> Kernel:
     phases, channels, parts = order.phases, order.channels, order.parts
-    element, box, chunk_taps = ELEMENTS[order.dtype], box_of(order), order.tap_chunk * order.rows
+    element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
     storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
     packed_piece = order.stage // pieces
     # Neighbouring rows of a stage that are neighbours in memory, too, go by 16 bytes.
-    by_vectors = box.phases_are_vectors and not order.fragments
+    by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
     step = box.vector if by_vectors else 1
     batch = BATCH // step
     in_order = place_by_fragments(order, ON_GPU) if order.fragments else place_by_rows(order)
@@ -105,7 +106,8 @@ def make_kernel(order: Order) -> Kernel:
     def weight(e):
         """Input channel, output channel, tap and phase of a packed element; whether a row is one of the tile's."""
         k, tap, m = place(e)
-        return int32(k), int32(m // phases), int32(tap), int32(m % phases), m < channels * phases
+        channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
+        return int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases
 
     def k4_pack(
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,

@@ -19,7 +19,8 @@ they meet in the same block and are interleaved on the way out.
   to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
   0.101 to 0.088 ms).
 * Split (channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
-* Few blocks (k4_few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle.
+* Few blocks (k4_few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle; rows of unequal
+  taps then lie apart, those of all phases in a block and those of one in a warp.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
 four or two elements wide.

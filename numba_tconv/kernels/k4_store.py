@@ -13,7 +13,8 @@ def make_store(config: Config):
     """By a block's first ``config.threads`` threads."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
-    phases, accumulator = config.phases, ELEMENTS[config.dtype].accumulator
+    phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
+    a_pitch, co_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)  # of the staged tile
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
@@ -38,11 +39,11 @@ def make_store(config: Config):
                 i -= ended * columns
             o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
             if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
-                at = int32(a * pitch + column)
+                at = int32(a * a_pitch + column)
                 co = co_begin + thread // lanes_run
                 target = (n * out_channels + co) * out_length + o
                 while co < co_begin + channels_left:
-                    source = int32(at + (co - co_begin) * phases * pitch)
+                    source = int32(at + (co - co_begin) * co_pitch)
                     if y_vector > 1:
                         load_vector(values, 0, shared, source)
                         if has_bias:

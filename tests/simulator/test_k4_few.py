@@ -33,6 +33,8 @@ SHAPES = [
     dict(thread_m=8, thread_n=4, lanes_m=16, block_m=128, block_n=24, partial=2),
     dict(thread_m=4, thread_n=4, lanes_m=4, block_m=32, block_n=32, stages=3, partial=1),
 ]
+# Of unequal taps, where a block has the rows of three phases, each in a warp of its own.
+APART = dict(thread_m=4, thread_n=8, lanes_m=4, block_m=48, block_n=64, partial=1, apart=True)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,7 @@ def tiny_blocks():
 def test_the_shapes_are_those_of_the_tiles():
     warps = {(tile[2], tile[3], tile[4]) for tile in k4_few.TILES}
     assert warps == {(shape["thread_m"], shape["thread_n"], shape["lanes_m"]) for shape in SHAPES}
+    assert all(APART[name] == k4_few.APART[name] for name in ("thread_m", "thread_n", "lanes_m", "block_n"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_tiles_of_few_blocks(reason, splits):
     x, w, bias = operands(problem, torch.float32)
     oracle = scatter(x, w, bias, problem)
     torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
-    for shape in SHAPES:
+    for shape in [*SHAPES, APART] if reason == "unequal taps" else SHAPES:
         config = replace(make(part, torch.float32, 2, **shape), splits=splits)
         y = poisoned(problem, torch.float32)
         RUNGS["k4_register_tile"].run(x, w, bias, y, problem, config)

@@ -32,7 +32,7 @@ def expected(w, p, c):
     outer = p.groups, c.row_tiles(p), c.tap_chunks(p), c.channel_chunks(p)
     packed = np.zeros((*outer, c.block_k, c.tap_chunk, c.block_m), np.float32)
     for group, row_tile, chunk, channels, k, tap, m in np.ndindex(packed.shape):
-        of_channel, of_phase = divmod(m, c.phases)
+        of_phase, of_channel = divmod(m, c.channels) if c.apart else divmod(m, c.phases)[::-1]
         i, co = channels * c.block_k + k, row_tile // c.parts * c.channels + of_channel
         a = row_tile % c.parts * c.phases + of_phase
         t = a + (chunk * c.tap_chunk + tap) * p.taps.rows
