@@ -44,6 +44,7 @@ from .workloads import Workload
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 CONV1D = "conv1d"
+PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # GPUs with PEAK_FLOPS; elsewhere the roofline is not known
 
 # A step is queued by torch.autograd and by several operators, which takes Python longer than one call.
 FLUSHES_OF = {STEP: 4 * FLUSHES}
@@ -217,8 +218,8 @@ def _rows(
     """The rows of ``names``; ``bandwidth`` is the copy's, in bytes a second."""
     costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
     where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
-    # PEAK_FLOPS are an H200's: elsewhere the roofline is not known.
-    floor = sum(cost.floor_ms(itemsize, peak, bandwidth) for cost in costs) if "H200" in where.gpu else None
+    known = where.gpu in PEAKS_KNOWN
+    floor = sum(cost.floor_ms(itemsize, peak, bandwidth) for cost in costs) if known else None
     min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
 
     def error(name):
