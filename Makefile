@@ -35,9 +35,8 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "$@: torch sees no CUDA GPU")'
 
-# The modules of the API reference, and the functions that are called like the modules in which they are.
-DOCUMENTED := numba_tconv $(addprefix numba_tconv.,explanation problem taps workloads rows plotting kernels.rung kernels.device)
-FUNCTIONS := convert explain freeze routed warm
+# The modules of the API reference.
+DOCUMENTED := numba_tconv $(addprefix numba_tconv.,lab.explain.explanation formula.problem formula.taps lab.measure.workloads lab.measure.rows lab.report.figures kernels.rung runtime.device)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-gpu same-code fuzz bench figures docs notebooks lint clean
@@ -89,7 +88,7 @@ figures: $(RUN_ENV) ## draw the figures, and fill the tables of README and plots
 
 docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its links is broken
 	rm -rf build/docs
-	$(PY) -m pdoc --docformat google --output-directory build/docs $(DOCUMENTED) $(addprefix '!numba_tconv.,$(addsuffix ',$(FUNCTIONS)))
+	$(PY) -m pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
 	$(PY) -m tests.links build/docs
 
 notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs

@@ -5,17 +5,17 @@
 ``explain`` says how a problem is computed; ``rungs`` lists the kernels by name.
 """
 
+import importlib
+
 from .requirements import misfits
 
 try:
-    from .convert import Conversion, convert
-    from .explain import Explanation, explain
-    from .freeze import Freezing, freeze, unfreeze
-    from .functional import conv_transpose1d
-    from .kernels import RUNGS
-    from .module import ConvTranspose1d
-    from .routed import routed
-    from .warm import warm
+    from .selection.registry import RUNGS
+    from .torch_api.convert import Conversion, convert
+    from .torch_api.freeze import Freezing, freeze, unfreeze
+    from .torch_api.functional import conv_transpose1d
+    from .torch_api.module import ConvTranspose1d
+    from .torch_api.routed import routed
 except ImportError as error:
     for line in misfits():
         error.add_note(line)
@@ -42,3 +42,22 @@ __version__ = "0.1.0"
 def rungs() -> dict[str, str]:
     """The idea of every rung of the ladder in a line, by the name that ``variant=`` takes, slowest first."""
     return {name: rung.idea for name, rung in RUNGS.items()}
+
+
+# What no call needs is imported on first use.
+_LATER = {
+    "explain": ".lab.explain.explain",
+    "Explanation": ".lab.explain.explain",
+    "warm": ".torch_api.warm",
+}
+
+
+def __getattr__(name: str):
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv import direct, functional, ops
-from numba_tconv.kernels import grad_ops
-from tests.parity import SMALL, operands, parameters
+from numba_tconv.torch_api import fast_path as direct
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import gradient_operators as grad_ops
+from numba_tconv.torch_api import operators as ops
+
+from .parity import SMALL, operands, parameters
 
 PROBLEM = SMALL["groups, unequal channels"]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.functional import PRECISIONS
+from numba_tconv.formula.precision import PRECISIONS
 
 # Shapes of input and weight, and the other arguments.
 GOOD = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_tconv import cli
+from numba_tconv.lab.cli import parser as cli
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so this is no mistake")
 

@@ -6,7 +6,7 @@ sums, and what is above the largest becomes an infinity, but only in the result.
 
 import torch
 
-from tests.parity import operands, scatter
+from .parity import operands, scatter
 
 # dtype; what input and weight are multiples of.
 RANGES = {

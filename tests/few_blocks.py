@@ -5,7 +5,12 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from numba_tconv.kernels import depthwise, depthwise_config, depthwise_rows, grad_input_depthwise, k5_choice, k5_mma
+from numba_tconv.gradients.input import depthwise as grad_input_depthwise
+from numba_tconv.kernels.depthwise import kernel as depthwise
+from numba_tconv.kernels.depthwise import rows as depthwise_rows
+from numba_tconv.kernels.depthwise import tile as depthwise_config
+from numba_tconv.kernels.k5_mma import choose as k5_choice
+from numba_tconv.kernels.k5_mma import kernel as k5_mma
 
 REMEMBERED = (
     depthwise_config.plan,

@@ -12,10 +12,12 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 
 import reference
-from numba_tconv import ops
-from numba_tconv.kernels import grad_ops, gradients
-from numba_tconv.kernels.gradients import GRADIENTS
-from tests.parity import LAYOUTS, operands, parameters
+from numba_tconv.selection import gradient as gradients
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.torch_api import gradient_operators as grad_ops
+from numba_tconv.torch_api import operators as ops
+
+from .parity import LAYOUTS, operands, parameters
 
 OF = ("grad_input", "grad_weight", "grad_bias")
 ON_CUDA_CORES = {name: rung for name, rung in GRADIENTS.items() if not rung.tensor_cores}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from numba_tconv import compile_ahead
+from numba_tconv.torch_api import compile_ahead
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import reference
-from numba_tconv import accuracy
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import accuracy
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What TF32 costs in norm and in the largest element: rounding both operands to 11 bits moves random sums by 2.9e-4. Few

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import torch
 
-from numba_tconv import offline
-from numba_tconv.compile_ahead import Call
-from numba_tconv.kernels.device import A100, H200
-from numba_tconv.launch import Kernel, target
-from numba_tconv.workloads import WORKLOADS
+from numba_tconv.lab.machine_code import offline
+from numba_tconv.lab.measure.workloads import WORKLOADS
+from numba_tconv.runtime.device import A100, H200
+from numba_tconv.runtime.kernel import Kernel, target
+from numba_tconv.torch_api.compile_ahead import Call
 
 RECORD = Path(__file__).with_name("same_code.json")
 COMPILERS = ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc")

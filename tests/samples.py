@@ -1,9 +1,10 @@
 """Rows for tests of what reads rows. Their numbers are made up."""
 
-from numba_tconv import readme, workloads
-from numba_tconv.decoder_times import Timed
-from numba_tconv.kernelbench_rows import Result
-from numba_tconv.rows import Row
+from numba_tconv.lab.measure import workloads
+from numba_tconv.lab.measure.rows import Row
+from numba_tconv.lab.report import readme
+from numba_tconv.lab.studies.decoder_times import Timed
+from numba_tconv.lab.studies.kernelbench_rows import Result
 
 SLOWER = {"k1_gather": 25.0, "k2_polyphase": 12.0, "k3_shared_tile": 4.5, "k4_register_tile": 1.4}
 WHERE = dict(

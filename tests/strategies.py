@@ -5,7 +5,7 @@ At least one output sample remains: torch accepts none on some of its backends a
 
 from hypothesis import strategies as st
 
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
 
 
 @st.composite

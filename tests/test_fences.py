@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.fences import VIEWS, Fenced, fenced
-from tests.parity import SMALL, operands, parameters, poisoned
+from .fences import VIEWS, Fenced, fenced
+from .parity import SMALL, operands, parameters, poisoned
 
 PROBLEM = SMALL["groups, unequal channels"]
 

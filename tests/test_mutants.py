@@ -9,9 +9,10 @@ import math
 import pytest
 import torch
 
-from numba_tconv import check
 from numba_tconv.kernels.rung import SUM_CHANNELS
-from tests.parity import SMALL, Error, error, far_apart, operands, parameters, scatter, verdict
+from numba_tconv.lab.measure import check
+
+from .parity import SMALL, Error, error, far_apart, operands, parameters, scatter, verdict
 
 MISTAKES = [
     "no divisibility test",

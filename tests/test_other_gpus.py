@@ -4,15 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from numba_tconv import offline, workloads
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import gradients
-from numba_tconv.kernels.device import GPUS
-from numba_tconv.launch import architecture, target
-from numba_tconv.ops import gradient_precision
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.lab.machine_code import offline
+from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.selection import select
-from tests.thorough import thorough
+from numba_tconv.runtime.device import GPUS, RESERVED_SHARED
+from numba_tconv.runtime.kernel import architecture, target
+from numba_tconv.selection import gradient as gradients
+from numba_tconv.selection.forward import select
+from numba_tconv.torch_api.operators import gradient_precision
+
+from .thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -76,7 +78,7 @@ def test_what_is_selected_fits_into_shared_memory(cc):
             rung = select(workload.problem, dtype, precision, device)
             if rung:
                 config = rung.config_on(device, workload.problem, dtype, precision)
-                needs = rung.shared_bytes(workload.problem, config) + offline.RESERVED_SHARED
+                needs = rung.shared_bytes(workload.problem, config) + RESERVED_SHARED
                 fit = blocks_of(rung, config) * needs <= device.shared_per_multiprocessor
                 assert fit, (workload.name, precision, config)
                 taken.add(rung.name)

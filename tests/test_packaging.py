@@ -25,36 +25,20 @@ MARKDOWN = ("README.md", "CONTRIBUTING.md", "plots/README.md", "plots/lab-notes.
             "numba_tconv/kernels/README.md")  # fmt: skip
 FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
 
-# From the bottom up; a module imports from its own layer (without a circle) and from those above it in this list.
-# "" is the package itself, numba_tconv/__init__.py.
+# From the bottom up, as numba_tconv/README.md has them; a module imports from its own layer (without a circle) and from
+# those above it in this list. "" is the package itself, numba_tconv/__init__.py.
 LAYERS = (
-    ("requirements", "taps"),
-    ("problem",),
-    ("workloads", "expert", "rows", "machine", "progress"),
-    ("cache", "call_types", "elements", "ptx", "ptx.*", "workers"),
-    ("launch", "layout", "direct", "flops", "transforms"),
-    ("offline", "kernels.*"),
-    ("kernels",),
-    ("selection", "traffic"),
-    ("ops",),
-    ("sharding",),
-    ("functional",),
-    ("module", "noted"),
-    ("directions", "decoders"),
-    ("named",),
-    ("compile_ahead",),
-    ("freeze",),
-    ("convert", "explain", "explanation", "routed", "taps_picture", "warm"),
+    ("requirements",),
+    ("formula", "formula.*"),
+    ("ptx", "ptx.*"),
+    ("runtime", "runtime.*"),
+    ("kernels", "kernels.*"),
+    ("gradients", "gradients.*"),
+    ("selection", "selection.*"),
+    ("torch_api", "torch_api.*"),
     ("",),
-    ("timing", "accuracy"),
-    ("bench", "check", "info", "inspection", "kernelbench", "table"),
-    ("search", "decoder_times", "kernelbench_rows", "claim", "ladder", "summary"),
-    ("plotting", "plotting.*"),
-    ("readme",),
-    ("commands",),
-    ("compile_run", "decoder_run", "demo", "fuzz", "training"),
-    ("cli",),
-    ("__main__",),
+    ("lab", "lab.*"),
+    ("__main__", "kernelbench"),
 )
 
 
@@ -111,9 +95,24 @@ def test_no_import_circle():
 
 
 def test_the_import_reader_sees_what_is_imported():
-    assert {"kernels", "kernels.rung", "problem"} <= imported_modules("selection")
-    assert {"ops", "kernels"} <= imported_modules("functional")
-    assert imported_modules("taps") == set()
+    assert {"selection.registry", "kernels.rung", "formula.problem"} <= imported_modules("selection.forward")
+    assert {"torch_api.operators", "selection.registry"} <= imported_modules("torch_api.functional")
+    assert imported_modules("formula.taps") == set()
+
+
+def test_the_layers_are_those_of_the_readme():
+    """In its table, from the bottom up."""
+    told = re.findall(r"^\| `(\w+)/` \|", (PACKAGE / "README.md").read_text(), flags=re.MULTILINE)
+    assert told == [name for name, *others in LAYERS if others == [f"{name}.*"]]
+
+
+def test_the_package_loads_nothing_of_the_lab():
+    """Until ``explain`` is used."""
+    program = "import sys, numba_tconv; names = [name for name in sys.modules if name.startswith('numba_tconv.lab')]; "
+    program += "assert not names, names; assert not {'matplotlib', 'numba_tconv.torch_api.warm'} & {*sys.modules}; "
+    program += "assert callable(numba_tconv.explain) and callable(numba_tconv.warm) and numba_tconv.Explanation"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_no_module_hides_one_of_the_library():
@@ -202,4 +201,7 @@ def test_no_path_of_somebodys_machine():
 def test_files_stay_small():
     for path in committed_files():
         if path.suffix == ".py":
-            assert len(path.read_text().splitlines()) < 400, path.relative_to(ROOT)
+            text = path.read_text()
+            imported = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+            lines = len(text.splitlines()) - sum(n.end_lineno - n.lineno + 1 for n in imported)
+            assert lines < 400, path.relative_to(ROOT)

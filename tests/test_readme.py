@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv import (
-    claim,
-    decoder_times,
-    functional,
-    kernelbench_rows,
-    ladder,
-    plotting,
-    readme,
-    rows,
-    summary,
-    table,
-    workloads,
-)
-from numba_tconv.kernels import RUNGS
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.lab.measure import rows, workloads
+from numba_tconv.lab.report import claim, ladder, readme, summary
+from numba_tconv.lab.report import figures as plotting
+from numba_tconv.lab.report import tables as table
+from numba_tconv.lab.studies import decoder_times, kernelbench_rows
+from numba_tconv.selection.registry import RUNGS
 
 from .samples import EMPTY_README, result, row, sweep, timed
 from .samples import ladder as of_ladder
@@ -242,9 +235,7 @@ def test_precisions_are_told_by_medians_and_means():
 
 
 def test_every_precision_is_told_with_its_name():
-    named = {
-        (str(dtype).removeprefix("torch."), name) for dtype, names in functional.PRECISIONS.items() for name in names
-    }
+    named = {(str(dtype).removeprefix("torch."), name) for dtype, names in PRECISIONS.items() for name in names}
     assert named == {(dtype, summary.SHORT.get(precision, precision)) for dtype, precision in summary.PRODUCTS}
 
 

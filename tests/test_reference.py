@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 
 import reference
-from tests.parity import SMALL, operands, parameters
-from tests.strategies import problems
+
+from .parity import SMALL, operands, parameters
+from .strategies import problems
 
 
 def close(ours, theirs, terms):

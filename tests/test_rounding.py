@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv import accuracy, bench
-from numba_tconv.accuracy import Error, errors, right
-from numba_tconv.directions import FORWARD, Operands, by_torch
-from numba_tconv.problem import Problem
-from numba_tconv.workloads import Workload
-from tests.parity import SMALL, verdict
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import accuracy, bench
+from numba_tconv.lab.measure.accuracy import Error, errors, right
+from numba_tconv.lab.measure.directions import Operands, by_torch
+from numba_tconv.lab.measure.workloads import Workload
+from numba_tconv.selection.directions import FORWARD
+
+from .parity import SMALL, verdict
 
 PRODUCTS = (FORWARD, "grad_input", "grad_weight")
 EXACT = Error(1e-9, 1e-9)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv import rows
-from numba_tconv.kernels import LADDER
+from numba_tconv.lab.measure import rows
+from numba_tconv.selection.registry import LADDER
 
 DATA = Path(__file__).resolve().parents[1] / "plots" / "data"
 STATED = re.compile(

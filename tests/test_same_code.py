@@ -11,10 +11,10 @@ if SIMULATOR:
 
 from numba import cuda, int32, types
 
-from numba_tconv import offline
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.launch import Kernel, contiguous
+from numba_tconv.lab.machine_code import offline
+from numba_tconv.runtime.kernel import Kernel, contiguous
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
 
 from . import same_code
 from .same_code import difference, plain_ptx, plain_sass

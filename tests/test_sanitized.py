@@ -6,25 +6,24 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import (
-    RUNGS,
-    depthwise_config,
-    depthwise_direct,
-    depthwise_long_config,
-    device,
-    k4_cost,
-    k5_choice,
-    k5_dmma_config,
-)
-from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.kernels.k4_plan import vector_of
-from numba_tconv.kernels.k5_store import gaps_between
-from numba_tconv.kernels.tensor_store import alignment_of
-from numba_tconv.kernels.tensor_tile import DTYPES
-from numba_tconv.layout import Layout
-from tests.gpu.common import TENSOR_CORES
-from tests.gpu.sanitized import MULTIPROCESSORS, Forward, as_if_large, cases, moved
-from tests.parity import LAYOUTS, operands, parameters
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
+from numba_tconv.kernels.depthwise import direct as depthwise_direct
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
+from numba_tconv.kernels.depthwise import tile as depthwise_config
+from numba_tconv.kernels.k4_register_tile import cost as k4_cost
+from numba_tconv.kernels.k4_register_tile.plan import vector_of
+from numba_tconv.kernels.k5_dmma import tile as k5_dmma_config
+from numba_tconv.kernels.k5_mma import choose as k5_choice
+from numba_tconv.kernels.k5_mma.epilogue import gaps_between
+from numba_tconv.runtime import device
+from numba_tconv.runtime.layout import Layout
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+
+from .gpu.common import TENSOR_CORES
+from .gpu.sanitized import MULTIPROCESSORS, Forward, as_if_large, cases, moved
+from .parity import LAYOUTS, operands, parameters
 
 pytestmark = pytest.mark.skipif(not TENSOR_CORES, reason="the simulator has no tensor cores")
 
@@ -45,7 +44,7 @@ def of_rung(name):
 
 
 def shape_of(tile):
-    """One of SHAPES (tensor_tile.py)."""
+    """One of SHAPES (kernels/common/tensor_core/tile.py)."""
     return "whole" if tile.whole else "part" if tile.dilation == 1 else "single"
 
 

@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_bias, grad_weight_sum, grad_weight_tiles, grad_weight_wgmma_split
-from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.gradients import bias as grad_bias
+from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
+from numba_tconv.gradients.weight.wgmma import split as grad_weight_wgmma_split
+from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.ptx import SIMULATOR
-from tests.gpu.sanitized import as_if_large
-from tests.gradient_parity import ON_CUDA_CORES
-from tests.test_sanitized import BOTH, of_rung, values
+from numba_tconv.runtime import device
+from numba_tconv.selection.gradient import GRADIENTS
+
+from .gpu.sanitized import as_if_large
+from .gradient_parity import ON_CUDA_CORES
+from .test_sanitized import BOTH, of_rung, values
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,17 +5,19 @@ import math
 
 import pytest
 
-from numba_tconv.kernels import device, k6_config
-from numba_tconv.kernels.channel_parts import split
-from numba_tconv.kernels.k6_box import rows_of
-from numba_tconv.kernels.k6_load import make_walk, make_window_start
-from numba_tconv.kernels.tensor_rung import by_vectors
-from numba_tconv.kernels.tensor_store import alignment_of
-from numba_tconv.kernels.tensor_tile import DTYPES
-from tests.gpu.common import TENSOR_CORES
-from tests.gpu.sanitized import as_if_large
-from tests.parity import LAYOUTS
-from tests.test_sanitized import BOTH, SHAPES, input_of, of_rung, shape_of, values
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common.tensor_core.rung import by_vectors
+from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.boxes import rows_of
+from numba_tconv.kernels.k6_wgmma.producer import make_walk, make_window_start
+from numba_tconv.runtime import device
+
+from .gpu.common import TENSOR_CORES
+from .gpu.sanitized import as_if_large
+from .parity import LAYOUTS
+from .test_sanitized import BOTH, SHAPES, input_of, of_rung, shape_of, values
 
 pytestmark = pytest.mark.skipif(not TENSOR_CORES, reason="the simulator has no tensor cores")
 
@@ -128,7 +130,7 @@ def test_k6():
         "runs that begin anywhere, by warps: rows in rounds, outputs at a time": {False}
         | {(rounds, outputs) for rounds in BOTH for outputs in (1, 2, 4)},
         "split, part, size of an element": {False} | {(part, size) for part in BOTH for size in (2, 4)},
-        # By tensor_runs.py, or in bulk, in one round or in two.
+        # By kernels/common/tensor_core/store_runs.py, or in bulk, in one round or in two.
         "stores, paired": {(rounds, paired) for rounds in (0, 1, 2) for paired in BOTH},
         "stores, shape": {(False, shape) for shape in SHAPES} | {(True, "whole")},
         "stores, empty slots, size": {False} | {(b, empty, size) for b in BOTH for empty in BOTH for size in (2, 4)},

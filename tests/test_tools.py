@@ -13,7 +13,9 @@ from torch import nn
 from torch.export import Dim
 
 import numba_tconv
-from numba_tconv import ConvTranspose1d, convert, functional, ops, routed
+from numba_tconv import ConvTranspose1d, convert, routed
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import operators as ops
 
 SIZES = ({0: Dim("batch", min=1, max=64), 2: Dim("length", min=2, max=4096)},)
 

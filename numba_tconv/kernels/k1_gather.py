@@ -18,8 +18,9 @@ from functools import cache
 import torch
 from numba import cuda, types
 
-from ..elements import ELEMENTS
-from ..launch import Kernel, contiguous, strided
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, contiguous, strided
+
 from .rung import SUM_CHANNELS, Rung, cuda_core_reason
 
 

@@ -1,8 +1,8 @@
 """k2: one thread an output, and only the taps that reach it.
 
-Idea: the taps of one output's phase form an arithmetic progression (taps.py), so where it starts and where the signal
-ends are worked out once, before the loop. Inside the loop: no test, no remainder. Threads of a warp take consecutive
-outputs, so stores and loads of x are coalesced and the loads of w hit the same cache line.
+Idea: the taps of one output's phase form an arithmetic progression (formula/taps.py), so where it starts and where the
+signal ends are worked out once, before the loop. Inside the loop: no test, no remainder. Threads of a warp take
+consecutive outputs, so stores and loads of x are coalesced and the loads of w hit the same cache line.
 
 Per output and input channel: taps/stride loads of x, as many of w (both from L1, nearly always), as many multiply-adds.
 A multiprocessor takes one load a clock and four multiply-adds: two loads for each are at most an eighth of the
@@ -19,9 +19,10 @@ from functools import cache, lru_cache
 import torch
 from numba import cuda, types, uint64
 
-from ..elements import ELEMENTS
-from ..launch import Kernel, Prepared, alike, flat, strided
-from ..problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
+
 from .rung import SUM_CHANNELS, Rung, are_adjacent, cuda_core_reason, taking_bias
 
 

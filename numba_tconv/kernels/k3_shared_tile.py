@@ -20,8 +20,9 @@ from functools import cache
 import torch
 from numba import cuda, int32, int64, types, uint32, uint64
 
-from ..elements import ELEMENTS
-from ..launch import STATIC_SHARED_LIMIT, Kernel, flat, strided
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, strided
+
 from .rung import Rung, adjacent, cuda_core_reason
 
 FEW_CHANNELS = 16  # of a group; with fewer output channels, most threads compute nothing

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from ..elements import ELEMENTS
-from ..launch import Kernel
-from ..layout import Layout
-from ..problem import Problem
-from .device import Device
+from numba_tconv.formula.problem import Problem
+from numba_tconv.runtime.device import Device
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.runtime.layout import Layout
 
 # The error of a sum grows with its length, so rungs add up the products of this many input channels apart.
 SUM_CHANNELS = 64

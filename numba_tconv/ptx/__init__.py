@@ -49,7 +49,9 @@ from .copies import (
 )
 from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
-from .matrix import (
+from .maxima import larger_magnitude, redux_max
+from .memory import ld_shared_st_global_if, st_global_if, st_global_vector
+from .mma import (
     mma,
     mma_f64,
     opaque,
@@ -61,10 +63,6 @@ from .matrix import (
     wgmma_fence,
     wgmma_wait,
 )
-from .maxima import larger_magnitude, redux_max
-from .products import multiply_add, multiply_runs
-from .runs import load_guarded, load_run, store_run, vectors_of
-from .stores import ld_shared_st_global_if, st_global_if, st_global_vector
 from .tensor_maps import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_4d,
@@ -74,8 +72,10 @@ from .tensor_maps import (
     tensormap_replace_address,
     tensormap_replace_size,
 )
-from .vectors import add_vectors, load_vector, load_vector_at, shared_base, store_vector, store_vectors
-from .windows import GRANULE, copy_vectors, multiply_window, spread, store_gathered, store_runs
+from .unrolled.products import multiply_add, multiply_runs
+from .unrolled.runs import load_guarded, load_run, store_run, vectors_of
+from .unrolled.vectors import add_vectors, load_vector, load_vector_at, shared_base, store_vector, store_vectors
+from .unrolled.windows import GRANULE, copy_vectors, multiply_window, spread, store_gathered, store_runs
 
 __all__ = [
     "GRANULE",

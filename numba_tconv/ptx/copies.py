@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 
 from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
-from .simulator_runs import address
+from .simulator.meanings import address
 
 
 # cp.async: global to shared memory without passing through registers; what is not valid is written as zeros.

@@ -12,7 +12,7 @@ from numba.core import config
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
 if SIMULATOR:
-    from .simulator import mend
+    from .simulator.blocks import mend
 
     mend()
 SHARED = 3  # LLVM's address space

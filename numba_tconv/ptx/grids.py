@@ -1,7 +1,7 @@
 """One kernel after the other on a stream: the second may begin before the first has ended (Kernel.prepare).
 
 The simulator runs them one after the other, so there they mean nothing; of code for GPUs below compute capability 9.0,
-which have no such launches, launch.py leaves them out.
+which have no such launches, runtime/kernel.py leaves them out.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 
-from numba_tconv import accuracy, fuzz
-from numba_tconv.directions import Operands
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import accuracy, fuzz
+from numba_tconv.lab.measure.directions import Operands
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, parameters, poisoned, terms, verdict
 
 

@@ -24,15 +24,16 @@ from unittest import mock
 
 import torch
 
-from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS, device, k4_config, k6_config, k6_split
-from numba_tconv.kernels.channel_parts import split
-from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.k4_register_tile import tile as k4_config
+from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.lab.measure.fuzz import bound
+from numba_tconv.runtime import device
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
 from tests.few_blocks import few_blocks_are_enough
-from tests.gpu.common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
-from tests.gpu.sanitized_depthwise import DEPTHWISE, depthwise_cases
-from tests.gpu.sanitized_doubles import double_cases
 from tests.gradient_parity import (
     ON_CUDA_CORES,
     ON_TENSOR_CORES,
@@ -43,6 +44,10 @@ from tests.gradient_parity import (
     torchs_gradient,
 )
 from tests.parity import SMALL, operands, poisoned, verdict
+
+from .common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
+from .sanitized_depthwise import DEPTHWISE, depthwise_cases
+from .sanitized_doubles import double_cases
 
 MULTIPROCESSORS = 3  # that the rungs are told of
 

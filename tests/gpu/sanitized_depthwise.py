@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from numba_tconv.kernels import RUNGS, depthwise_config, depthwise_direct, depthwise_long_config
-from numba_tconv.problem import Problem
-from tests.gpu.common import ARITHMETIC, LARGE
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import direct as depthwise_direct
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
+from numba_tconv.kernels.depthwise import tile as depthwise_config
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL
+
+from .common import ARITHMETIC, LARGE
 
 _LIKE_LARGE = LARGE["depthwise, 512 groups"]
 DEPTHWISE = {

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from numba_tconv.kernels.device import current_device
-from numba_tconv.kernels.k5_dmma_config import RING, candidates, make
+from numba_tconv.kernels.k5_dmma.tile import RING, candidates, make
+from numba_tconv.runtime.device import current_device
 
 # Of the rows of sanitized.py: rows of x in vectors and in elements; tiles of columns, of rows and of groups; unequal
 # and many taps; outputs that no tap reaches.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS
+from numba_tconv.selection.registry import RUNGS
 from tests.bad_calls import disagreements, is_huge, is_left_to_torch, pairs_of_arguments, tensors_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Sparse CSR")]

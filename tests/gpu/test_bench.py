@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from numba_tconv import bench, functional, named
-from numba_tconv.directions import DIRECTIONS, torch_forward
-from numba_tconv.kernels import RUNGS, grad_ops
-from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.rung import Rung
-from numba_tconv.problem import Problem
-from numba_tconv.workloads import Workload
+from numba_tconv.lab.measure import bench
+from numba_tconv.lab.measure import contestants as named
+from numba_tconv.lab.measure.directions import torch_forward
+from numba_tconv.lab.measure.workloads import Workload
+from numba_tconv.selection.directions import DIRECTIONS
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import gradient_operators as grad_ops
 
 pytestmark = pytest.mark.gpu
 

@@ -14,14 +14,16 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv import fuzz
-from numba_tconv.directions import FORWARD, Operands, rung_direction, rungs_of, shape_of
-from numba_tconv.fuzz import bound
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
-from tests.gpu.common import ARITHMETIC, LARGE, in_float64
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import fuzz
+from numba_tconv.lab.measure.directions import Operands, shape_of
+from numba_tconv.lab.measure.fuzz import bound
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.directions import FORWARD, rung_direction, rungs_of
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, operands, parameters
+
+from .common import ARITHMETIC, LARGE, in_float64
 
 pytestmark = pytest.mark.gpu
 

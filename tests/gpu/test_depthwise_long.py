@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, depthwise_long_config
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
-from tests.gpu.common import check, expected
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, LAYOUTS, operands, poisoned, terms, verdict
+
+from .common import check, expected
 
 pytestmark = pytest.mark.gpu
 

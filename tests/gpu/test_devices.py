@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import numba_tconv
-from tests.gpu.common import ARITHMETIC, LARGE
 from tests.parity import operands, parameters
+
+from .common import ARITHMETIC, LARGE
 
 pytestmark = [
     pytest.mark.gpu,

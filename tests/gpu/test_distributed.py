@@ -16,17 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from numba_tconv.directions import FORWARD
-from tests.gpu.weights_now import (
-    PROBLEM,
-    arithmetics,
-    assert_close,
-    assert_results,
-    fresh,
-    layer,
-    losses,
-    precision_of,
-)
+from numba_tconv.selection.directions import FORWARD
+
+from .weights_now import PROBLEM, arithmetics, assert_close, assert_results, fresh, layer, losses, precision_of
 
 pytestmark = pytest.mark.gpu
 PROCESSES = 2

@@ -7,8 +7,9 @@ import torch
 from torch.nn.utils import parametrizations
 
 import numba_tconv
-from numba_tconv.kernels import packed_weights
-from tests.gpu.common import LARGE, arithmetic
+from numba_tconv.kernels.common import packed_weights
+
+from .common import LARGE, arithmetic
 
 pytestmark = pytest.mark.gpu
 

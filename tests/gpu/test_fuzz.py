@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from numba_tconv.fuzz import STRUCTURES, bound
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
-from tests.gpu.common import ARITHMETIC, in_float64
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure.fuzz import STRUCTURES, bound
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS, operands, poisoned
+
+from .common import ARITHMETIC, in_float64
 
 pytestmark = pytest.mark.gpu
 

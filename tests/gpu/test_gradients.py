@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.directions import Operands
-from numba_tconv.kernels import grad_weight_direct, planes
-from numba_tconv.kernels.device import current_device
-from numba_tconv.kernels.grad_weight_wgmma_config import candidates
-from numba_tconv.kernels.gradients import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
-from numba_tconv.kernels.tensor_map import rows_alike
-from numba_tconv.problem import Problem
-from tests.gpu.common import FEW, LARGE, arithmetic, rounding_of
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import planes
+from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
+from numba_tconv.gradients.weight.wgmma.tile import candidates
+from numba_tconv.kernels.common.tensor_map import rows_alike
+from numba_tconv.lab.measure.directions import Operands
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.gradient import EXACT, GRADIENTS, grad_bias, grad_input, grad_weight
 from tests.gradient_parity import (
     OF,
     ON_CUDA_CORES,
@@ -29,6 +29,8 @@ from tests.gradient_parity import (
     torchs_gradient,
 )
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, parameters, verdict
+
+from .common import FEW, LARGE, arithmetic, rounding_of
 
 pytestmark = pytest.mark.gpu
 gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)

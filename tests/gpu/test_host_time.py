@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import numba_tconv
-from numba_tconv import workloads
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import workloads
 from tests.parity import operands
 
 pytestmark = pytest.mark.gpu

@@ -4,12 +4,13 @@ than the ring holds, or many rounds of it; tails of everything; rows of x in vec
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.kernels.k5_dmma_config import MOST_STAGES, of_ring
-from numba_tconv.problem import Problem
-from tests.gpu.common import able, check
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k5_dmma.tile import MOST_STAGES, of_ring
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS
+
+from .common import able, check
 
 pytestmark = pytest.mark.gpu
 K5 = RUNGS["k5_dmma"]

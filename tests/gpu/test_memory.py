@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from numba_tconv import ConvTranspose1d
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,15 @@ import torch
 from torch import nn
 
 import numba_tconv
-from numba_tconv import functional, launch, ops
-from numba_tconv.kernels import RUNGS, gradients
-from numba_tconv.kernels.device import GPUS, current_device
-from numba_tconv.launch import Kernel
-from tests.gpu.common import LARGE, check
+from numba_tconv.runtime import kernel as launch
+from numba_tconv.runtime.device import GPUS, current_device
+from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.selection import gradient as gradients
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import operators as ops
+
+from .common import LARGE, check
 
 pytestmark = pytest.mark.gpu
 PROBLEM = LARGE["HiFi-GAN's third layer"]

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS, packed_weights
-from numba_tconv.kernels.packed_weights import FrozenWeights
-from tests.gpu.common import LARGE, TENSOR_CORES, able
+from numba_tconv.kernels.common import packed_weights
+from numba_tconv.kernels.common.packed_weights import FrozenWeights
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, parameters
+
+from .common import LARGE, TENSOR_CORES, able
 
 pytestmark = pytest.mark.gpu
 

@@ -3,16 +3,19 @@
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, k6_config, k6_split
-from numba_tconv.kernels.packed_weights import FrozenWeights
-from numba_tconv.problem import Problem
-from tests.gpu.common import ARITHMETIC, able, check
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.packed_weights import FrozenWeights
+from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, poisoned
+
+from .common import ARITHMETIC, able, check
 
 pytestmark = pytest.mark.gpu
 
-# What each is there for: how a box of weights is copied (weight_box.py), in "a decoder's head" along phases; and what
-# comes beside the packing: sums in parts, a copy of x.
+# What each is there for: how a box of weights is copied (kernels/common/weight_box.py), in "a decoder's head" along
+# phases; and what comes beside the packing: sums in parts, a copy of x.
 PROBLEMS = {
     "along channels": Problem(3, 128, 128, 3, 514, bias=True),
     "a decoder's head": Problem(1, 512, 64, 16, 86, stride=8, padding=4, bias=True),

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
-from tests.gpu.common import FEW, LARGE, TENSOR_CORES, able, arithmetic, check, expected, in_float64, rungs
+from numba_tconv.formula.problem import Problem
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, terms, verdict
+
+from .common import FEW, LARGE, TENSOR_CORES, able, arithmetic, check, expected, in_float64, rungs
 
 pytestmark = pytest.mark.gpu
 float32 = pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])

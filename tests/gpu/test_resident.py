@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, device, k5_choice
-from numba_tconv.problem import Problem
-from tests.gpu.common import able, check, tensor_arithmetic
-from tests.gpu.sanitized import as_if_large
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k5_mma import choose as k5_choice
+from numba_tconv.runtime import device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS
+
+from .common import able, check, tensor_arithmetic
+from .sanitized import as_if_large
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS
-from tests.gpu.common import LARGE, able, expected
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, operands, parameters, verdict
+
+from .common import LARGE, able, expected
 
 pytestmark = pytest.mark.gpu
 

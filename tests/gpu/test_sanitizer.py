@@ -22,13 +22,16 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv import compile_ahead, offline, search
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.device import current_device
-from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.launch import target
+from numba_tconv.lab.machine_code import offline
+from numba_tconv.lab.measure import search
+from numba_tconv.runtime.device import current_device
+from numba_tconv.runtime.kernel import target
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import compile_ahead
 from tests.conftest import GPU_TEST_LIMIT
-from tests.gpu.sanitized import Forward, as_if_large, cases
+
+from .sanitized import Forward, as_if_large, cases
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +40,7 @@ FOUND = 86  # exit code of a sanitizer that has found something
 NO_FALSE_FINDINGS = (2026, 4)  # the version that has none
 REPORT_LINES = 60
 
-# Errors of calls to CUDA are left to torch and launch.py, which raise what they do not expect: torch and CUDA's
+# Errors of calls to CUDA are left to torch and runtime/kernel.py, which raise what they do not expect: torch and CUDA's
 # bindings also ask for what an older driver does not have. The padding is there because an allocation's neighbour would
 # hide an access beyond its end. k6 makes its mbarriers in a loop, of which the tools' own count may see too few.
 OPTIONS = {

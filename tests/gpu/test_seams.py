@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.problem import Problem
-from tests.gpu.common import able, check, expected, tensor_arithmetic, tensor_cores
+from numba_tconv.formula.problem import Problem
 from tests.parity import LAYOUTS, operands, poisoned, terms, verdict
+
+from .common import able, check, expected, tensor_arithmetic, tensor_cores
 
 pytestmark = pytest.mark.gpu
 

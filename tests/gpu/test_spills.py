@@ -1,16 +1,17 @@
-"""What the driver's compiler makes of the rungs on tensor cores. It is not the ptxas of tests/test_offline.py, and the
-PTX may be another: that depends on the version of Python."""
+"""What the driver's compiler makes of the rungs on tensor cores. It is not the ptxas of tests/lab/test_offline.py, and
+the PTX may be another: that depends on the version of Python."""
 
 import pytest
 import torch
 from cuda.bindings import driver
 
-from numba_tconv import workloads
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS
-from numba_tconv.launch import enter_context
-from tests.gpu.common import able
-from tests.test_offline import EVERY_MATRIX_PRODUCT
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.lab.measure import workloads
+from numba_tconv.runtime.kernel import enter_context
+from numba_tconv.selection.registry import RUNGS
+from tests.lab.test_offline import EVERY_MATRIX_PRODUCT
+
+from .common import able
 
 pytestmark = pytest.mark.gpu
 LOCAL = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES

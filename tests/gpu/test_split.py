@@ -4,11 +4,17 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels import RUNGS, channel_parts, k4_config, k4_cost, k6_config, k6_split
-from numba_tconv.kernels.device import current_device
-from numba_tconv.problem import Problem
-from tests.gpu.common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import channel_parts
+from numba_tconv.kernels.k4_register_tile import cost as k4_cost
+from numba_tconv.kernels.k4_register_tile import tile as k4_config
+from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS, operands, parameters, poisoned
+
+from .common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
 
 pytestmark = pytest.mark.gpu
 

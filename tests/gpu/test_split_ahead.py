@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.k6_split import choose
-from numba_tconv.problem import Problem
-from tests.gpu.common import able, expected
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k6_wgmma.split import choose
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, parameters, poisoned, terms, verdict
+
+from .common import able, expected
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.common import LARGE, able, expected, in_float64, tensor_cores
 from tests.parity import operands, parameters, poisoned, terms, verdict
+
+from .common import LARGE, able, expected, in_float64, tensor_cores
 
 pytestmark = pytest.mark.gpu
 

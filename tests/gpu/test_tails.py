@@ -2,10 +2,12 @@
 
 import pytest
 
-from numba_tconv.kernels import RUNGS, k6_config
-from numba_tconv.problem import Problem
-from tests.gpu.common import able, check, tensor_arithmetic
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import LAYOUTS
+
+from .common import able, check, tensor_arithmetic
 
 pytestmark = pytest.mark.gpu
 

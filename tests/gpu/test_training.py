@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import ConvTranspose1d, training
-from numba_tconv.kernels import RUNGS
-from numba_tconv.problem import Problem
+from numba_tconv import ConvTranspose1d
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.studies import training
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import verdict
 
 pytestmark = pytest.mark.gpu

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv import fuzz
-from numba_tconv.kernels import RUNGS
-from numba_tconv.kernels.gradients import EXACT, GRADIENTS
+from numba_tconv.lab.measure import fuzz
+from numba_tconv.selection.gradient import EXACT, GRADIENTS
+from numba_tconv.selection.registry import RUNGS
 from tests.exact import RANGES, exact_operands
 from tests.fences import VIEWS, fenced
-from tests.gpu.common import FEW, LARGE, TENSOR_CORES, able, arithmetic, in_float64, rungs
 from tests.gradient_parity import gradient_operands, inputs_of, poisoned_gradient
 from tests.parity import SMALL, operands, parameters, poisoned
+
+from .common import FEW, LARGE, TENSOR_CORES, able, arithmetic, in_float64, rungs
 
 pytestmark = pytest.mark.gpu
 views = pytest.mark.parametrize("view", VIEWS)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import numba_tconv
-from numba_tconv.launch import Kernel
+from numba_tconv.runtime.kernel import Kernel
 
 pytestmark = pytest.mark.gpu
 

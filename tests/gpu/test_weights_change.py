@@ -11,18 +11,12 @@ from torch import nn
 from torch.optim import swa_utils
 
 from numba_tconv import ConvTranspose1d
-from numba_tconv.directions import FORWARD
-from numba_tconv.kernels import RUNGS
-from tests.gpu.common import TENSOR_CORES, able
-from tests.gpu.weight_writes import (
-    CHANGES,
-    another,
-    another_parameter,
-    copied_data,
-    other_data,
-    written_by_a_foreign_kernel,
-)
-from tests.gpu.weights_now import (
+from numba_tconv.selection.directions import FORWARD
+from numba_tconv.selection.registry import RUNGS
+
+from .common import TENSOR_CORES, able
+from .weight_writes import CHANGES, another, another_parameter, copied_data, other_data, written_by_a_foreign_kernel
+from .weights_now import (
     ARITHMETICS,
     HOT,
     PROBLEM,

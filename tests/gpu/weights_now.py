@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from numba_tconv import ConvTranspose1d, fuzz
-from numba_tconv.directions import FORWARD, Operands, by_torch
-from numba_tconv.problem import Problem
-from tests.gpu.common import rounding_of
+from numba_tconv import ConvTranspose1d
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import fuzz
+from numba_tconv.lab.measure.directions import Operands, by_torch
+from numba_tconv.selection.directions import FORWARD
 from tests.gradient_parity import OF
 from tests.parity import verdict
+
+from .common import rounding_of
 
 PROBLEM = Problem(4, 128, 64, 4, 400, stride=2, padding=1, bias=True)
 ARITHMETICS = {

@@ -2,7 +2,8 @@
 
 import pytest
 
-from numba_tconv.kernels import k4_pack, packed_weights
+from numba_tconv.kernels.common import packed_weights
+from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from tests.few_blocks import few_blocks_are_enough, few_threads
 
 

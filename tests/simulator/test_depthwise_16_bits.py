@@ -9,11 +9,12 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, depthwise_direct
-from numba_tconv.kernels.depthwise_rows import MOST_TAPS
-from numba_tconv.kernels.gradients import GRADIENTS
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import direct as depthwise_direct
+from numba_tconv.kernels.depthwise.rows import MOST_TAPS
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
 from tests.gradient_parity import (
     gradient_operands,
     gradient_terms,

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, depthwise_long_config
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, operands, parameters, poisoned, scatter, terms, verdict
 from tests.thorough import thorough
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import grad_input_tile
-from numba_tconv.kernels.grad_input_parts import split
-from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.gradient import GRADIENTS
 from tests.gradient_parity import gradient_operands, poisoned_gradient, torchs_gradient
 from tests.parity import SMALL
 

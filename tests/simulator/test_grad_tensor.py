@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import grad_weight_sum, planes, planes_turned
-from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import planes, planes_turned
+from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
+from numba_tconv.gradients.weight.wgmma.tile import Config, Window
 from numba_tconv.ptx import SIMULATOR
 from tests.gradient_parity import gradient_operands
+from tests.gradients.test_grad_tensor import planes_by_definition
 from tests.parity import LAYOUTS, SMALL, far_apart
-from tests.test_grad_tensor import planes_by_definition
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

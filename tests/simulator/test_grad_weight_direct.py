@@ -10,11 +10,11 @@ import pytest
 import torch
 from numba import cuda
 
-from numba_tconv.kernels import grad_weight_direct
-from numba_tconv.kernels.fragments import wgmma_d
-from numba_tconv.kernels.grad_ring import BLOCK
-from numba_tconv.kernels.grad_weight_wgmma_config import Config, Window
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
+from numba_tconv.gradients.weight.wgmma.tile import Config, Window
+from numba_tconv.gradients.wgmma_ring import BLOCK
+from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
 from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
 

@@ -11,9 +11,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_bias, grad_input_tile, grad_sum, grad_weight_split, grad_window
-from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.gradients import bias as grad_bias
+from numba_tconv.gradients import sum as grad_sum
+from numba_tconv.gradients import window as grad_window
+from numba_tconv.gradients.input.tile import kernel as grad_input_tile
+from numba_tconv.gradients.weight.split import kernel as grad_weight_split
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime import device
+from numba_tconv.selection.gradient import GRADIENTS
 from tests.gradient_parity import (
     ON_CUDA_CORES,
     gradient_operands,

@@ -8,12 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import device, grad_input_config, grad_weight_config, grad_weight_split, grad_weight_tiles
-from numba_tconv.kernels.grad_bias import splits_of
-from numba_tconv.kernels.grad_input_parts import split
-from numba_tconv.kernels.gradients import GRADIENTS, grad_bias, grad_input, grad_weight
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.bias import splits_of
+from numba_tconv.gradients.input.parts import split
+from numba_tconv.gradients.input.tile import tile as grad_input_config
+from numba_tconv.gradients.weight.split import kernel as grad_weight_split
+from numba_tconv.gradients.weight.split import tile as grad_weight_config
+from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime import device
+from numba_tconv.selection.gradient import GRADIENTS, grad_bias, grad_input, grad_weight
 from tests.gradient_parity import (
     OF,
     ON_CUDA_CORES,

@@ -1,16 +1,18 @@
-"""The thread tiles of k4_few.py, in blocks of one to three warps, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1
-(`make test`)."""
+"""The thread tiles of kernels/k4_register_tile/few.py, in blocks of one to three warps, in the CUDA simulator. Needs
+NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, k4_few, partial_sum
-from numba_tconv.kernels.channel_parts import split
-from numba_tconv.kernels.k4_config import make
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.k4_register_tile import few as k4_few
+from numba_tconv.kernels.k4_register_tile.tile import make
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
 from tests.few_blocks import few_threads
 from tests.parity import operands, parameters, poisoned, scatter, verdict
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import k4_config, k4_pack, packed_weights
-from numba_tconv.layout import Layout
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import packed_weights
+from numba_tconv.kernels.k4_register_tile import pack as k4_pack
+from numba_tconv.kernels.k4_register_tile import tile as k4_config
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

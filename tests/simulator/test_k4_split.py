@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS, k4_config, partial_sum
-from numba_tconv.kernels.channel_parts import split
-from numba_tconv.problem import Problem
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.k4_register_tile import tile as k4_config
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
 from tests.few_blocks import few_threads
 from tests.parity import operands, parameters, poisoned, scatter, verdict
 from tests.thorough import thorough

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_tconv.kernels import k6_operands
-from numba_tconv.kernels.k6_box import place
-from numba_tconv.kernels.tensor_operand import MANTISSA, scales_of
+from numba_tconv.kernels.common.tensor_core.split_operand import MANTISSA, scales_of
+from numba_tconv.kernels.k6_wgmma import split_ahead as k6_operands
+from numba_tconv.kernels.k6_wgmma.boxes import place
 from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels import k6_config, k6_tail, packed_weights, tensor_pack
-from numba_tconv.kernels.tensor_tile import DTYPES
-from numba_tconv.layout import Layout
-from numba_tconv.problem import Problem
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import packed_weights
+from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
+from numba_tconv.kernels.k6_wgmma import tail as k6_tail
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

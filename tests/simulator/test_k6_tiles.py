@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numba_tconv import workloads
-from numba_tconv.kernels.k6_config import CONSUMERS
-from numba_tconv.kernels.k6_cost import choose, grid
-from numba_tconv.kernels.k6_load import make_follow, make_locate
+from numba_tconv.kernels.k6_wgmma.cost import choose, grid
+from numba_tconv.kernels.k6_wgmma.producer import make_follow, make_locate
+from numba_tconv.kernels.k6_wgmma.tile import CONSUMERS
+from numba_tconv.lab.measure import workloads
 
 # Resident weights, resident and both warpgroups at once, streamed weights.
 CONFIGS = [("kb64", "tf32"), ("kb79", "tf32x3"), ("dac_u1", "bf16")]

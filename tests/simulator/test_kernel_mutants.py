@@ -9,8 +9,8 @@ import copy
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, operands, parameters, poisoned, scatter, verdict
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS
+from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

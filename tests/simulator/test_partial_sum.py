@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
-from numba_tconv.kernels import partial_sum
-from numba_tconv.problem import Problem
-from numba_tconv.ptx import SIMULATOR, runs
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.ptx.unrolled import runs
 from tests.fences import Fenced
 from tests.few_blocks import few_threads
 from tests.parity import poisoned

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from numba_tconv import workloads
-from numba_tconv.kernels import k6_config, k6_cost, k6_input, row_copy
-from numba_tconv.kernels.k6_box import Rows
-from numba_tconv.kernels.tensor_map import lies_in_rows
-from numba_tconv.layout import Layout
+from numba_tconv.kernels.common import rows as row_copy
+from numba_tconv.kernels.common.tensor_map import lies_in_rows
+from numba_tconv.kernels.k6_wgmma import cost as k6_cost
+from numba_tconv.kernels.k6_wgmma import input as k6_input
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import Layout
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 VIEWS = {

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_tconv.kernels import tensor_operand
-from numba_tconv.kernels.tensor_operand import LEAST, SPLIT_ROWS, make_split, put_tf32
+from numba_tconv.kernels.common.tensor_core import split_operand as tensor_operand
+from numba_tconv.kernels.common.tensor_core.split_operand import LEAST, SPLIT_ROWS, make_split, put_tf32
 from numba_tconv.ptx import SIMULATOR, round_tf32
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

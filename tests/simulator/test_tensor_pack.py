@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from numba_tconv.kernels import packed_weights, tensor_pack, tensor_pack_place, tensor_pack_split, weight_box
-from numba_tconv.kernels.fragments import mma_a, split_channel, wgmma_b
-from numba_tconv.kernels.tensor_tile import DTYPES, make_tile
-from numba_tconv.kernels.weight_box import ALONG_CHANNELS, ALONG_PHASES, ELEMENTWISE
-from numba_tconv.layout import Layout
-from numba_tconv.problem import Problem
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import packed_weights, weight_box
+from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
+from numba_tconv.kernels.common.tensor_core import pack_place as tensor_pack_place
+from numba_tconv.kernels.common.tensor_core import pack_split as tensor_pack_split
+from numba_tconv.kernels.common.tensor_core.fragments import mma_a, split_channel, wgmma_b
+from numba_tconv.kernels.common.tensor_core.tile import make_tile
+from numba_tconv.kernels.common.weight_box import ALONG_CHANNELS, ALONG_PHASES, ELEMENTWISE
 from numba_tconv.ptx import SIMULATOR, round_tf32
-from numba_tconv.ptx.simulator_runs import address
+from numba_tconv.ptx.simulator.meanings import address
+from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")

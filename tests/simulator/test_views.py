@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.functional import PRECISIONS
-from numba_tconv.kernels import RUNGS, device
-from numba_tconv.kernels.gradients import GRADIENTS
+from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime import device
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
 from tests.exact import RANGES, exact_operands
 from tests.fences import VIEWS, fenced
 from tests.gradient_parity import (

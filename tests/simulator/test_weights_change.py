@@ -6,9 +6,9 @@ Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 import pytest
 import torch
 
-from numba_tconv.kernels import RUNGS
-from numba_tconv.layout import Layout
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import Layout
+from numba_tconv.selection.registry import RUNGS
 from tests.gradient_parity import ON_CUDA_CORES, gradient_operands, poisoned_gradient, references_gradient
 from tests.parity import SMALL, operands, poisoned, scatter
 

@@ -1,0 +1,1 @@
+"""What is computed: the index formula, validated sizes, precisions. No GPU."""

@@ -1,0 +1,126 @@
+"""grad_bias: the sum of grad_output over samples and positions.
+
+Idea: memory is the limit, so every element is read once, by threads that take neighbouring positions. A channel's
+positions, of all samples laid end to end, are split over blocks, because channels are few; the partial sums of the
+blocks are added up in a fixed order by a second kernel (sum.py). A thread adds up what it has just loaded, and
+those few in float64: one slow addition for several loads leaves memory the limit, even on GPUs with few float64 units,
+and the error does not grow with the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from numba import cuda, float64, int32, int64, types, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+
+from .rung import GradientRung
+from .sum import accumulator_of, added_up
+from .sum import make_kernel as make_sum
+
+BLOCKS = 8  # that are resident on a multiprocessor; the splits should fill the GPU with them twice
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    threads: int = 256  # a power of two
+    batch: int = 4  # loads that a thread has under way, and adds up in the accumulator's type
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    threads, batch = config.threads, config.batch
+    element = ELEMENTS[config.dtype]
+    load, accumulator = element.load, element.accumulator
+    halvings = threads.bit_length() - 1
+
+    def grad_bias(g, g_n, g_c, g_l, partials, samples, out_length, channels, split_length):
+        shared = cuda.shared.array(threads, dtype=float64)
+        values = cuda.local.array(batch, dtype=accumulator)
+        thread = int32(cuda.threadIdx.x)
+        split, channel = divmod(int64(cuda.blockIdx.x), channels)
+        position = split * split_length + thread
+        end = min((split + 1) * split_length, samples * out_length)
+
+        # Sample and position move by a constant, so the loop needs no division.
+        n, o = divmod(position, out_length)
+        hop_n, hop_o = divmod(int64(threads), out_length)
+        total = float64(0)
+        while position < end:
+            for z in range(batch):
+                values[z] = load(g[uint64(n * g_n + channel * g_c + o * g_l)]) if position < end else accumulator(0)
+                position += threads
+                n += hop_n
+                o += hop_o
+                if o >= out_length:
+                    n += 1
+                    o -= out_length
+            part = accumulator(0)
+            for z in range(batch):
+                part += values[z]
+            total += float64(part)
+
+        shared[thread] = total
+        for h in range(halvings):
+            cuda.syncthreads()
+            half = threads >> (h + 1)
+            if thread < half:
+                shared[thread] += shared[thread + half]
+        if thread == 0:
+            partials[uint64(split * channels + channel)] = accumulator(shared[0])
+
+    signature = (flat(element.storage), *(types.int64,) * 3, flat(accumulator), *(types.int64,) * 4)
+    return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
+
+
+def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
+    """Splits of a channel's positions, and their length: as many as fill the GPU."""
+    positions, turn = problem.batch * problem.out_length, config.threads * config.batch
+    wanted = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
+    length = -(-positions // wanted // turn) * turn or turn
+    return -(-positions // length), length
+
+
+class Bias(GradientRung):
+    name = "grad_bias"
+    of = "grad_bias"
+    idea = "every element read once; the positions of a channel are split over blocks, and added up in a fixed order"
+
+    def supports(self, problem, dtype, precision):
+        return cuda_core_reason(dtype, precision)
+
+    def config(self, problem, dtype, device=None, precision=None):
+        return Config(dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [Config(dtype, threads=4, batch=1), Config(dtype, threads=2, batch=2)]
+
+    def kernels(self, config):
+        return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
+
+    def prepare(self, grad_output, result, problem, config=None, precision=None):
+        splits, launch = _prepared(problem, config, result.dtype, grad_output.strides, gpu.of(result.index))
+        return added_up(launch, result, splits)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
+) -> tuple[int, Prepared]:
+    """Splits, and the launch. ``strides``: of grad_output, in elements."""
+    config, p = config or Config(dtype), problem
+    splits, length = splits_of(p, config, device)
+    launch = make_kernel(config).prepare(
+        splits * p.out_channels,
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, strides), *strides),
+        *(alike((splits * p.out_channels,), accumulator_of(dtype)), p.batch, p.out_length, p.out_channels, length),
+    )
+    return splits, launch

@@ -1,0 +1,163 @@
+"""grad_input_planes: the gradient for the input is a transposed convolution again, and runs on the rungs for those.
+
+Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``. By pairs of an output channel
+and a phase (gradients/planes.py) that is a correlation without a stride; and a correlation is a transposed convolution
+of stride 1 whose taps are in the opposite order. So k6 and k5, and k5_dmma in float64, compute it as they are: their
+input is the planes, one channel a pair, their output channels are the input channels, their taps those of one row.
+
+With stride 1 grad_output is its own plane, but for the padding, which the transposed convolution crops by itself.
+
+Predicted, by bytes: with stride 1 the time of a forward pass with the channels exchanged; else the planes are written
+and read once more. Recorded (H200, tf32): kb64 1.59 ms, 2.3 times as fast as torch; forward, it takes 1.39.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import planes
+from numba_tconv.gradients.rung import FEWEST_CHANNELS, GradientRung, too_few
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import rows as row_copy
+from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
+from numba_tconv.kernels.common.tensor_core.rung import default_precision
+from numba_tconv.kernels.k4_register_tile import pack as k4_pack
+from numba_tconv.kernels.k5_dmma.kernel import DoubleMatrix
+from numba_tconv.kernels.k5_mma.choose import config_of
+from numba_tconv.kernels.k5_mma.kernel import WarpMatrix
+from numba_tconv.kernels.k6_wgmma import tail as k6_tail
+from numba_tconv.kernels.k6_wgmma.kernel import WarpgroupMatrix
+from numba_tconv.kernels.rung import Rung
+from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.layout import NO_GPU, Layout
+
+FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # the ones to prefer first
+
+
+# Of 16 bits, which are put in another order at each call; but of long strides torch's own operator is slower: istft
+# takes 0.056 ms, by torch 0.462, waveglow 0.165 and 0.330 (H200, rows of 79f8300).
+MOST_WEIGHTS = 1 << 20
+
+
+def reads_grad_output(problem: Problem) -> bool:
+    """Whether the transposed convolution that computes grad_input reads grad_output itself, not planes of it."""
+    p = problem
+    return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
+
+
+@lru_cache(maxsize=1024)
+def adjoint(problem: Problem) -> Problem:
+    """The transposed convolution whose output is grad_input."""
+    p, t = problem, problem.taps
+    exchanged = dict(out_channels=p.in_channels, stride=1, output_padding=0, bias=False)
+    if reads_grad_output(p):
+        padding = p.dilation * (p.kernel_size - 1) - p.padding
+        return replace(p, in_channels=p.out_channels, length=p.out_length, padding=padding, **exchanged)
+    channels = p.out_channels * min(t.rows, p.kernel_size)
+    sizes = dict(kernel_size=t.taps_per_row, dilation=t.step, padding=(t.taps_per_row - 1) * t.step)
+    return replace(p, in_channels=channels, length=planes.columns_of(p), **sizes, **exchanged)
+
+
+def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """Its weight, (C_out * phases, C_in/groups, taps of a row), from ``weight`` (C_in, C_out/groups, K): the taps of a
+    row in the opposite order, zeros for those that a row lacks."""
+    p, t = problem, problem.taps
+    phases = min(t.rows, p.kernel_size)
+    missing = phases * t.taps_per_row - p.kernel_size
+    padded = torch.nn.functional.pad(weight, (0, missing)) if missing else weight
+    taps = padded.reshape(p.groups, p.in_channels_per_group, p.out_channels_per_group, t.taps_per_row, phases)
+    exchanged = taps.flip(3).permute(0, 2, 4, 1, 3)
+    return exchanged.reshape(p.out_channels * phases, p.in_channels_per_group, t.taps_per_row)
+
+
+class InputPlanes(GradientRung):
+    name = "grad_input_planes"
+    of = "grad_input"
+    tensor_cores = True
+    idea = "a transposed convolution again, of stride 1: the forward pass's tensor-core rungs on phases taken apart"
+    minimum_cc = WarpMatrix.minimum_cc
+
+    def supports(self, problem, dtype, precision):
+        if not reads_grad_output(problem) and (reason := planes.refusal(problem, dtype)):
+            return reason
+        _, *anywhere = (rung.supports(adjoint(problem), dtype, precision) for rung in FORWARD)
+        return None if None in anywhere else anywhere[0]
+
+    def unsuited(self, problem, dtype, precision, device):
+        p = adjoint(problem)
+        fewest = min(p.in_channels_per_group, p.out_channels_per_group)
+        if fewest < FEWEST_CHANNELS:
+            return too_few(fewest)
+        weights = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
+        phases = min(problem.taps.rows, problem.kernel_size)
+        if dtype == torch.float64 and not reads_grad_output(problem) and problem.kernel_size % phases:
+            return "in fp64 it is for phases of equally many taps: zeros in the place of others would meet infinities"
+        few_phases = not (reads_grad_output(problem) or planes.make_config(problem, dtype).turned)
+        if dtype.itemsize == 2 and weights > MOST_WEIGHTS and few_phases:
+            return f"with 16-bit elements it is for at most {MOST_WEIGHTS:,} weights, not {weights:,}: torch is faster"
+        return None
+
+    def forward_rung(self, problem, dtype, precision, device) -> Rung:
+        """The rung that computes the transposed convolution."""
+        able = [r for r in FORWARD if r.refusal(adjoint(problem), dtype, precision, device) is None]
+        return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
+
+    def config(self, problem, dtype, device=None, precision=None):
+        """That of the planes, or None where there are none; the forward rung's name; and that rung's own, for a
+        contiguous grad_output."""
+        precision, device = precision or _precision_of(dtype), device or gpu.H200
+        rung = self.forward_rung(problem, dtype, precision, device)
+        apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
+        if rung.name == "k6_wgmma":
+            return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
+        # The others have other tiles for rows that 16-byte vectors cannot copy.
+        p = adjoint(problem)
+        pitch = planes.pitch_of(problem, dtype) if apart else p.length
+        shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
+        if rung.name == "k5_mma":
+            return apart, rung.name, config_of(p, precision, device, shape, strides, 0)
+        return apart, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device)
+
+    def kernels(self, config):
+        apart, name, of_rung = config
+        kernel = _forward(name).kernel(of_rung)
+        if name in tensor_pack.ORDERS:
+            others = [tensor_pack.kernel_of(of_rung.tile, tensor_pack.ORDERS[name])]
+            others += partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
+            others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
+        else:
+            others = [k4_pack.make_kernel(k4_pack.order_of(of_rung))]
+        found = [(one, one.shared_bytes) for one in (kernel, *others)]
+        return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
+
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
+        precision = precision or _precision_of(result.dtype)
+        if config:
+            _, name, of_rung = config
+            rung = _forward(name)
+        else:  # the rung chooses, by where its input lies in memory too
+            rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
+        p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None
+
+        def fill(grad_output, weight, result):
+            nonlocal launch
+            x = grad_output if in_place else planes.make_planes(grad_output, problem)
+            w = adjoint_weight(weight, problem)
+            if launch is None:  # prepared once: what is made of tensors that lie alike lies alike
+                launch = rung.prepare(Layout.of(x), Layout.of(w), None, where, p, of_rung, precision)
+            launch(x, w, None, result)
+
+        return fill
+
+
+def _precision_of(dtype: torch.dtype) -> str:
+    """The fastest of a dtype."""
+    return "fp64" if dtype == torch.float64 else default_precision(dtype)
+
+
+def _forward(name: str) -> Rung:
+    return next(rung for rung in FORWARD if rung.name == name)

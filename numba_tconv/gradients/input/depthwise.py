@@ -1,0 +1,224 @@
+"""grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
+
+Idea: the gradient for the input is a correlation of grad_output with the weight, in steps of the stride. A thread makes
+neighbouring positions, 16 bytes of them where that leaves registers, and all of grad_output that they read is one run
+of neighbouring elements. It is loaded in 16-byte vectors and converted once; the runs of neighbouring threads overlap
+by the taps beyond the stride, and meet in the L1 cache. Weights lie in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import torch
+from numba import cuda, int32, int64, types, uint32, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.gradients.rung import GradientRung
+from numba_tconv.kernels.depthwise.rows import (
+    MOST_PRODUCTS,
+    MOST_ROWS,
+    MOST_WINDOW,
+    Meeting,
+    grid,
+    many_channels,
+    offset_of,
+    placed,
+    read_in_place,
+    reason,
+    split,
+)
+from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+
+
+@dataclass(frozen=True)
+class Config(Meeting):
+    """``lanes`` threads, a team, share a row of grad_input; each has ``positions`` in a pass."""
+
+    dtype: torch.dtype
+    taps: Taps
+    in_per_group: int
+    out_per_group: int
+    positions: int
+    lanes: int = 128
+    threads: int = 128
+    passes: int = 8  # of a thread, at most
+    min_blocks: int = 8
+    in_place: bool = False  # elements are converted from where they lie, by code for each place of the first
+
+    @property
+    def products(self) -> tuple:
+        """(position, tap, place in the window) of every product: of which sum, by which weight, of which element."""
+        return self.meetings
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
+    store, accumulator = element.store, element.accumulator
+    vector, window, positions = config.vector, config.window, config.positions
+    lanes, teams = config.lanes, config.threads // config.lanes
+    in_per_group, out_per_group = config.in_per_group, config.out_per_group
+    single, whole = out_per_group == 1, positions == vector
+    span, hop = vectors_of(element, window) * vector, lanes * positions
+    fetch, fetch_guarded = load_run(element, window), load_guarded(element, window)
+    fetch_weights, put = load_guarded(element, kernel_size), store_run(element)
+    multiply = multiply_add((config.products,))
+    in_place, multiply_in_place = config.in_place, None
+    if in_place:
+        cases = placed(config.products, vector)
+        multiply_in_place = multiply_runs(element, cases, positions, vector, vectors_of(element, window), 1)
+
+    def grad_input_depthwise(
+        g, g_offset, g_n, g_c, g_l, w, w_i, w_o, w_k, grad, grad_offset, length, out_length, padding, row_count,
+        in_channels, passes,
+    ):  # fmt: skip
+        values = cuda.local.array(window, dtype=accumulator)
+        weights = cuda.local.array(kernel_size, dtype=accumulator)
+        part = cuda.local.array(positions, dtype=accumulator)
+        total = cuda.local.array(positions, dtype=accumulator)
+
+        thread = uint32(cuda.threadIdx.x)
+        team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
+        row = int64(cuda.blockIdx.x) * teams + team  # of all channels of all samples
+        if row >= row_count:
+            return
+        n = int64(uint32(row) // uint32(in_channels))
+        channel = row - n * in_channels
+        source = n * g_n + channel // in_per_group * out_per_group * g_c
+        w_at = channel * w_i
+        if single:
+            fetch_weights(weights, w, w_at, w_k, int32(0), int32(kernel_size))
+        target = row * length
+        length, out_length = int32(length), int32(out_length)
+        stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
+        if stretch * passes * hop >= length + vector:
+            return
+        first = int32(stretch * passes * hop)
+        end = int32(first + passes * hop)
+        i = int32(first + lane * positions)
+        if whole:  # vectors begin where memory has multiples of 16 bytes
+            early = int32((grad_offset + target) & (vector - 1))
+            i = int32(i - early)
+            end = int32(end - early)
+        while i < end and i < length:
+            begin = int32(i * stride - padding)
+            for z in range(positions):
+                total[z] = accumulator(0)
+            for j in range(out_per_group):
+                at = source + j * g_c + begin
+                skip = int32((g_offset + at) & (vector - 1))
+                at -= skip
+                for z in range(positions):
+                    part[z] = accumulator(0)
+                if not single:
+                    fetch_weights(weights, w, w_at + j * w_o, w_k, int32(0), int32(kernel_size))
+                inside = g_l == 1 and begin >= 0 and begin + window <= out_length and at >= 0 and at + span <= g.size
+                if in_place:
+                    if inside:
+                        multiply_in_place(part, weights, g, at, int32(0), skip)
+                elif inside:
+                    fetch(values, g, at, skip)
+                if not inside:
+                    fetch_guarded(values, g, source + j * g_c, g_l, begin, out_length)
+                if not in_place or not inside:
+                    multiply(part, weights, values, 0)
+                for z in range(positions):
+                    total[z] += part[z]
+            if whole and i >= 0 and i + positions <= length:
+                put(grad, target + i, total, 0)
+            else:
+                for z in range(positions):
+                    if i + z >= 0 and i + z < length:
+                        grad[uint64(target + i + z)] = store(total[z])
+            i = int32(i + hop)
+
+    stored, integers = flat(element.storage), (types.int64,)
+    signature = (stored, *integers * 4, stored, *integers * 3, stored, *integers * 7)
+    name, threads = "grad_input_depthwise", config.threads
+    return Kernel(name, grad_input_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
+
+
+def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
+    """The configuration of a tile: as many positions a thread as registers and straight-line code allow."""
+    p, most = problem, 16 // dtype.itemsize
+    sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
+    counts = [most >> e for e in range(4) if most >> e]
+    for positions in counts:
+        config = Config(*sizes, positions, **tile)
+        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
+            break
+    return replace(config, in_place=read_in_place(config))
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype) -> Config:
+    """The tile of a problem: narrow teams for short rows, registers by the window and the weights, and more passes
+    where a position has so many of those that fetching them counts."""
+    config = make(problem, dtype)
+    words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
+    blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+    lanes = next((n for n in (128, 64, 32) if n * config.positions <= problem.length), 32)
+    passes = 16 if config.positions == 1 else 8
+    return make(problem, dtype, lanes=lanes, passes=passes, min_blocks=blocks)
+
+
+class InputDepthwise(GradientRung):
+    name = "grad_input_depthwise"
+    of = "grad_input"
+    idea = "few channels a group: grad_output in vectors straight into registers, shifted there; weights in registers"
+    memory_bound = True
+
+    def supports(self, problem, dtype, precision):
+        if why := cuda_core_reason(dtype, precision) or reason(problem):
+            return why
+        if problem.batch * problem.in_channels > MOST_ROWS:
+            return f"it takes up to {MOST_ROWS} pairs of a sample and a channel"
+        return None
+
+    def unsuited(self, problem, dtype, precision, device):
+        return many_channels(problem)
+
+    def config(self, problem, dtype, device=None, precision=None):
+        return choose(problem, dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [make(problem, dtype, lanes=lanes, threads=4, passes=2, min_blocks=1) for lanes in (4, 2)]
+
+    def kernels(self, config):
+        return [(make_kernel(config), 0)]
+
+    def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
+        return _prepared(
+            *(problem, config, result.dtype, grad_output.strides, weight.strides),
+            *(offset_of(grad_output), offset_of(result)),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    w_strides: tuple,
+    g_offset: int,
+    result_offset: int,
+) -> Prepared:
+    """The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    p, config = problem, config or choose(problem, dtype)
+    rows = p.batch * p.in_channels
+    # The first vector may begin before the row.
+    passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
+    return make_kernel(config).prepare(
+        grid(rows, config.threads // config.lanes, stretches),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
+        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
+        *(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
+        *(p.length, p.out_length, p.padding, rows, p.in_channels, passes),
+    )

@@ -1,0 +1,230 @@
+"""What a stage of grad_input_wgmma has of its own: where its windows begin, where a lane reads in them, and zeros for
+what lies beside the signal.
+
+Idea: the weight's row is cut into stages of 128 bytes, wherever that is within a channel's taps, so that no product
+multiplies padding. A stage's windows begin with the channel of its first entry, ``phase`` entries of which stages
+before have taken. A table in shared memory has the place of every entry of a period; a lane takes its places from
+there, from its stage's phase on, which costs two loads a product instead of divisions.
+
+Rows that begin unlike modulo 16 bytes come by one sheared map, as in kernels/k6_wgmma/boxes.py, and boxes hold some of
+the memory before and after their rows. Taps that would meet it are those of a sample's first and last positions: the
+warps that have such a position take zeros for what it does not meet. Which entries of a stage those are is 64 bits a
+position, which move on from stage to stage: all taps repeat after as many bits as there are taps."""
+
+from __future__ import annotations
+
+from numba import int32, uint64
+
+from numba_tconv.gradients.wgmma_ring import PRODUCTS, ROW, THREADS, as_it_came
+from numba_tconv.ptx import (
+    device_function,
+    ld_shared,
+    ld_shared_u16,
+    prmt,
+    recomputed,
+    st_shared_b32,
+    st_shared_v2_b32,
+    wgmma,
+)
+
+from .tile import Config, entry_of, place_of
+
+BITS = 64  # that say what of a stage meets the signal
+
+
+def make_advance(config: Config):
+    """A device function: from the row of the map with which a stage's windows begin, and its phase, to the next's."""
+    rows, step, period = config.row_step, config.phase_step, config.period
+
+    @device_function
+    def advance(row, phase):
+        row, phase = int32(row + rows), int32(phase + step)
+        if step and phase >= period:
+            row, phase = int32(row + 1), int32(phase - period)
+        return row, phase
+
+    return advance
+
+
+def make_start(config: Config):
+    """A device function: the row of the map with which the windows of any stage begin, and its phase."""
+    rows, entries, period, through = config.row_step, config.entries, config.period, config.through
+
+    @device_function
+    def start(stage):
+        if through:
+            return int32(stage * entries // period), int32(stage * entries % period)
+        return int32(stage * rows), int32(0)
+
+    return start
+
+
+def make_fill(config: Config):
+    """A device function, by all threads of a block: the table of places, in bytes, at ``table``."""
+    entries, entry_bytes, itemsize, halves = config.table_entries, config.table_bytes, config.itemsize, config.halves
+    kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
+    place = device_function(place_of)
+
+    @device_function
+    def fill(table, thread, shear):
+        entry = int32(thread)
+        while entry < entries:
+            at = int32(table + entry * entry_bytes)
+            own = int32(place(entry, kernel_size, width, dilation, sheared, shear) * itemsize)
+            if halves:
+                after = int32(place(int32(entry + 1), kernel_size, width, dilation, sheared, shear) * itemsize)
+                st_shared_v2_b32(at, own, after)
+            else:
+                st_shared_b32(at, own)
+            entry = recomputed(int32(entry + THREADS))
+
+    return fill
+
+
+def make_prepare(config: Config):
+    """A device function for the main loop: a lane's places in a stage, and what of it meets the signal.
+
+    Of ``lane`` it takes what ``make_operands`` takes. The phase, in bytes of the table, and the first half of ``meets``
+    are those of the next stage, and it moves them on; the second half of ``meets`` is this stage's.
+    """
+    through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
+    halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
+    step, period = config.phase_step * entry_bytes, config.period * entry_bytes
+    product_half = 4 * 4 // config.itemsize * entry_bytes  # from a lane's places to those eight registers' columns on
+    load_word, load_pair = ld_shared(1, int32), ld_shared(2, int32)
+    bits_of, moved_on = make_bits(config)
+    if not through and not clears:
+        return as_it_came
+
+    @device_function
+    def prepare(lane, s, offset):
+        _, places, _, table, phase, beside, ahead, meets, length = lane
+        if through:
+            at = int32(table + phase[0])
+            for z in range(2 * PRODUCTS):
+                if halves:
+                    places[2 * z], places[2 * z + 1] = load_pair(int32(at + z * product_half))
+                else:
+                    places[z] = load_word(int32(at + z * product_half))
+            after = int32(phase[0] + step)
+            phase[0] = int32(after - period if after >= period else after)
+        if clears and beside:
+            for z in range(lane_rows):
+                meets[lane_rows + z] = meets[z]
+                if kernel_size <= BITS:
+                    meets[z] = moved_on(meets[z])
+                else:
+                    meets[z] = bits_of(ahead[z], int32(phase[0] // entry_bytes % kernel_size), length)
+
+    return prepare
+
+
+def make_bits(config: Config):
+    """Two device functions of 64 bits, of which bit j says whether entry j of a stage meets the signal at a position.
+
+    The first makes them: ``ahead`` is the element of grad_output that tap 0 meets there, ``tap`` the tap of entry 0,
+    ``length`` the signal's elements. The second, where there are as many bits as taps or more, moves them on by a
+    stage.
+    """
+    kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
+
+    @device_function
+    def below(bit):
+        """The bits below it."""
+        one = uint64(1) << uint64(min(max(int32(bit - 1), int32(0)), int32(BITS - 1)))
+        return uint64(one + uint64(one - uint64(1))) if bit > 0 else uint64(0)
+
+    @device_function
+    def bits_of(ahead, tap, length):
+        begin = int32((max(int32(-ahead), int32(0)) + dilation - 1) // dilation)
+        end = int32(min(int32((max(int32(length - ahead), int32(0)) + dilation - 1) // dilation), int32(kernel_size)))
+        after = int32(kernel_size - tap)  # the bit of the next channel's first tap
+        if kernel_size > BITS:
+            own = uint64(below(int32(end - tap)) & ~below(int32(begin - tap)))
+            return own | uint64(below(int32(after + end)) & ~below(int32(after + begin)))
+        bits, taps = uint64(below(end) & ~below(begin)), kernel_size
+        while taps < BITS:
+            bits |= uint64(bits << uint64(taps))
+            taps *= 2
+        return uint64(bits >> uint64(tap)) | uint64(uint64(bits << uint64(after - 1)) << uint64(1))
+
+    @device_function
+    def moved_on(bits):
+        return uint64(bits >> uint64(step)) | uint64(bits << uint64(kernel_size - step)) if step else bits
+
+    return bits_of, moved_on
+
+
+def make_keep(config: Config):
+    """A device function: a register as it was loaded, with zeros in the place of what lies beside the signal.
+
+    ``z`` counts a lane's registers of a position in a stage, ``first_entry`` is the lane's first. Each of a word's
+    bytes has eight entries; a bit that is moved to the top of its byte, prmt spreads.
+    """
+    neighbours, halves = 4 // config.itemsize, config.itemsize == 2
+
+    @device_function
+    def keep(value, bits, z, first_entry):
+        byte = int32(z * neighbours // 2)
+        word, up = int32(bits >> uint64(byte // 4 * 32)), int32(7 - first_entry)
+        if halves:
+            mask = prmt(int32(word << up), int32(word << (up - 1)), int32(0xCC88 + 0x1111 * (byte % 4)))
+        else:
+            moved = int32(word << (up - z % 2 * 4))
+            mask = prmt(moved, moved, int32(0x8888 + 0x1111 * byte))
+        return value & mask
+
+    return keep
+
+
+def make_operands(config: Config):
+    """Two device functions, for the main loop: load the operands of one product, and multiply them.
+
+    A lane knows the addresses of its positions in slot 0, where its entries lie from there, its first entry, the table
+    of places from that one on, and the phase. Where windows hold what is beside the signal, it also knows whether a
+    position of the warp meets what lies there, what tap 0 of each position meets, which entries do (``make_prepare``),
+    and the signal's elements.
+    """
+    blocks, sums, entries = config.blocks, config.channels // 2, config.entries
+    neighbours, halves = 4 // config.itemsize, config.halves
+    lanes_entries = 2 if halves else 1  # places of a register
+    entry_at = device_function(entry_of)
+    load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
+    keep, clears, lane_rows = make_keep(config), config.clears, 2 * blocks
+    masked = entries * config.itemsize < ROW  # the rest of a row of weights is the next channel's
+
+    @device_function
+    def load_register(row, places, at, entry):
+        """The elements of a position (``row``) for the lane's entries from ``at`` on; zero beyond the last entry."""
+        if halves:
+            low, high = ld_shared_u16(int32(row + places[at])), ld_shared_u16(int32(row + places[at + 1]))
+            if masked:
+                low = low if entry < entries else int32(0)
+                high = high if entry + 1 < entries else int32(0)
+            return low | high << 16
+        value = load_word(int32(row + places[at]))
+        if masked:
+            value = value if entry < entries else int32(0)
+        return value
+
+    @device_function
+    def load(k, v, at, lane, offset):
+        rows, places, first_entry, _, _, beside, _, meets, _ = lane
+        for half in range(2):
+            entry = int32(first_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
+            for row in range(lane_rows):
+                z = at + row // 2 * 4 + 2 * half + row % 2
+                v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
+        if clears and beside:
+            for half in range(2):
+                for row in range(lane_rows):
+                    z = at + row // 2 * 4 + 2 * half + row % 2
+                    v[z] = keep(v[z], meets[lane_rows + row], int32(2 * k + half), first_entry)
+
+    @device_function
+    def multiply(acc, v, at, descriptor):
+        for block in range(blocks):
+            z = at + 4 * block
+            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor, int32(1))
+
+    return load, multiply

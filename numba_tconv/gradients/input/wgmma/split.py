@@ -1,0 +1,78 @@
+"""How tiles of grad_input_wgmma fill a GPU's multiprocessors: by their width, and in parts.
+
+Blocks take tiles in turn, so a GPU is as long at work as the block with the most of them: dac_u1's 336 tiles keep 132
+multiprocessors for three rounds, of which the last leaves 60 idle; 392 narrower ones keep nearly all of them, and take
+0.356 ms instead of 0.382 in bfloat16 (H200, rows of 490f28d and 79f8300). Where tiles are too few, parts of their
+stages are tiles of their own. Each part leaves its sums in float32; kernels/common/partial_sum.py adds them up, in a
+fixed order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.input.parts import summed
+from numba_tconv.gradients.wgmma_ring import deepest
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.runtime.device import Device
+
+from .tile import Config
+
+# Bytes of both directions that a GPU copies in a clock of its multiprocessors (4.29 TB/s on an H200), and clocks that
+# one more launch takes, about.
+COPYING, LAUNCH_CLOCKS = 2400, 5000
+# Of the clocks of whole sums, and of the widest tiles: the estimates are no better.
+LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
+
+
+def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
+    """Estimated clocks of the whole gradient, of tiles in so many parts."""
+    p, (_, _, tiles) = problem, config.tiles(problem)
+    rounds = -(-tiles * splits // device.multiprocessors)
+    if splits == 1:
+        return rounds * config.clocks(p)
+    first = rounds * (config.stages_of(p) // splits * config.stage_clocks + config.storing_clocks)
+    sums = p.batch * p.in_channels * p.length
+    return first + (2 * 4 * splits + config.itemsize) * sums / COPYING + LAUNCH_CLOCKS
+
+
+@lru_cache(maxsize=1024)
+def splits_of(problem: Problem, config: Config, device: Device) -> int:
+    """Parts of a tile: as many as take the fewest estimated clocks, all of as many stages; 1 where half of the
+    multiprocessors have a tile anyway."""
+    p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
+    sums = p.batch * p.in_channels * p.length
+    if 2 * tiles > device.multiprocessors:
+        return 1
+
+    def clocks(splits):
+        return clocks_of(p, config, splits, device)
+
+    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, partial_sum.MOST_SUMS // sums) + 1)
+    best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
+    return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
+
+
+@lru_cache(maxsize=1024)
+def filling(problem: Problem, config: Config, device: Device) -> Config:
+    """The configuration, in parts or not; or, where that takes clearly fewer estimated clocks, one of narrower tiles:
+    one more along the input channels, or twice as many. So a layer has three widths at most, whatever the length."""
+
+    def clocks(config):
+        return clocks_of(problem, config, splits_of(problem, config, device), device)
+
+    _, across, _ = config.tiles(problem)
+    widths = [-(-problem.in_channels_per_group // count // 8) * 8 for count in (across + 1, 2 * across)]
+    narrower = (deepest(replace(config, channels=width, stages=0)) for width in widths)
+    best = min(filter(None, narrower), key=clocks, default=config)
+    if clocks(best) > LARGEST_SHARE_OF_WIDEST * clocks(config):
+        best = config
+    return replace(best, partial=splits_of(problem, best, device) > 1)
+
+
+def second_stage(problem: Problem, splits: int, config: Config) -> partial_sum.SecondStage:
+    """What adds up the parts."""
+    results = summed(problem)
+    launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
+    return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)

@@ -1,0 +1,273 @@
+"""Tiles of grad_input_wgmma: what they are, and which one a problem gets.
+
+The letters of wgmma: m counts positions of a sample, n input channels of a group, and k entries, the pairs of an output
+channel and a tap in the order in which the weight has them, over which the sums run.
+
+A stage takes as many entries as fill a row of weights. Where those are whole channels, stages are alike. Where they are
+not, stages run on through the channels, and each begins within one: at another ``phase``, so many entries after the
+first of the channel that its windows begin with (operands.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import gcd
+
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.wgmma_ring import (
+    CONSUMERS,
+    MOST_CHANNELS,
+    PRODUCTS,
+    ROW,
+    SHARED,
+    STAGE_CLOCKS,
+    Ring,
+    deepest,
+)
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
+
+MOST_SUMS = 160  # of a thread that multiplies
+MOST_PHASES = 16  # that an estimate looks at
+# Fitted likewise: clocks more of a stage, where only one warpgroup multiplies at a time; sums that a multiprocessor
+# stores a clock, while it multiplies nothing.
+TURN_CLOCKS, LEAVING = 200, 4
+
+
+@dataclass(frozen=True)
+class Config(Ring):
+    precision: str
+    stride: int
+    dilation: int
+    kernel_size: int
+    odd: bool  # of the padding: windows begin at odd elements
+    sheared: int  # every how many channels rows of grad_output begin alike, modulo 16 bytes: one map shows them sheared
+    clears: bool  # windows hold some of the memory beside their rows, which stands for zeros
+    through: bool  # stages run on through the channels
+    g_channels: int  # output channels of a stage's windows
+    blocks: int  # of 64 positions, of a warpgroup
+    channels: int  # input channels of a tile
+    in_turns: bool  # the warpgroups take tiles in turn, so that one stores while the other multiplies
+    stages: int = 0
+    partial: bool = False  # sums are partial ones, of the stages of a part each, and stored as float32
+
+    alike = 1  # one box holds all rows
+
+    @property
+    def dtype(self):
+        """Of the tensors."""
+        return DTYPES[self.precision]
+
+    @property
+    def own_words(self) -> int:
+        """Mbarriers, one for each warpgroup's turns, and the table of places."""
+        return CONSUMERS + -(-self.table_entries * self.table_bytes // 8)
+
+    @property
+    def entries(self) -> int:
+        """Of a stage, that mean something."""
+        return ROW // self.itemsize if self.through else self.g_channels * self.kernel_size
+
+    @property
+    def halves(self) -> bool:
+        """Whether the two 16-bit elements of a register are loaded one by one; else they are one word."""
+        uneven = self.odd or self.stride % 2 or self.kernel_size % 2 or self.dilation > 1 or self.sheared > 4
+        return self.itemsize == 2 and bool(uneven)
+
+    # Stages that run through: ``period`` entries after one that has the same phase there is another one, so far as the
+    # windows, which begin with a channel whose row begins like the first, are those ``sheared`` channels on.
+
+    @property
+    def period(self) -> int:
+        return self.kernel_size * self.sheared
+
+    @property
+    def phase_step(self) -> int:
+        """From a stage's phase to the next one's, modulo the period."""
+        return self.entries % self.period if self.through else 0
+
+    @property
+    def row_step(self) -> int:
+        """From the row of the map with which a stage's windows begin to the next stage's; where the phases begin anew,
+        one more."""
+        return self.entries // self.period if self.through else self.g_channels // self.sheared
+
+    @property
+    def table_entries(self) -> int:
+        """Of the table of places: those of the stage with the latest phase are its last ones."""
+        return self.period - gcd(self.entries, self.period) + self.entries if self.through else 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Of an entry: one place, or its own and the next one's."""
+        return 8 if self.halves else 4
+
+    @property
+    def phases(self) -> range:
+        """Of all stages."""
+        return range(0, self.period, gcd(self.entries, self.period)) if self.through else range(1)
+
+    @cached_property
+    def piece(self) -> int:
+        """Positions whose elements one box holds: as many as a box of at most 256 elements a row can, but no more than
+        share the tile's rows evenly; a multiple of 8. 0: not even 8."""
+        most = next((piece for piece in range(self.rows, 0, -8) if self._width(piece) <= LARGEST_BOX), 0)
+        return -(-self.rows // -(-self.rows // most) // 8) * 8 if most else 0
+
+    def _width(self, piece: int) -> int:
+        return self.width_of(self._reach(piece) + (self.sheared - 1) * self.most_shear)
+
+    def _reach(self, piece: int) -> int:
+        return (piece - 1) * self.stride + (self.kernel_size - 1) * self.dilation + 1
+
+    @property
+    def reach(self) -> int:
+        """Elements of a box's row that the positions of a piece read, from the first one's on."""
+        return self._reach(self.piece)
+
+    @property
+    def tile_reach(self) -> int:
+        """The same of all positions of a tile."""
+        return self._reach(self.rows)
+
+    @property
+    def most_shear(self) -> int:
+        """The most elements by which a row stands further to the right than the one before."""
+        vector = ALIGNMENT // self.itemsize
+        return vector - vector // self.sheared
+
+    @property
+    def width(self) -> int:
+        """Elements of a box's row."""
+        return self._width(self.piece)
+
+    @property
+    def boxes(self) -> int:
+        """Of grad_output, in a stage."""
+        return -(-self.rows // self.piece)
+
+    @property
+    def sums(self) -> int:
+        """Of a thread that multiplies."""
+        return self.blocks * self.channels // 2
+
+    def tiles(self, problem: Problem) -> tuple[int, int, int]:
+        """Of a sample along positions; of a group along input channels; of the whole gradient."""
+        along = -(-problem.length // self.rows)
+        across = -(-problem.in_channels_per_group // self.channels)
+        return along, across, problem.batch * problem.groups * along * across
+
+    def stages_of(self, problem: Problem) -> int:
+        """Stages of a tile."""
+        if self.through:
+            return -(-problem.out_channels_per_group * self.kernel_size // self.entries)
+        return -(-problem.out_channels_per_group // self.g_channels)
+
+    def clocks(self, problem: Problem) -> float:
+        """Estimated clocks that a position of a sample keeps a multiprocessor, times those of a tile."""
+        multiplying, storing = self.stages_of(problem) * self.stage_clocks, self.storing_clocks
+        return max(multiplying, storing) if self.in_turns else multiplying + storing
+
+    @cached_property
+    def stage_clocks(self) -> float:
+        """Estimated clocks of a stage."""
+        warpgroups = 1 if self.in_turns else CONSUMERS
+        products = PRODUCTS * self.blocks * warpgroups
+        operands = PRODUCTS * warpgroups * 4 * self._reads
+        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
+        beside = STAGE_CLOCKS + (TURN_CLOCKS if self.in_turns else 0)
+        return max(products * self.channels / 2, shared, self.arriving) + beside
+
+    @property
+    def storing_clocks(self) -> float:
+        """Estimated clocks in which a tile's sums are stored."""
+        return self.rows * self.channels / LEAVING
+
+    @cached_property
+    def _reads(self) -> float:
+        """Clocks that shared memory takes to give a warp the operands of one product."""
+        neighbours, clocks, phases = 4 // self.itemsize, 0, self.phases[:MOST_PHASES]
+        rows = self.kernel_size, self.width, self.dilation, self.sheared, self.most_shear
+        for phase in phases:
+            for half in range(2):
+                for e in range(2 if self.halves else 1):
+                    entries = (min(entry_of(half, t, neighbours) + e, self.entries - 1) for t in range(4))
+                    places = [place_of(phase + entry, *rows) for entry in entries]
+                    words = {(m * self.stride + place) * self.itemsize // 4 for m in range(8) for place in places}
+                    clocks += max(Counter(word % 32 for word in words).values())
+        return 2 * self.blocks * clocks / len(phases)
+
+
+# Plain functions of numbers, which the kernel calls too.
+
+
+def entry_of(z, t, neighbours):
+    """The entry, or the first of two neighbours, that a lane of t loads for register 0 and 1 (even ``z``) or 2 and 3 of
+    product ``z // 2`` of a stage."""
+    return (4 * z + t) * neighbours
+
+
+def place_of(entry, kernel_size, width, dilation, sheared, shear):
+    """Elements from a position's first to the one that meets ``entry``, in a box of rows of ``width``, of which each
+    begins ``shear`` further to the right than the one before, but every ``sheared``-th one like the first."""
+    channel = entry // kernel_size
+    return channel * width + channel % sheared * shear + entry % kernel_size * dilation
+
+
+def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
+    """Whether stages run through the channels, and the output channels of a stage's windows. 0: there are no stages.
+
+    Windows begin with a multiple of ``sheared`` channels. A box of weights begins at a multiple of 16 bytes; and with
+    groups a stage must not take channels of the next group, of which a NaN would count.
+    """
+    itemsize, channels, kernel_size = DTYPES[precision].itemsize, problem.out_channels_per_group, problem.kernel_size
+    row, entries = ROW // itemsize, channels * kernel_size
+    if entries <= row:
+        return False, channels
+    whole = row // kernel_size
+    if row % kernel_size == 0 == whole % sheared and (problem.groups == 1 or channels % whole == 0):
+        return False, whole
+    if problem.groups == 1 or entries % row == 0:
+        period = kernel_size * sheared
+        starts = (s * row % period for s in range(min(-(-entries // row), period)))
+        span = max((start + row - 1) // kernel_size + 1 for start in starts)
+        return True, -(-span // sheared) * sheared
+    for count in range(whole, 0, -1):
+        if count * kernel_size * itemsize % ALIGNMENT == 0 == channels % count and count % sheared == 0:
+            return False, count
+    return False, 0
+
+
+def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
+    """The tile with the fewest estimated clocks; None if none fits. It depends on neither batch nor length."""
+    return _choose(problem.layer, precision, sheared)
+
+
+@lru_cache(maxsize=1024)
+def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
+    return min(candidates(layer, precision, sheared), key=lambda config: _cost(layer, config), default=None)
+
+
+def _cost(problem: Problem, config: Config) -> float:
+    _, across, _ = config.tiles(problem)
+    return across * config.clocks(problem) / config.rows
+
+
+def candidates(problem: Problem, precision: str, sheared: int = 1):
+    """Every tile that fits in registers and shared memory."""
+    p = problem
+    if p.out_channels_per_group % sheared:
+        return  # a group's first row is of another set, or the last set has fewer rows
+    through, g_channels = stage_channels(p, precision, sheared)
+    clears = sheared > 1 and p.padding > 0
+    for blocks in (1, 2) if g_channels else ():
+        most = min(MOST_CHANNELS, 2 * MOST_SUMS // blocks // 8 * 8)
+        across = -(-p.in_channels_per_group // most)
+        channels = -(-p.in_channels_per_group // across // 8) * 8
+        for in_turns in (False, True):
+            taps = p.stride, p.dilation, p.kernel_size, p.padding % 2 == 1
+            config = Config(precision, *taps, sheared, clears, through, g_channels, blocks, channels, in_turns)
+            if g_channels <= LARGEST_BOX and config.piece and (deep := deepest(config)):
+                yield deep

@@ -1,0 +1,73 @@
+"""The second stage of the gradients that are long sums: partial sums added up, always in the same order.
+
+The first stage leaves one partial sum for every split of the reduction and element of the result; a thread adds up
+those of one element. It does so in float64, so that however many splits there are, they cost no digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, lru_cache
+
+import torch
+from numba import cuda, float64, types, uint64
+
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.layout import Layout, room
+
+THREADS = 128
+BATCH = 8  # loads that a thread has under way
+
+
+@cache
+def make_kernel(dtype: torch.dtype) -> Kernel:
+    element = ELEMENTS[dtype]
+    store, accumulator = element.store, element.accumulator
+
+    def grad_sum(partials, result, splits):
+        e = cuda.grid(1)
+        if e >= result.size:
+            return
+        values = cuda.local.array(BATCH, dtype=accumulator)
+        total = float64(0)
+        for first in range(0, splits, BATCH):
+            for z in range(BATCH):
+                at = (first + z) * result.size + e
+                values[z] = partials[uint64(at)] if first + z < splits else accumulator(0)
+            for z in range(BATCH):
+                total += float64(values[z])
+        result[uint64(e)] = store(accumulator(total))
+
+    signature = (flat(accumulator), flat(element.storage), types.int64)
+    return Kernel("grad_sum", grad_sum, signature, THREADS, key=str(dtype))
+
+
+def accumulator_of(dtype: torch.dtype) -> torch.dtype:
+    """What the kernels sum elements of ``dtype`` in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
+    """``launch`` of operands and the room for ``splits`` partial sums of every element of the result, (splits, *shape),
+    which are then added up: a function of the operands and the result."""
+    kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
+    if splits == 1 and kind == result.dtype:
+        return launch  # one sum is all of it
+    partials_room = room((splits * elements,), kind, result.index)
+    add_up = _prepared(elements, result.dtype, splits)
+
+    def fill(*operands_and_result):
+        *operands, result = operands_and_result
+        partials = partials_room()
+        launch(*operands, partials)
+        add_up(partials, result)
+
+    return fill
+
+
+@lru_cache(maxsize=1024)
+def _prepared(elements: int, dtype: torch.dtype, splits: int) -> Prepared:
+    partials = alike((splits * elements,), accumulator_of(dtype))
+    return make_kernel(dtype).prepare(-(-elements // THREADS), partials, alike((elements,), dtype), splits)

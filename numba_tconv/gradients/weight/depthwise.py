@@ -1,0 +1,249 @@
+"""grad_weight_depthwise: few channels a group. Memory is the limit: input and grad_output are read in vectors.
+
+Idea: a pair of an input and an output channel has a weight for each tap, each a sum over all samples and positions. A
+thread takes neighbouring positions, and the run of grad_output that all their taps meet, both in 16-byte vectors, and
+adds their products to one sum a tap, in registers. Positions are split over blocks; the sums of a block's threads are
+added up in float64, and those of the blocks in a second kernel (gradients/sum.py), always in the same order.
+
+A sum of thousands of products loses digits, so a split is so short that a thread adds up no more than PARTIAL_TERMS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+
+import torch
+from numba import cuda, float64, int32, int64, types, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.gradients.rung import GradientRung
+from numba_tconv.gradients.sum import accumulator_of, added_up
+from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.kernels.depthwise.rows import (
+    MOST_PRODUCTS,
+    MOST_WINDOW,
+    Meeting,
+    many_channels,
+    offset_of,
+    placed,
+    read_in_place,
+    reason,
+)
+from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+
+PARTIAL_TERMS = 128  # products that one sum takes: its error grows with their number
+SUMMANDS = 8  # that each tap's sums of all threads are first added up to
+MOST_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Config(Meeting):
+    """``threads`` threads have ``positions`` each in a pass, ``passes`` times."""
+
+    dtype: torch.dtype
+    taps: Taps
+    positions: int
+    threads: int = 128  # a multiple of SUMMANDS
+    passes: int = 16
+    min_blocks: int = 8
+    in_place: bool = False  # grad_output is converted from where it lies, by code for each place of the first
+
+    @cached_property
+    def products(self) -> tuple:
+        """(tap, position, place in the window) of every product: of which sum, by which input, of which element."""
+        return tuple((tap, position, place) for position, tap, place in self.meetings)
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
+    accumulator = element.accumulator
+    vector, window, positions, threads = config.vector, config.window, config.positions, config.threads
+    pitch = threads + SUMMANDS  # so that the threads that add up meet different banks
+    x_span, g_span = vectors_of(element, positions) * vector, vectors_of(element, window) * vector
+    fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
+    fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
+    multiply = multiply_add((config.products,))
+    in_place, multiply_in_place = config.in_place, None
+    if in_place:
+        cases = placed(config.products, vector)
+        multiply_in_place = multiply_runs(element, cases, kernel_size, vector, vectors_of(element, window), 1)
+    shared_sums, shared_parts = kernel_size * pitch, kernel_size * SUMMANDS
+
+    def grad_weight_depthwise(
+        g, g_offset, g_n, g_c, g_l, x, x_offset, x_n, x_c, x_l, partials, batch, length, out_length, padding, pairs,
+        in_per_group, out_per_group, vectors, split_vectors,
+    ):  # fmt: skip
+        shared = cuda.shared.array(shared_sums, dtype=accumulator)
+        parts = cuda.shared.array(shared_parts, dtype=float64)
+        xs = cuda.local.array(positions, dtype=accumulator)
+        gs = cuda.local.array(window, dtype=accumulator)
+        sums = cuda.local.array(kernel_size, dtype=accumulator)
+        for k in range(kernel_size):
+            sums[k] = accumulator(0)
+
+        thread = int32(cuda.threadIdx.x)
+        split, pair = divmod(int64(cuda.blockIdx.x), pairs)
+        channel = pair // out_per_group
+        out_channel = channel // in_per_group * out_per_group + pair - channel * out_per_group
+        x_row, g_row = channel * x_c, out_channel * g_c
+        v = split * split_vectors + thread  # of all samples, ``vectors`` of them each
+        end = min((split + 1) * split_vectors, batch * vectors)
+        length, out_length, vectors = int32(length), int32(out_length), int32(vectors)
+        left = int32((end - v + threads - 1) // threads)
+        # Sample and vector move by a constant, so the loop needs no division.
+        n = v // vectors
+        q = int32(v - n * vectors)
+        x_row += n * x_n
+        g_row += n * g_n
+        hop_n = int64(threads // vectors)
+        hop_q = int32(threads - hop_n * vectors)
+        while left > 0:
+            i = int32(q * positions)
+            x_at = x_row + i
+            skip = int32((x_offset + x_at) & (vector - 1))
+            x_at -= skip
+            if x_l == 1 and i + positions <= length and x_at >= 0 and x_at + x_span <= x.size:
+                fetch_x(xs, x, x_at, skip)
+            else:
+                fetch_x_guarded(xs, x, x_row, x_l, i, length)
+            begin = int32(i * stride - padding)
+            g_at = g_row + begin
+            skip = int32((g_offset + g_at) & (vector - 1))
+            g_at -= skip
+            inside = g_l == 1 and begin >= 0 and begin + window <= out_length and g_at >= 0 and g_at + g_span <= g.size
+            if in_place:
+                if inside:
+                    multiply_in_place(sums, xs, g, g_at, int32(0), skip)
+            elif inside:
+                fetch_g(gs, g, g_at, skip)
+            if not inside:
+                fetch_g_guarded(gs, g, g_row, g_l, begin, out_length)
+            if not in_place or not inside:
+                multiply(sums, xs, gs, 0)
+            left = int32(left - 1)
+            x_row += hop_n * x_n
+            g_row += hop_n * g_n
+            q = int32(q + hop_q)
+            if q >= vectors:
+                x_row += x_n
+                g_row += g_n
+                q = int32(q - vectors)
+
+        for k in range(kernel_size):
+            shared[k * pitch + thread] = sums[k]
+        cuda.syncthreads()
+        e = thread
+        while e < kernel_size * SUMMANDS:
+            value = float64(0)
+            at = int32(e // SUMMANDS * pitch + e % SUMMANDS)
+            for z in range(threads // SUMMANDS):
+                value += float64(shared[uint64(at + z * SUMMANDS)])
+            parts[uint64(e)] = value
+            e = int32(e + threads)
+        cuda.syncthreads()
+        e = thread
+        while e < kernel_size:
+            value = float64(0)
+            for z in range(SUMMANDS):
+                value += parts[uint64(e * SUMMANDS + z)]
+            partials[uint64((split * pairs + pair) * kernel_size + e)] = accumulator(value)
+            e = int32(e + threads)
+
+    stored, integers = flat(element.storage), (types.int64,)
+    signature = (stored, *integers * 4, stored, *integers * 4, flat(accumulator), *integers * 9)
+    name = "grad_weight_depthwise"
+    return Kernel(name, grad_weight_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
+
+
+def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
+    """The configuration of a tile: as many positions a thread as registers and straight-line code allow."""
+    most = 16 // dtype.itemsize
+    for positions in (most >> e for e in range(4) if most >> e):
+        config = Config(dtype, problem.taps, positions, **tile)
+        if config.window <= MOST_WINDOW and len(config.products) <= MOST_PRODUCTS:
+            break
+    return replace(config, in_place=read_in_place(config))
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype) -> Config:
+    """The tile of a problem: registers by the window and the sums, and where those are few, larger blocks."""
+    config = make(problem, dtype)
+    words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
+    blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
+    threads = 256 if blocks == 8 else 128
+    blocks = blocks * 128 // threads
+    return make(problem, dtype, threads=threads, passes=PARTIAL_TERMS // config.positions, min_blocks=blocks)
+
+
+def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Vectors of a sample; splits of those of all samples, and the vectors of each."""
+    vectors = -(-problem.length // config.positions)
+    most = config.threads * config.passes
+    splits = -(-problem.batch * vectors // most)
+    return vectors, splits, -(-problem.batch * vectors // splits)
+
+
+class WeightDepthwise(GradientRung):
+    name = "grad_weight_depthwise"
+    of = "grad_weight"
+    idea = "few channels a group: both operands in vectors straight into registers; a sum a tap, split over blocks"
+    memory_bound = True
+
+    def supports(self, problem, dtype, precision):
+        if why := cuda_core_reason(dtype, precision) or reason(problem):
+            return why
+        splits = splits_of(problem, choose(problem, dtype))[1]
+        if splits * problem.in_channels * problem.out_channels_per_group > MOST_BLOCKS:
+            return f"it takes up to {MOST_BLOCKS} blocks"
+        return None
+
+    def unsuited(self, problem, dtype, precision, device):
+        return many_channels(problem)
+
+    def config(self, problem, dtype, device=None, precision=None):
+        return choose(problem, dtype)
+
+    def tiny_configs(self, problem, dtype):
+        return [make(problem, dtype, threads=8, passes=passes, min_blocks=1) for passes in (1, 3)]
+
+    def kernels(self, config):
+        return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
+
+    def prepare(self, grad_output, x, result, problem, config=None, precision=None):
+        splits, launch = _prepared(
+            *(problem, config, result.dtype, grad_output.strides, x.strides),
+            *(offset_of(grad_output), offset_of(x)),
+        )
+        return added_up(launch, result, splits)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    g_strides: tuple,
+    x_strides: tuple,
+    g_offset: int,
+    x_offset: int,
+) -> tuple[int, Prepared]:
+    """Splits, and the launch. The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    p, config = problem, config or choose(problem, dtype)
+    vectors, splits, split_vectors = splits_of(p, config)
+    pairs = p.in_channels * p.out_channels_per_group
+    launch = make_kernel(config).prepare(
+        splits * pairs,
+        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
+        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        alike((splits * pairs * p.kernel_size,), accumulator_of(dtype)),
+        *(p.batch, p.length, p.out_length, p.padding, pairs, p.in_channels_per_group, p.out_channels_per_group),
+        *(vectors, split_vectors),
+    )
+    return splits, launch

@@ -1,0 +1,270 @@
+"""Tiles of grad_weight_split: what they are, and which there are for a problem (which it gets: tiles.py).
+
+The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
+(gradients/window.py), l counts positions, over which the sums run. A block computes ``block_m x block_p x tap_chunk``
+sums from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk``
+sums, make a slice, and the slices share the positions of a stage.
+
+Where some rows have a tap more than the others, tiles of all taps would multiply taps that the others lack. So there
+may be two kinds of blocks: those of the taps of whole rows, as many for each phase, and those of the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.window import Window, columns, evenly
+from numba_tconv.kernels.common.register_tile import ThreadTile
+from numba_tconv.runtime.device import REGISTERS, RESERVED_SHARED, Device
+from numba_tconv.runtime.elements import ELEMENTS
+
+THREADS = 128
+WINDOW_LIMIT = 20  # columns that a thread may hold in registers
+MOST_TAPS = 8  # of a window
+MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
+PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
+SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
+# Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
+ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
+LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
+AIM = 20  # instructions, about, that find a column in memory
+BANKED = 8  # phases whose columns lie in banks of their own
+# The taps that a tile is of: all, or those that every phase has as many of, or the last ones, of which some have one.
+ALL, WHOLE, REST = "all", "whole", "rest"
+
+
+@dataclass(frozen=True)
+class Config(ThreadTile):
+    dtype: torch.dtype
+    stride: int
+    dilation: int
+    tap_chunk: int  # taps of a row that share one window
+    phases: int  # of a block
+    channels: int  # of a block
+    thread_m: int
+    thread_p: int
+    lanes_m: int
+    lanes_p: int
+    slices: int
+    block_l: int
+    min_blocks: int = 1  # blocks that must fit on a multiprocessor: the register budget
+    partial: int = 0  # stages of one partial sum; 0: all
+    x_vector: int = 1  # elements of x that one cp.async copies
+    whole_rows: bool = False  # the rows of a group are a whole number of blocks
+    whole_channels: bool = False  # and so are its output channels
+    part: str = ALL  # of the taps
+    rest: Config | None = None  # beside WHOLE the tile of the REST, with as many threads
+
+    @property
+    def tiles(self) -> tuple[Config, ...]:
+        """Of each kind of blocks."""
+        return (self, self.rest) if self.rest else (self,)
+
+    def copying_vectors(self) -> Config:
+        """The same, of 16 bytes of x: for rows and samples that begin at multiples of them."""
+        return replace(self, x_vector=self.vector, rest=self.rest and self.rest.copying_vectors())
+
+    @property
+    def block_m(self) -> int:
+        return self.thread_m * self.lanes_m
+
+    @property
+    def block_p(self) -> int:
+        """Pairs that the threads have sums for; ``phases * channels`` of them, or all, are pairs of the problem."""
+        return self.thread_p * self.lanes_p
+
+    @property
+    def slice_threads(self) -> int:
+        return self.lanes_m * self.lanes_p
+
+    @property
+    def threads(self) -> int:
+        return self.slice_threads * self.slices
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.thread_m * self.thread_p * self.tap_chunk
+
+    @property
+    def vectors_a_turn(self) -> int:
+        """Vectors of positions that a turn of the loop multiplies: two, if registers hold their windows."""
+        even = self.block_l // (self.slices * self.vector) % 2 == 0
+        return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
+
+    @cached_property
+    def window_columns(self) -> int:
+        """Columns of a pair that one vector of positions meets."""
+        return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
+
+    @property
+    def width(self) -> int:
+        """Columns of a stage."""
+        return self.block_l - self.vector + self.window_columns
+
+    def pitch(self, width: int) -> int:
+        """Elements between two rows: an odd number of vectors, so that vectors of neighbouring rows share no bank."""
+        return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
+
+    @property
+    def window(self) -> Window:
+        columns = self.block_l + (self.tap_chunk - 1) * self.taps.step
+        return Window(
+            self.dtype,
+            self.phases,
+            self.channels,
+            columns,
+            self.pitch(self.width),
+            self.threads,
+            AIM,
+            whole=self.whole_channels,
+        )
+
+    @property
+    def x_window(self) -> Window:
+        """The stage of x, read as it is: a row for each input channel, and a column for each position."""
+        pitch = self.pitch(self.block_l)
+        return Window(
+            self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, AIM, self.x_vector, self.whole_rows
+        )
+
+    @property
+    def x_stage(self) -> int:
+        """Elements of x in one stage."""
+        return self.block_m * self.pitch(self.block_l)
+
+    @property
+    def stage(self) -> int:
+        """Elements of x and grad_output in one stage."""
+        return self.x_stage + self.block_p * self.pitch(self.width)
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.sums * self.threads
+        own = max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
+        return max(own, self.rest.shared_bytes) if self.rest else own
+
+    def phases_of(self, problem: Problem) -> int:
+        """Of the whole problem."""
+        return rows_of(problem, self.part)[0]
+
+    def counts(self, problem: Problem) -> tuple[int, int, int, int]:
+        """Own blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
+        phases, taps = rows_of(problem, self.part)
+        rows, channels = problem.in_channels_per_group, problem.out_channels_per_group
+        parts, chunks = -(-phases // self.phases), -(-taps // self.tap_chunk)
+        return -(-rows // self.block_m), -(-channels // self.channels), parts, chunks
+
+    def own_blocks(self, problem: Problem) -> int:
+        """Of one split and of this kind."""
+        return problem.groups * math.prod(self.counts(problem))
+
+    def blocks(self, problem: Problem) -> int:
+        """Of one split."""
+        return sum(tile.own_blocks(problem) for tile in self.tiles)
+
+    def columns(self, problem: Problem) -> int:
+        """Columns of a sample, so that vectors of x begin at multiples of their size."""
+        return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
+
+    def stages(self, problem: Problem) -> int:
+        """Stages of the whole reduction."""
+        return -(-problem.batch * self.columns(problem) // self.block_l)
+
+
+def rows_of(problem: Problem, part: str) -> tuple[int, int]:
+    """Phases that have taps of a part, and how many of them each has at most."""
+    rows, taps = problem.taps.rows, problem.kernel_size
+    if part == REST:
+        return taps % rows, 1
+    return (rows, taps // rows) if part == WHOLE else (min(rows, taps), -(-taps // rows))
+
+
+def unequal(problem: Problem) -> bool:
+    """Whether some phases have a tap more than others, and those have some too."""
+    return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
+
+
+def make(
+    problem: Problem,
+    dtype: torch.dtype,
+    most_taps: int = MOST_TAPS,
+    most_phases: int = THREADS,
+    block_l: int = 32,
+    part: str = ALL,
+    **tile,
+) -> Config:
+    """The configuration of a tile: what the problem decides is filled in."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    all_phases, taps = rows_of(problem, part)
+    tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
+    block_p = tile["thread_p"] * tile["lanes_p"]
+    # A thread fetches columns of one phase: a window has no more phases than threads.
+    most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
+    phases, _ = evenly(all_phases, most_phases)
+    block_l = max(block_l, tile["slices"] * v)
+    # Where many slices share a split, each thread's sum is short enough.
+    if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
+        tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
+    channels = min(block_p // phases, problem.out_channels_per_group)
+    sizes = dict(tap_chunk=tap_chunk, phases=phases, channels=channels, block_l=block_l)
+    sizes["whole_rows"] = problem.in_channels_per_group % (tile["thread_m"] * tile["lanes_m"]) == 0
+    sizes["whole_channels"] = problem.out_channels_per_group % channels == 0
+    return Config(dtype, problem.stride, problem.dilation, **sizes, **tile, part=part)
+
+
+def min_blocks(config: Config, device: Device) -> int:
+    """Blocks that share a multiprocessor's registers and shared memory."""
+    words = config.itemsize // 4 * (config.sums + config.thread_m * config.vector + config.window_columns)
+    more = MORE_REGISTERS if config.dtype != torch.float32 else 0
+    registers = min(255, -(-(max(ADDRESSES + words, LEAST_REGISTERS) + more) // 8) * 8)
+    need = config.shared_bytes + RESERVED_SHARED
+    return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
+
+
+def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
+    """Every tile of powers of two, of a part of the taps, that fits and is not twice as large as the problem."""
+    most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
+    powers = [2**e for e in range(8)]
+    phases, _ = rows_of(problem, part)
+    pairs = problem.out_channels_per_group * phases
+    for thread_m, thread_p in product(powers[:4], powers[:4]):
+        for lanes_m, lanes_p in ((m, p) for m, p in product(powers, powers) if m * p <= THREADS):
+            block_m, block_p = thread_m * lanes_m, thread_p * lanes_p
+            if block_m >= max(2, 2 * problem.in_channels_per_group) or block_p >= max(2, 2 * pairs):
+                continue
+            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p, part=part)
+            tile["slices"] = THREADS // (lanes_m * lanes_p)
+            for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
+                config = make(problem, dtype, most_phases=most_phases, **tile)
+                blocks = min_blocks(config, device)
+                vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
+                if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
+                    yield replace(config, min_blocks=blocks)
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums,
+    two kinds of blocks."""
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    shapes = (
+        dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
+        dict(thread_m=1, thread_p=1, lanes_m=4, lanes_p=2, slices=1, most_taps=1),
+        dict(thread_m=4, thread_p=1, lanes_m=1, lanes_p=8, slices=1, most_taps=2, partial=2),
+        dict(thread_m=1, thread_p=4, lanes_m=2, lanes_p=2, slices=1, most_phases=2, partial=1),
+    )
+
+    def of(part):
+        return [make(problem, dtype, block_l=2 * v, part=part, **shape) for shape in shapes]
+
+    if not unequal(problem):
+        return of(ALL)
+    # The first tile has as many threads as the last one, and so have the two between them.
+    return of(ALL) + [replace(whole, rest=rest) for whole, rest in zip(of(WHOLE), of(REST)[::-1], strict=True)]

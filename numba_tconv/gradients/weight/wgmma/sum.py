@@ -1,0 +1,172 @@
+"""The second stage of grad_weight_wgmma: the splits' sums added up, in the order of the weight.
+
+The first stage leaves, for every split and tile, the sums of a tile's taps by its pairs by its channels, the channels
+side by side; the weight's gradient has output channels and taps side by side. A block adds up 32 channels of elements
+that are neighbours in the weight, reading along channels and writing, through shared memory, along the weight: both in
+vectors of 16 bytes, where the weight has rows of whole ones. With many weights a thread adds up four channels of two
+elements, so that runs are long in both directions; with few, one.
+
+It adds up in float64, so that however many splits there are, they cost no digit. Sums of one split do not come here,
+where that can be helped (epilogue.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from numba import cuda, float32, float64, int32, int64, types, uint32, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.integer import divided
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT
+from numba_tconv.ptx import device_function, griddepcontrol_wait, load_vector, recomputed, repeated, store_run
+from numba_tconv.runtime.device import H200
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+
+from .tile import Config as Tile
+
+CHANNELS, THREADS = 32, 256  # of a block
+VECTOR = 4  # channels that a thread adds up, where there are many weights
+ELEMENTS_OF = {1: 1, VECTOR: 2}  # of a thread, by its channels
+LOADS = {1: 32, VECTOR: 4}  # that a thread has under way, by its channels: of so many splits and elements
+GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+
+
+@dataclass(frozen=True)
+class Config:
+    dtype: torch.dtype
+    channels: int  # of a thread: 1 or VECTOR
+    run: int  # neighbouring elements that a thread writes at once: 1, or those of 16 bytes
+
+    @property
+    def neighbours(self) -> int:
+        """Elements of a block."""
+        return THREADS * self.channels // CHANNELS * ELEMENTS_OF[self.channels]
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    channels_of_thread, run, neighbours = config.channels, config.run, config.neighbours
+    elements, loads, lanes = ELEMENTS_OF[config.channels], LOADS[config.channels], CHANNELS // config.channels
+    together, all_loads, all_totals = loads // elements, loads * channels_of_thread, elements * channels_of_thread
+    turned_shape, runs = (neighbours, CHANNELS + 1), neighbours // run
+    element = ELEMENTS[config.dtype]
+    store = store_run(element) if run > 1 else element.store
+
+    @device_function
+    def load_one(values, at, partials, source):
+        values[at] = partials[uint64(source)]
+
+    load = load_vector if channels_of_thread == VECTOR else load_one
+
+    @device_function
+    def load_piece(z, state):
+        values, partials, rows_at, at, row, first, splits, all_sums = state
+        split = int32(first + z // elements)
+        if split < splits:
+            source = at + rows_at[row + z % elements] + split * all_sums
+            load(values, z * channels_of_thread, partials, source)
+
+    load_all = repeated(load_piece, loads)
+
+    def grad_weight_sum(
+        partials, result, splits, tile_sums, tiles, groups, group_channels, weight_row, kernel_size, phases,
+        tap_chunk, tap_chunks, rows, pairs, pair_tiles, channels, channel_tiles,
+    ):  # fmt: skip
+        thread = int32(cuda.threadIdx.x)
+        turned = cuda.shared.array(turned_shape, dtype=float32)
+        rows_at = cuda.shared.array(neighbours, dtype=int64)  # of the block's elements: their sums for channel 0
+        element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
+        if thread < neighbours:
+            e = min(element0 + thread, weight_row - 1)
+            co = int64(uint32(e) // uint32(kernel_size))
+            k = uint32(e - co * kernel_size)
+            b = k // uint32(phases)
+            pair = uint32(co * phases + (k - b * uint32(phases)))
+            tile = int64(b // uint32(tap_chunk)) * pair_tiles + pair // uint32(pairs)
+            row = int64(b % uint32(tap_chunk)) * rows + pair % uint32(pairs)
+            rows_at[thread] = tile * channel_tiles * tile_sums + row * channels
+        cuda.syncthreads()
+        griddepcontrol_wait()
+        # A vector of channels is of one tile: tiles have multiples of eight, of which the last may mean nothing.
+        lane, first_row = int32(thread % lanes * channels_of_thread), int32(thread // lanes * elements)
+        channel = min(channel0 + lane, (group_channels - 1) // channels_of_thread * channels_of_thread)
+        tile = int64(uint32(channel) // uint32(channels))
+        channel_at = tile * tile_sums + channel - tile * channels
+        values, totals = cuda.local.array(all_loads, dtype=float32), cuda.local.array(all_totals, dtype=float64)
+        out = cuda.local.array(run, dtype=float32)
+        group, all_sums = int64(cuda.blockIdx.z), tiles * tile_sums
+        while group < groups:
+            at = channel_at + group * (tap_chunks * pair_tiles * channel_tiles * tile_sums)
+            for z in range(all_totals):
+                totals[z] = float64(0)
+            first = int32(0)
+            while first < splits:
+                load_all(int32(0), (values, partials, rows_at, at, first_row, first, splits, all_sums))
+                for z in range(all_loads):
+                    if first + z // all_totals < splits:
+                        totals[z % all_totals] += float64(values[z])
+                first = recomputed(int32(first + together))  # not worth unrolling further
+            for z in range(all_totals):
+                turned[first_row + z // channels_of_thread, lane + z % channels_of_thread] = float32(totals[z])
+            cuda.syncthreads()
+            place = int32(thread)
+            while place < runs * CHANNELS:
+                to_channel, to = divided(place, int32(runs))
+                to = int32(to * run)
+                if element0 + to < weight_row and channel0 + to_channel < group_channels:
+                    target = (group * group_channels + channel0 + to_channel) * weight_row + element0 + to
+                    if run > 1:
+                        for u in range(run):
+                            out[u] = turned[to + u, to_channel]
+                        store(result, target, out, 0)
+                    else:
+                        result[uint64(target)] = store(turned[to, to_channel])
+                place = recomputed(int32(place + THREADS))
+            cuda.syncthreads()
+            group += cuda.gridDim.z
+
+    signature = (flat(float32), flat(element.storage), *(types.int64,) * 15)
+    return Kernel("grad_weight_sum", grad_weight_sum, signature, THREADS, min_blocks=3, key=repr(config))
+
+
+def config_of(problem: Problem, dtype: torch.dtype, aligned: bool) -> Config:
+    """``aligned``: the gradient begins at a multiple of 16 bytes."""
+    p, vector = problem, ALIGNMENT // dtype.itemsize
+    run = vector if aligned and p.out_channels_per_group * p.kernel_size % vector == 0 else 1
+    many = Config(dtype, VECTOR, run)  # if there are blocks enough for all multiprocessors
+    return many if math.prod(_grid(p, many)) >= H200.multiprocessors else Config(dtype, 1, run)
+
+
+def configs(dtype: torch.dtype) -> list[Config]:
+    """All there are."""
+    return [Config(dtype, channels, run) for channels in ELEMENTS_OF for run in (1, ALIGNMENT // dtype.itemsize)]
+
+
+def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Blocks: along the weight, along input channels of a group, and of groups."""
+    p = problem
+    along = -(-p.out_channels_per_group * p.kernel_size // config.neighbours)
+    return along, -(-p.in_channels_per_group // CHANNELS), min(p.groups, GRID_AXIS)
+
+
+@lru_cache(maxsize=1024)
+def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
+    """The launch that fills the gradient for the weight: of the sums of ``splits`` splits of tiles ``tile``, and the
+    gradient."""
+    p = problem
+    weight_row = p.out_channels_per_group * p.kernel_size
+    taps, pair_tiles, channel_tiles = tile.tiles(p)
+    partials = alike((splits * tile.blocks_of(p) * tile.tile_sums,), torch.float32)
+    return make_kernel(own).prepare(
+        _grid(p, own),
+        *(partials, alike((p.in_channels * weight_row,), own.dtype), splits, tile.tile_sums, tile.blocks_of(p)),
+        *(p.groups, p.in_channels_per_group),
+        *(weight_row, p.kernel_size, tile.phases_of(p), tile.tap_chunk, taps),
+        *(tile.rows, tile.pairs, pair_tiles, tile.channels, channel_tiles),
+        early=True,
+    )

@@ -1,0 +1,312 @@
+"""Tiles of grad_weight_wgmma: what they are, and which one a problem gets.
+
+The letters of wgmma: m counts pairs of an output channel and a phase (gradients/window.py), n input channels of a
+group, and k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk: what a
+lane reads of a row serves all of them. Where phases have unequal numbers of taps, some of those sums are of taps that
+do not exist; so a pair may also be of a channel and any tap, as if taps were phases (``by_taps``). The rows of a tile
+are then simply the next ones, wherever in a channel they begin: seamless_u1, of eleven taps, takes 0.065 ms so in
+bfloat16, instead of 0.081 (H200, rows of 490f28d and 79f8300)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import gcd
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.wgmma_ring import (
+    CONSUMERS,
+    MOST_CHANNELS,
+    PRODUCTS,
+    REGISTERS,
+    ROW,
+    SHARED,
+    STAGE_CLOCKS,
+    Ring,
+    deepest,
+)
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
+
+MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
+MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
+MOST_BEGINS = 16  # of a tile's rows within a channel, that an estimate looks at
+LARGEST_SHARE = 0.95  # of the usual tile's clocks: the estimates are no better
+WORD = 4  # bytes of a register
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the pairs' columns lie in rows: column j of phase a is element ``j*stride + a*dilation``."""
+
+    stride: int
+    dilation: int
+    phases: int
+    step: int  # columns between two taps of a row of taps
+    odd: bool  # column 0 of phase 0 is at an odd element of what is fetched
+
+
+@dataclass(frozen=True)
+class Config(Ring):
+    precision: str
+    window: Window  # how grad_output, or its planes, is read
+    alike: int
+    clears: int  # elements before a row's first, which a box holds as they lie in memory: to be taken for zeros
+    tap_chunk: int  # taps of a row in a tile
+    blocks: int  # of 64 pairs, of a warpgroup
+    channels: int  # of a tile
+    in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
+    sets: int = 2  # of operands in registers; of two, one is loaded while the other is multiplied
+    stages: int = 0
+    direct: bool = False  # the sums are whole, and stored as the gradient (epilogue.py)
+    by_taps: bool = False  # every tap is a phase of its own, and a tile's rows may begin within a channel
+    plane_phases: int = 0  # of an output channel, where planes are read and the sums are stored directly
+
+    @cached_property
+    def g_channels(self) -> int:
+        """Output channels of a tile."""
+        rows, phases, alike = self.rows, self.window.phases, self.alike
+        if not self.by_taps:
+            return rows // phases // alike * alike
+        of_set = phases * alike  # a tile's boxes begin with a channel of the first set
+        most = max(first + rows for first in range(0, of_set, gcd(rows, of_set)))
+        return -(-most // of_set) * alike
+
+    @property
+    def own_words(self) -> int:
+        """Whether a stage is the first of its sample."""
+        return self.stages if self.clears else 0
+
+    @property
+    def pairs(self) -> int:
+        """Of a tile: the rows that mean something."""
+        return self.rows if self.by_taps else self.g_channels * self.window.phases
+
+    @property
+    def positions(self) -> int:
+        """Of a stage."""
+        return ROW // self.itemsize
+
+    @property
+    def reach(self) -> int:
+        """Elements of a row of grad_output that the taps and phases of one position span, but for the first."""
+        w = self.window
+        return (self.tap_chunk - 1) * w.step * w.stride + (w.phases - 1) * w.dilation
+
+    @property
+    def pieces(self) -> int:
+        """Boxes that a stage's rows of one set are fetched in, since a box is at most 256 elements wide: all of the
+        positions, half of them, or those of one product each. 0: not even those fit."""
+        return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
+
+    @property
+    def boxes(self) -> int:
+        """Of grad_output, in a stage."""
+        return self.alike * self.pieces
+
+    def _width(self, pieces: int) -> int:
+        return self.width_of((self.positions // pieces - 1) * self.window.stride + self.reach + 1)
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of a box's row: as many as are needed, or a few more, so that what a warp reads together lies in
+        different banks."""
+        return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
+
+    @cached_property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """What a row gives the products of all taps, each once (``operand_places``)."""
+        return tuple(sorted(set(operand_places(self))))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where in a row a lane of t = 0 reads for one product, in bytes from the product's first position."""
+        return tuple(sorted({place for entry in self.entries for place in entry}))
+
+    @property
+    def lane_bytes(self) -> int:
+        """From what a lane reads to what the lane of the next t reads."""
+        return 4 * self.window.stride
+
+    @property
+    def sums(self) -> int:
+        """Of a thread that multiplies."""
+        return self.blocks * self.tap_chunk * self.channels // 2
+
+    @property
+    def operands(self) -> int:
+        """Registers of one set."""
+        return self.blocks * 2 * len(self.entries)
+
+    @property
+    def odd(self) -> int:
+        """Elements by which words of two positions begin before a position: of what is fetched, not the first element
+        is at a multiple of a word, but the second."""
+        return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
+
+    @property
+    def tile_sums(self) -> int:
+        return self.tap_chunk * self.rows * self.channels
+
+    def phases_of(self, problem: Problem) -> int:
+        """Pairs of an output channel."""
+        return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
+
+    def tiles(self, problem: Problem) -> tuple[int, int, int]:
+        """Of a group: along tap chunks, pairs and channels."""
+        p = problem
+        taps = 1 if self.by_taps else p.taps.taps_per_row
+        counts = taps, p.out_channels_per_group * self.phases_of(p), p.in_channels_per_group
+        sizes = self.tap_chunk, self.pairs, self.channels
+        return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
+
+    def blocks_of(self, problem: Problem) -> int:
+        """Thread blocks of one split."""
+        taps, pairs, channels = self.tiles(problem)
+        return problem.groups * taps * pairs * channels
+
+    def stages_of(self, problem: Problem) -> tuple[int, int]:
+        """Stages of a sample, and of the whole reduction."""
+        of_sample = -(-problem.length // self.positions)
+        return of_sample, problem.batch * of_sample
+
+    @cached_property
+    def clocks(self) -> float:
+        """Estimated clocks that a stage keeps a multiprocessor: products, shared memory, or what arrives."""
+        warpgroups = 1 if self.in_turns else CONSUMERS
+        products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
+        turns = _turns(self.window, self.alike, self.itemsize, self.by_taps, self.width)
+        operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * turns
+        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
+        alone = STAGE_CLOCKS if self.sets == 1 else 0
+        return max(products * self.channels / 2, shared, self.arriving) + STAGE_CLOCKS + alone
+
+
+@lru_cache(maxsize=8192)
+def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
+    """Of ``Config.width``, which is that of many tiles."""
+    vector = 16 // itemsize
+    widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
+    return min(widths, key=lambda width: (_turns(window, alike, itemsize, by_taps, width), width))
+
+
+@lru_cache(maxsize=8192)
+def _turns(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
+    """Turns in which a warp's load gets its words: the most of one bank's; of tiles that begin within a channel, on
+    average of where its rows may begin."""
+    begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
+    return sum(_turns_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
+
+
+def _turns_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
+    """Of the eight rows from ``begin`` on."""
+    neighbours, vector = 4 // itemsize, 16 // itemsize
+    words = set()
+    for m in range(begin, begin + 8):
+        channel = m // window.phases  # whose row begins somewhere in 16 bytes; boxes do at multiples of all banks
+        row = channel // alike * width + channel % alike * (vector // alike) % vector
+        for t in range(4):
+            words.add((row + m % window.phases * window.dilation + t * neighbours * window.stride) * itemsize // 4)
+    return max(Counter(word % 32 for word in words).values())
+
+
+def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
+    """For each tap of a chunk and each half of a product's depth, where register 0 (or 1: the row eight further on) and
+    2 (or 3) of A come from: bytes from the product's first position in a pair's row, for a lane of t = 0; a lane of t
+    reads ``t * lane_bytes`` further on.
+
+    With 32-bit elements, the element, twice. With 16-bit elements the register holds two positions: side by side they
+    are one word, or the upper half of one and the lower half of the next; ``stride`` apart, two elements.
+    """
+    neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
+    for b in range(config.tap_chunk):
+        for half in range(2):
+            element = (b * config.window.step + 4 * neighbours * half) * stride + config.odd
+            if neighbours == 2 and stride > 1:
+                found.append((2 * element, 2 * (element + stride)))
+            else:
+                found.append((element // neighbours * 4, -(-element // neighbours) * 4))
+    return tuple(found)
+
+
+def cost(problem: Problem, config: Config) -> float:
+    """Estimated clocks that a stage of all tiles keeps multiprocessors."""
+    return config.blocks_of(problem) * config.clocks
+
+
+def choose(problem: Problem, precision: str, alike: int) -> Config | None:
+    """The tile with the fewest estimated clocks; None if none fits. ``alike``: as in Config; 0: it reads planes, not
+    grad_output itself. It depends on neither batch nor length."""
+    return _choose(problem.layer, precision, alike)
+
+
+@lru_cache(maxsize=1024)
+def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
+    def best(by_taps):
+        kind = (config for config in candidates(layer, precision, alike) if config.by_taps == by_taps)
+        return min(kind, key=lambda config: cost(layer, config), default=None)
+
+    usual, by_taps = best(False), best(True)
+    clearly = usual is None or (by_taps and cost(layer, by_taps) < LARGEST_SHARE * cost(layer, usual))
+    return by_taps if clearly else usual
+
+
+@lru_cache(maxsize=1024)
+def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
+    """The tiles of a kind that may be the best where there are few: of each size, with the sets of operands that cost
+    least."""
+    best = {}
+    for config in candidates(layer, precision, alike):
+        size = config.tap_chunk, config.blocks, config.channels, config.in_turns
+        if config.by_taps == by_taps and (size not in best or cost(layer, config) < cost(layer, best[size])):
+            best[size] = config
+    return tuple(best.values())
+
+
+def candidates(problem: Problem, precision: str, alike: int):
+    """Every tile that fits in registers and shared memory."""
+    t = problem.taps
+    phases = min(t.rows, problem.kernel_size)
+    window, clears = Window(1, 1, 1, t.step, False), 0
+    if alike:
+        window = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
+        clears = problem.padding if alike > 1 else 0
+    if alike > 1 and problem.groups > 1 and problem.out_channels_per_group % alike:
+        return  # the groups' first rows are of different sets
+    if alike > ALIGNMENT // WORD and window.stride == 1:
+        return  # rows begin within a word of two positions
+    read = precision, window, max(1, alike), clears
+    for tap_chunk in range(1, t.taps_per_row + 1):
+        if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
+            continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
+        yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))
+    if alike and t.taps_per_row > 1 and window.stride > 1:
+        by_taps = replace(window, phases=problem.kernel_size)
+        yield from _sized(problem, Config(precision, by_taps, *read[2:], 1, 0, 0, False, by_taps=True))
+
+
+def _sized(problem: Problem, config: Config):
+    """The configuration with every number of blocks and channels."""
+    for blocks in (1, 2):
+        for in_turns in (False, True):
+            most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
+            fewest = -(-problem.in_channels_per_group // most) if most else 0
+            for tiles in (fewest, fewest + 1) if most else ():
+                channels = -(-problem.in_channels_per_group // tiles // 8) * 8
+                for sets in (2, 1):
+                    sizes = dict(blocks=blocks, channels=channels, in_turns=in_turns, sets=sets)
+                    yield from _fitting(replace(config, **sizes))
+
+
+def _fitting(config: Config):
+    """The configuration with as many stages as shared memory holds, if sums and operands fit in registers."""
+    spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
+    if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
+        return
+    if config.clears > config.positions // config.pieces * config.window.stride:
+        return  # more than the first box has them
+    if max(len(config.places), len(config.entries)) > MOST_PLACES:
+        return
+    # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
+    if deep := deepest(config, 2 if config.in_turns else 1):
+        yield deep

@@ -1,0 +1,1 @@
+"""What the rungs on tensor cores share."""

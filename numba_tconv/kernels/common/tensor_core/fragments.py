@@ -1,0 +1,57 @@
+"""Which lane of a warp holds which element of a tensor-core operand, as PTX defines it; plain functions of numbers.
+
+A register has the index ``i`` in its operand and, with 16-bit elements, two halves ``h``. ``lane = 4*g + t``. What
+a kernel works out about lanes it takes from here or must agree with; tests hold the functions against the definition.
+"""
+
+
+def wgmma_b(n, k, rows, elements):
+    """Where element (k, n) of B stands in shared memory, in elements: K-major, without swizzle.
+
+    Core matrices of 8 columns by 16 bytes (``elements`` of them) lie one after another, along n first.
+    """
+    return ((k // elements * (rows // 8) + n // 8) * 8 + n % 8) * elements + k % elements
+
+
+def wgmma_b_at(e, rows, elements):
+    """(n, k) of the element that stands at ``e``: the inverse of ``wgmma_b``."""
+    core, inside = e // (8 * elements), e % (8 * elements)
+    return core % (rows // 8) * 8 + inside // elements, core // (rows // 8) * elements + inside % elements
+
+
+def mma_a(lane, i, h, halves):
+    """(row, k) of A of m16n8k8 (``halves`` = 1) and m16n8k16 (``halves`` = 2), register i of 4."""
+    return lane // 4 + 8 * (i % 2), lane % 4 * halves + h + 4 * halves * (i // 2)
+
+
+def mma_b(lane, i, h, halves):
+    """(k, n) of B, register i of 2."""
+    return lane % 4 * halves + h + 4 * halves * i, lane // 4
+
+
+def mma_d(lane, i):
+    """(row, n) of D, register i of 4."""
+    return lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
+
+
+def wgmma_a(warp, lane, i, h, halves):
+    """(row, k) of A of m64 from registers: each of the four warps holds 16 rows, laid out as mma.sync's."""
+    row, k = mma_a(lane, i, h, halves)
+    return 16 * warp + row, k
+
+
+def split_channel(k):
+    """The channel that element k of a product of fp16 means where operands are split (split_operand.py): a lane, whose
+    k are 2*t, 2*t + 1, 2*t + 8 and 2*t + 9, has the channels t, t + 4, t + 8 and t + 12."""
+    return k // 8 * 8 + k % 2 * 4 + k % 8 // 2
+
+
+def wgmma_d(warp, lane, i):
+    """(row, n) of D of m64, register i of n/2."""
+    return 16 * warp + lane // 4 + 8 * (i % 4 // 2), i // 4 * 8 + lane % 4 * 2 + i % 2
+
+
+def column_of(warp, lane, block, half):
+    """The column that a lane's row of A means: k6 computes 128 columns as two m64 blocks, whose rows are dealt out so
+    that a lane owns four consecutive columns. ``half``: row g (0) or g + 8 (1) of the warp's sixteen."""
+    return (warp << 5) + (lane >> 2 << 2) + 2 * block + half

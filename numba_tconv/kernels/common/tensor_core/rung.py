@@ -1,0 +1,82 @@
+"""What the tensor-core rungs share on the host: which problems they take, and how they take their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+
+from numba_tconv.formula.precision import DTYPES
+from numba_tconv.kernels.rung import Rung
+from numba_tconv.ptx import SIMULATOR
+
+from .tile import Tile
+
+FEWEST_CHANNELS = 8  # of a group: with fewer, most of a product is zeros
+
+
+def default_precision(dtype: torch.dtype) -> str:
+    """The tensor cores' fastest precision for a dtype."""
+    return next(precision for precision, known in DTYPES.items() if known == dtype)
+
+
+def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str] = DTYPES) -> str | None:
+    """Why a rung on tensor cores with the precisions ``known`` cannot compute that dtype in that precision, or None."""
+    if SIMULATOR:
+        return "the CUDA simulator has no tensor cores"
+    if precision not in known:
+        return f"it multiplies on tensor cores, in {', '.join(known)}, not in {precision}"
+    if dtype != DTYPES[precision]:
+        return f"{precision} is no precision of {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+class TensorRung(Rung):
+    """A rung on tensor cores: ``choose`` finds a problem's configuration in a precision, or None, and ``make_kernel``
+    makes a configuration's kernel, once."""
+
+    choose: Callable
+    make_kernel: Callable
+
+    def supports(self, problem, dtype, precision):
+        if reason := tensor_core_reason(dtype, precision):
+            return reason
+        if problem.batch >= 1 << 31:
+            return "it counts samples in 32 bits"
+        fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
+        if problem.groups > 1 and fewest < FEWEST_CHANNELS:
+            return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
+        # Tensor cores cut off what an addition cannot hold, at least once for every sum: of few products that is most
+        # of the error.
+        if precision == "tf32x3" and problem.in_channels_per_group < FEWEST_CHANNELS:
+            return (
+                f"in tf32x3 it needs {FEWEST_CHANNELS} input channels a group, not {problem.in_channels_per_group}: "
+                "most of a product would be zeros, and a short sum is more exact on CUDA cores"
+            )
+        if self.choose(problem, precision) is None:
+            return (
+                f"no tile fits stride {problem.stride} and dilation {problem.dilation}: the outputs of its columns "
+                "would not fit in shared memory"
+            )
+        return None
+
+    def config(self, problem, dtype, precision=None):
+        return self.choose(problem, precision or default_precision(dtype))
+
+    def kernel(self, config):
+        return self.make_kernel(config)
+
+
+def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
+    """Whether the windows of an input (N, C_in, L), ``strides`` in elements, can be copied in pieces of 16 bytes, each
+    at a multiple of 16 bytes. ``offset``: bytes from such a multiple to the first element."""
+    vector = 16 // tile.itemsize
+    if not contiguous_rows(shape, strides):
+        return False
+    starts = (stride for stride, size in zip(strides[:2], shape[:2], strict=True) if size > 1)
+    return not any(s % vector for s in (*starts, tile.chunk_shift)) and offset == 0
+
+
+def contiguous_rows(shape: tuple, strides: tuple) -> bool:
+    """Whether the elements of a row of an input (N, C_in, L) are neighbours."""
+    return strides[2] == 1 or shape[2] <= 1

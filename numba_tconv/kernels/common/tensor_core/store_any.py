@@ -1,0 +1,184 @@
+"""The last step of the tensor-core rungs: sums that lie in shared memory leave as long runs from aligned starts.
+
+The staging buffer holds, for each channel of a round, the outputs of the tile's columns in the order of memory, phases
+interleaved, so a warp writes a channel's run with consecutive lanes on consecutive outputs. Where the run begins and
+ends is decided by the addresses of the output (tile.py): a tile and the next one agree on it without talking.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import float32, int32, int64, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.ptx import device_function, st_shared
+from numba_tconv.runtime.elements import ELEMENTS
+
+from .fragments import column_of
+from .store_runs import outputs_at_once
+from .tile import Tile, staged_at
+
+
+def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> tuple[int, int, int, int]:
+    """How the runs of an output y lie that begins ``offset`` bytes after a multiple of a sector.
+
+    Returns elements from a sector boundary to y's first one; how many consecutive staged outputs can be loaded together
+    (4, 2 or 1); the place in the staging buffer that makes them begin at such a multiple, if it is the same for all
+    runs; and whether samples, too, begin and end at multiples of what a lane writes at once. Where outputs are staged
+    by fours (``in_fours``, and the rows of a lone phase) runs cannot begin elsewhere; where they are not moved to a
+    sector, they begin as the padding says.
+    """
+    itemsize = tile.out_dtype.itemsize
+    shift = offset // itemsize
+    quantum = math.gcd(4, problem.out_length)
+    place = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
+    if tile.span == 1 or in_fours or (tile.whole and not tile.aligned):
+        quantum, place = math.gcd(quantum, place), 0
+    at_once = outputs_at_once(quantum, itemsize)
+    return shift, quantum, place, int(shift % at_once == 0 and problem.out_length % at_once == 0)
+
+
+def make_stage_rows(tile: Tile):
+    """A device function: put sums into the staging buffer, in the order of memory.
+
+    ``values`` holds, from ``first_value`` on, the lane's sums of ``count`` rows, the round's from ``m0`` on: of every
+    eight rows two are the lane's, and of a row its four columns. ``offset``: see ``alignment_of``.
+    """
+    span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
+    used_rows = tile.round_channels * tile.phases
+    skip = tile.skip
+    reciprocal = tile.reciprocal
+    column_of_lane, place = device_function(column_of), device_function(staged_at)
+
+    @device_function
+    def stage_rows(values, first_value, count, shared, base, at, m0, offset, warp, lane):
+        column = int32(column_of_lane(warp, lane, 0, 0))
+        for r in range(count // 4):
+            m = int32(m0 + r // 2 * 8 + (lane & 3) * 2 + r % 2)
+            a = first_value + 4 * r
+            if span == 1:
+                place_at = int32(base + (at + m * run_pitch + column) * 4)
+                st_shared(place_at, values[a], values[a + 1], values[a + 2], values[a + 3])
+            elif m < used_rows:
+                channel = int32((m * reciprocal) >> 16)
+                u = int32(column * span + (m - channel * phases) * spread + int32(offset))
+                run = int32(at + channel * run_pitch)
+                for q in range(4):
+                    at_u = int32(u + q * span)
+                    shared[uint64(run + int32(place(at_u, skip)))] = values[a + q]
+
+    return stage_rows
+
+
+def make_aim(tile: Tile, to_the_output: bool = False):
+    """``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
+
+    Two device functions on a tile whose own outputs begin at column ``j`` of sample ``n``: ``aim``, where its
+    outputs are, and ``head_of``, where a warp's begin in y if all of them lie in one sample."""
+    stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
+
+    @device_function
+    def aim(n, j, batch, columns, first, out_length, padding, alignment):
+        """First what the stores need: output where the tile's own begin; sample, and output, where the next tile's do;
+        from where, and up to where, the sample has outputs, counted from the tile's own; whether the next tile is of
+        the same sample, and whether it begins with another one. Then whether the tile goes by store_runs.py: no other
+        sample has outputs here, and this one has all of them, or ends where a lane's outputs do."""
+        begin = (first + j) * stride - padding
+        n_next, j_next = n, j + advance
+        while j_next >= columns:
+            n_next, j_next = n_next + 1, j_next - columns
+        lowest = int32(max(-begin, int64(-sector)))
+        highest = int32(max(min(out_length - begin, int64(advance * span)), int64(-sector)))
+        goes_on, ends = n_next == n, j_next == 0
+        alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
+        # A run that begins early in the first sector of a sample may begin in the sample before.
+        alone = alone and (n == 0 or j == 0 or j * span >= sector)
+        inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
+        begin_next = (first + j_next) * stride - padding
+        straight = alone and (to_the_output or inside or alignment[3] != 0)
+        return (begin, n_next, begin_next, lowest, highest, goes_on, ends), straight
+
+    @device_function
+    def head_of(n, there, warp, co, out_channels, out_length):
+        """Index in y of the output e = 0 of the warp's first channel of the first round."""
+        return (n * out_channels + co + warp) * out_length + there[0]
+
+    return aim, head_of
+
+
+def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
+    """A device function with which ``warps`` warps write a round of channels, wherever its outputs are: with several
+    samples in a tile, and of shapes whose runs are short. Tiles in one sample have a faster one (store_runs.py).
+
+    ``n``, ``j``: sample and column (within the sample) where the tile's own outputs begin; ``there``: what ``aim``
+    says of it. ``row``: the first row of taps of the tile. ``co``: the first channel of the round; ``channels_left``:
+    how many channels there are from it on. ``base``, ``at``: the shared memory, in bytes, and the staging buffer in it,
+    in elements. ``alignment``: see ``alignment_of``. Both stores take all of these, so that either can stand in a
+    kernel's place for it; ``bias`` is added if ``add_bias``, and where some outputs are nothing else
+    (Tile.empty_slots).
+    """
+    stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
+    span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
+    partly = tile.part  # one channel, which all warps write; the last tile of a channel may have fewer rows
+    lanes = 32 * warps if partly else 32
+    round_channels, pitch = tile.round_channels, tile.pitch
+    load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
+    add_bias = add_bias or tile.empty_slots
+    skip, place = tile.skip, device_function(staged_at)
+
+    @device_function
+    def store_any(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                  batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        begin, n_next, begin_next, _, _, _, ends = there
+        shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
+        channel = int32(0 if partly else warp)
+        while channel < min(round_channels, channels_left):
+            extra = load_type(bias[uint64(co + channel)]) if add_bias and has_bias else float32(0)
+            source = int32(at + channel * pitch)
+            early, early_next = int32(0), int32(0)
+            if sector > 1:
+                early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
+                head_next = (n_next * out_channels + co + channel) * out_length + begin_next
+                # The first tile of a sample takes none of the last outputs of the sample before.
+                early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
+            end = int32(advance * span - early_next)
+            # A run that begins early may begin in a sample before, however short.
+            m = n - 2 if j > 0 and j * span < sector else n
+            while m <= n_next:
+                if m >= 0 and m < batch:
+                    line = (m * out_channels + co + channel) * out_length
+                    from_first = (n - m) * columns + j  # columns from the sample's first one to the tile's own first
+                    if whole:
+                        offset = begin + (n - m) * columns * stride  # output of the sample that e = 0 is
+                        e = int32(min(max(int64(-early), -offset), int64(end)))
+                        e_end = int32(max(min(int64(end), out_length - offset), int64(-sector)))
+                        e = int32(max(int64(e), -from_first * span)) + lane
+                        e_end = int32(min(int64(e_end), (columns - from_first) * span))
+                        while e < e_end:
+                            u = int32(e + to_staged)
+                            value = shared[uint64(source + int32(place(u, skip)))]
+                            if add_bias:
+                                value += extra
+                            y[uint64(line + offset + e)] = store_type(value)
+                            e = int32(e + 32)
+                    else:
+                        e = int32(warp * 32 + lane) if partly else int32(lane)
+                        while e < end:
+                            column = int32(e // span)
+                            rest = int32(e - column * span)
+                            i = from_first + column
+                            o = (first + i) * stride + row * dilation + rest - padding
+                            valid = i >= 0 and i < columns and o >= 0 and o < out_length
+                            if valid and (not partly or row + rest < all_rows):
+                                u = int32(e + to_staged)
+                                value = shared[uint64(source + int32(place(u, skip)))]
+                                if add_bias:
+                                    value += extra
+                                y[uint64(line + o)] = store_type(value)
+                            e = int32(e + lanes)
+                m += 1
+            channel = int32(channel + warps)
+        return head
+
+    return store_any

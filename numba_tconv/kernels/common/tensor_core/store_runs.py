@@ -1,0 +1,210 @@
+"""The store of the tensor-core rungs for tiles whose outputs all lie in one sample: nearly all tiles.
+
+Few warps store, so nothing hides what a branch or a load costs them: the code is straight, with predicates, and several
+loads are under way at a time. Where a warp has few runs in a round, what is known of them is kept from round to round.
+"""
+
+from __future__ import annotations
+
+import torch
+from numba import cuda, float32, int32, int64, uint32, uint64
+
+from numba_tconv.ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, recomputed, st_global_if
+from numba_tconv.runtime.elements import ELEMENTS
+
+from .tile import Tile, staged_at
+
+HELD = 16  # staged outputs that a lane has loaded and not yet written
+
+
+def outputs_at_once(quantum: int, itemsize: int) -> int:
+    """Outputs that a lane writes at once, by how many staged ones it can load together: 16 bytes, 8 or 4; kernels
+    call it too."""
+    return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
+
+
+def channels_of_a_warp(tile: Tile, warps: int) -> int:
+    """Channels of a round that a warp writes, at most."""
+    return -(-tile.round_channels // warps)
+
+
+def most_channels(tile: Tile) -> int:
+    """Channels of a warp whose runs are in registers at a time; more where runs are shortest, to store them in fewer
+    rounds."""
+    return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
+
+
+def keeps_runs(tile: Tile, warps: int) -> bool:
+    """Whether ``runs`` are moved on from round to round (if each begins as far from a sector as the one before)."""
+    return channels_of_a_warp(tile, warps) <= most_channels(tile)
+
+
+def runs_channels(tile: Tile, warps: int) -> int:
+    """Channels of a warp whose runs are under way at a time."""
+    return min(channels_of_a_warp(tile, warps), most_channels(tile))
+
+
+def runs_loads(tile: Tile) -> int:
+    """Loads of shared memory for one store, at most: two of 16 bytes make 16 bytes of 16-bit outputs."""
+    return max(outputs_at_once(quantum, tile.out_dtype.itemsize) // quantum for quantum in (4, 2, 1))
+
+
+def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
+    """Elements of the arrays of ``runs``: of the second, and of the others."""
+    channels = runs_channels(tile, warps)
+    return channels * runs_loads(tile), channels
+
+
+def _all_channels(tile: Tile, warps: int) -> int:
+    """Channels of a warp's round, those included that only fill up the last of those that are under way together."""
+    channels = runs_channels(tile, warps)
+    return -(-channels_of_a_warp(tile, warps) // channels) * channels
+
+
+def _some_channels(tile: Tile, warps: int) -> bool:
+    """A warp's last channel may be beyond the round."""
+    return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
+
+
+def make_run_of(tile: Tile):
+    """A device function: a channel's run in a tile that lies in one sample, as outputs from and up to which it goes,
+    and how far before a tile's own first output its first sector begins."""
+    span, advance, sector = tile.span, tile.advance, tile.sector
+
+    @device_function
+    def run_of(run, there, alignment):
+        """``run``: index in y of the tile's own first output, for this channel."""
+        _, _, _, lowest, highest, goes_on, _ = there
+        # The run goes from its first sector to that of the next tile.
+        early = int32(int32(run + alignment[0]) & (sector - 1))
+        end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
+        low = int32(max(int32(-early), lowest))
+        high = int32(min(end if goes_on else int32(advance * span), highest))
+        return low, high, early
+
+    return run_of
+
+
+def make_prepare(tile: Tile, warps: int):
+    """A device function: where the outputs of a warp's channels go and are, in a tile that lies in one sample.
+
+    ``runs`` are four local arrays (``runs_sizes``) with, of each channel: where the lane's next outputs go (index in y)
+    and are (bytes of shared memory, for each load); how far they are from the run's begin; and the run's length.
+    """
+    span, overlap = tile.span, tile.overlap
+    round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
+    channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
+    at_once, place, run_of = device_function(outputs_at_once), device_function(staged_at), make_run_of(tile)
+
+    @device_function
+    def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
+        """``runs`` of the warp's channels from its ``z0``-th on; the other arguments are those of ``store_any``."""
+        target, source, done, size = runs
+        quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
+        width = int32(at_once(quantum, itemsize))
+        for z in range(channels):
+            channel = int32(warp + (z0 + z) * warps)
+            exists = channel < channels_left and (not some_channels or channel < round_channels)
+            run = head + (z0 + z) * (warps * out_length)
+            low, high, early = run_of(run, there, alignment)
+            size[z] = int32(max(int32(high - low), int32(0))) if exists else int32(0)
+            e = int32(lane * width - early)
+            done[z], target[z] = int32(e - low), run + e
+            for q in range(loads):
+                u = int32(e + to_staged + q * quantum)
+                source[z * loads + q] = int32(base + (at + channel * pitch + place(u, skip)) * 4)
+
+    return prepare
+
+
+def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
+    """A device function: what is added to the outputs of each of a warp's channels, the bias or nothing."""
+    load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
+    all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
+    round_channels = tile.round_channels
+
+    @device_function
+    def load_extra(extra, bias, has_bias, warp, co, channels_left):
+        for z in range(all_channels):
+            extra[z] = float32(0)
+        if add_bias and has_bias:
+            for z in range(all_channels):
+                channel = int32(warp + z * warps)
+                exists = channel < channels_left and (not some_channels or channel < round_channels)
+                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch, as all here
+
+    return load_extra
+
+
+def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
+    """A device function that writes a round of a tile in one sample, ``quantum`` staged outputs loaded together; the
+    arguments are those of ``store_any``, and ``runs``: if they are kept, as ``prepare`` has left them."""
+    span, advance, sector = tile.span, tile.advance, tile.sector
+    round_channels, skip = tile.round_channels, tile.skip
+    itemsize = tile.out_dtype.itemsize
+    halves = itemsize == 2
+    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
+    width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
+    loads, words = width // quantum, width * itemsize // 4  # of a lane's step
+    load, write = ld_shared(quantum, float32), st_global_if(words)
+    step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
+    # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
+    channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
+    all_steps = -(-(advance * span + sector - 1) // step)
+    turns = -(-all_steps // max(1, HELD // (width * channels)))
+    steps = -(-all_steps // turns)
+    all_held = channels * steps * width
+
+    @device_function
+    def store_some(runs, z0, y, base, at, extra):
+        """The warp's runs from its ``z0``-th channel on, ``channels`` of them."""
+        target, source, done, size = runs
+        held = cuda.local.array(all_held, dtype=float32)
+        output = cuda.local.array(4, dtype=int32)
+        turn = int32(0)
+        while turn < turns:
+            for z in range(channels):
+                for h in range(steps):
+                    wanted = uint32(done[z] + (turn * steps + h) * step) < uint32(size[z])
+                    for q in range(loads):
+                        # A load under a predicate would keep the register's last value alive, and so the register.
+                        from_run = int32(source[z * all_loads + q] + (turn * steps + h) * step_bytes)
+                        outputs = load(from_run if wanted else int32(base + at * 4))
+                        first_held = ((z * steps + h) * loads + q) * quantum
+                        if quantum == 1:
+                            held[first_held] = outputs
+                        else:
+                            for k in range(quantum):
+                                held[first_held + k] = outputs[k]
+            for z in range(channels):
+                for h in range(steps):
+                    for k in range(words):
+                        w = (z * steps + h) * width + k * (width // words)
+                        if halves:
+                            output[k] = narrow(held[w] + extra[z0 + z], held[w + 1] + extra[z0 + z])
+                        else:
+                            output[k] = bits_of(held[w] + extra[z0 + z])
+                    before = int32((turn * steps + h) * step)
+                    write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
+            turn = int32(turn + 1)
+            if turns > 1:  # one turn after the other: two at a time would be too many registers
+                turn = recomputed(turn)
+
+    @device_function
+    def store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                  batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        """Write a round. Returns ``head`` of the next."""
+        extra = cuda.local.array(all_channels, dtype=float32)
+        load_extra(extra, bias, has_bias, warp, co, int64(channels_left))
+        if kept:
+            store_some(runs, 0, y, base, at, extra)
+            for z in range(channels):
+                runs[0][z] += round_channels * out_length
+        else:
+            for z0 in range(0, all_channels, channels):
+                prepare(runs, int32(z0), head, there, base, at, warp, lane, int64(channels_left), out_length,
+                        alignment)  # fmt: skip
+                store_some(runs, z0, y, base, at, extra)
+        return head + round_channels * out_length
+
+    return store_runs

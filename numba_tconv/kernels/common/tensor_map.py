@@ -1,0 +1,157 @@
+"""Tensor maps as the host makes them: what the copy engine must know to fetch boxes of a tensor (ptx/tensor_maps.py).
+
+A map is encoded without an address, so that calls with tensors laid out alike share it; a kernel writes the address in
+and publishes the map where its copies read it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from numba import cuda, int32
+
+from numba_tconv.ptx import (
+    SIMULATOR,
+    device_function,
+    recomputed,
+    st_shared_b64,
+    tensormap_acquire,
+    tensormap_publish,
+    tensormap_replace_address,
+    tensormap_replace_size,
+)
+from numba_tconv.runtime.kernel import enter_context
+from numba_tconv.runtime.layout import Layout
+
+if not SIMULATOR:
+    from cuda.bindings import driver
+
+MAP_BYTES = 128
+MAP_WORDS = MAP_BYTES // 8
+ALIGNMENT = 16  # bytes: of a tensor and its strides
+LONGEST_STRIDE = 1 << 40  # bytes
+LARGEST_BOX = 256  # elements along a dimension
+LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: places along a dimension are int32
+
+
+def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
+    """Of a tensor (N, C, L) with ``strides`` in elements, bytes from a sample to the next and from a channel to the
+    next; any aligned number where there is no next."""
+    return tuple(
+        stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
+    )
+
+
+def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
+    """Every how many channels the rows of a tensor (N, C, L), ``strides`` in elements, begin alike modulo 16 bytes; a
+    power of two; 0 if maps cannot describe it. One sheared map holds all of them (kernels/k6_wgmma/boxes.py), or each
+    set of rows has a map of its own (``make_publish``)."""
+    n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
+    every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
+    if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
+        return 0
+    return every if 0 < n_bytes < LONGEST_STRIDE and 0 < c_bytes * every < LONGEST_STRIDE else 0
+
+
+def lies_in_rows(tensor: Layout) -> bool:
+    """Whether one map describes a tensor (N, C, L): rows of adjacent elements at multiples of 16 bytes."""
+    distances = row_bytes(tensor.shape, tensor.strides, tensor.dtype.itemsize)
+    return (
+        tensor.offset % ALIGNMENT == 0
+        and (tensor.strides[2] == 1 or tensor.shape[2] == 1)
+        and not any(distance % ALIGNMENT for distance in distances)
+        and all(0 < distance < LONGEST_STRIDE for distance in distances)
+        and max(tensor.shape) < LARGEST_SIZE
+    )
+
+
+def row_pitch(length: int, itemsize: int) -> int:
+    """Elements from a row to the next, of rows of ``length`` that are copied so that one map describes them."""
+    vector = ALIGNMENT // itemsize
+    return -(-length // vector) * vector
+
+
+def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:
+    """The map of a tensor as 64-bit numbers: ``sizes`` and ``box`` in elements, the innermost dimension first, and
+    ``distances`` in bytes from the second dimension on.
+
+    In "tf32" the copy engine rounds to TF32 on the way. ``swizzled``: each row of a box is 128 bytes, and its eight
+    pieces of 16 bytes change places with the row's number modulo 8, as wgmma reads them.
+    """
+    types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    enter_context(torch._C._cuda_getDevice())
+    kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
+    error, encoded = driver.cuTensorMapEncodeTiled(
+        kinds.get(precision, types.CU_TENSOR_MAP_DATA_TYPE_UINT16),
+        len(sizes),
+        0,
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(distance) for distance in distances],
+        [driver.cuuint32_t(size) for size in box],
+        [driver.cuuint32_t(1)] * len(sizes),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if int(error):
+        raise RuntimeError(f"the CUDA driver makes no tensor map of {sizes}, distances {distances}: {error.name}")
+    return tuple(word - (1 << 64) if word >> 63 else word for word in map(int, encoded.opaque))
+
+
+@device_function
+def _stage(template, at, lane):
+    if lane == 0:
+        for z in range(MAP_WORDS):
+            st_shared_b64(at + 8 * z, template[z])
+
+
+@device_function
+def _hand_over(maps, at):
+    cuda.syncwarp()
+    tensormap_publish(maps, at)
+    cuda.syncwarp()
+
+
+@device_function
+def publish(template, address, maps, at, lane):
+    """By a whole warp: a map with the tensor's address, made of ``template`` in 128 bytes of shared memory at ``at``,
+    to ``maps`` in global memory, where copies read it after an acquire."""
+    _stage(template, at, lane)
+    if lane == 0:
+        tensormap_replace_address(at, address)
+    _hand_over(maps, at)
+
+
+def make_publish(itemsize: int):
+    """Two device functions for a tensor whose rows begin alike every ``boxes`` channels only: ``publish`` the map of
+    each set of rows, from the multiple of 16 bytes before its first row on, by a warp; and ``acquire`` them.
+
+    ``maps``: their address in global memory, one after the other; ``at``: 128 bytes of shared memory. ``early``:
+    elements by which the tensor begins after a multiple of 16 bytes.
+    """
+    vector = ALIGNMENT // itemsize
+    replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
+
+    @device_function
+    def publish_sets(template, maps, at, boxes, address, early, stride_c, length, channels, lane):
+        _stage(template, at, lane)
+        box = int32(0)
+        while box < boxes:
+            if lane == 0:
+                own = int32(early + box * stride_c) & (vector - 1)
+                tensormap_replace_address(at, address + (box * stride_c - own) * itemsize)
+                replace_length(at, int32(length) + own)
+                replace_channels(at, int32((channels - box + boxes - 1) // boxes))
+            _hand_over(maps + box * MAP_BYTES, at)
+            box = recomputed(int32(box + 1))  # mostly there is one: not worth unrolling
+
+    @device_function
+    def acquire_sets(maps, boxes, lane):
+        box = int32(0)
+        while box < boxes and lane == 0:
+            tensormap_acquire(maps + box * MAP_BYTES)
+            box = recomputed(int32(box + 1))
+
+    return publish_sets, acquire_sets

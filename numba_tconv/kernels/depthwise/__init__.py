@@ -1,0 +1,1 @@
+"""The rung for one or a few channels a group."""

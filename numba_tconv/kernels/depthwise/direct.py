@@ -1,0 +1,215 @@
+"""The direct form of the depthwise rung, for 16 bits: each thread reads its inputs from global memory into registers.
+
+With half the bytes of float32 and as many products, what limits the other form in 16 bits is how many instructions it
+issues. Here a thread makes 16 bytes of neighbouring outputs in each pass, and reads the run of inputs that they need in
+loads as long as the step from its neighbour's run to its own, which meet in the L1 cache. A pass moves on by whole
+strides and whole loads: which weight meets which input, and where in their loads the inputs lie, is the same in every
+pass, and one of eight cases, each with straight-line code. The weights that a thread's outputs need lie in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
+import torch
+from numba import cuda, int32, int64, types, uint32, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.ptx import load_guarded, multiply_add, multiply_runs, store_run
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, flat
+
+from .rows import MOST_SAMPLES, split
+
+VECTOR = 8  # outputs in 16 bytes: a thread's, in one pass
+LANES = 128, 64, 32
+MOST_WEIGHTS = 16  # of a thread
+MOST_TAPS_PER_ROW = 8  # those of an output; the code grows with their number
+
+
+@dataclass(frozen=True)
+class DirectConfig:
+    """``lanes`` threads, a team, share a row; a block has ``threads`` of them."""
+
+    dtype: torch.dtype
+    taps: Taps
+    out_per_group: int
+    lanes: int = 128
+    threads: int = 128
+    passes: int = 16  # of a thread, at most
+    runs: int = 2  # passes under way at once, where a row has as many
+    min_blocks: int = 2
+
+    @property
+    def families(self) -> int:
+        """Output z of a vector belongs to family z mod families; a family's outputs have one phase."""
+        return min(self.taps.stride, VECTOR)
+
+    @property
+    def step(self) -> int:
+        """Outputs of a team in one pass."""
+        return self.lanes * VECTOR
+
+    @property
+    def granule(self) -> int:
+        """Inputs in one load."""
+        return VECTOR // self.families
+
+    @cached_property
+    def window(self) -> int:
+        """Inputs that a vector reads, whatever its phase."""
+        return self.taps.taps_per_row + (self.taps.stride - 1 + VECTOR - 1) // self.taps.stride
+
+    @cached_property
+    def granules(self) -> int:
+        """Loads that hold a window, wherever in the first of them it begins."""
+        return -(-(self.window + self.granule - 1) // self.granule)
+
+    def shared_bytes(self, passes: int) -> int:
+        """Shared memory of a block."""
+        return 0
+
+    def arguments(self, rows: int, passes: int) -> tuple:
+        """Of the kernel, after those that every form has."""
+        return rows, passes
+
+    def work(self) -> str:
+        """The work of a block."""
+        return f"{VECTOR} outputs a thread in each pass, {self.lanes} threads a row; all in registers"
+
+    @cached_property
+    def cases(self) -> tuple:
+        """(output, weight, place in the loads) of every product, for each of the ways in which a vector's outputs fall
+        into columns, and for each place of the first input in its load.
+
+        Weight f * taps_per_row + b is that of family f's tap b, which reads b inputs before its output's column. The
+        phases up to stride - VECTOR fall alike: all outputs into one column.
+        """
+        stride, each = self.taps.stride, self.taps.taps_per_row
+        first_phases = range(max(0, stride - VECTOR), stride)
+        return tuple(
+            tuple(
+                (z, z % self.families * each + b, lead + each - 1 + (phase + z) // stride - b)
+                for z in range(VECTOR)
+                for b in range(each)
+            )
+            for phase in first_phases
+            for lead in range(self.granule)
+        )
+
+
+def fits(config: DirectConfig) -> bool:
+    """Whether phases and places repeat from pass to pass, every phase has as many taps, and they are few."""
+    taps, each = config.taps, config.taps.taps_per_row
+    halves = config.dtype.itemsize == 2
+    regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
+    repeat = config.step % (taps.stride * config.granule) == 0 and max(taps.stride, VECTOR) % config.families == 0
+    return halves and regular and repeat and each <= MOST_TAPS_PER_ROW and config.families * each <= MOST_WEIGHTS
+
+
+@cache
+def make_kernel(config: DirectConfig) -> Kernel:
+    element, taps = ELEMENTS[config.dtype], config.taps
+    load, store, accumulator = element.load, element.store, element.accumulator
+    stride, each, families, granule = taps.stride, taps.taps_per_row, config.families, config.granule
+    lanes, teams, step, runs = config.lanes, config.threads // config.lanes, config.step, config.runs
+    span, out_per_group = config.granules * granule, config.out_per_group
+    weight_count, output_count = families * each, runs * VECTOR
+    columns, alike = step // stride, max(0, stride - VECTOR)
+    fetch_guarded, put = load_guarded(element, span), store_run(element)
+    multiply = multiply_add(config.cases)
+    multiply_fast = multiply_runs(element, config.cases, VECTOR, granule, config.granules, runs)
+
+    def depthwise_direct(
+        x, x_offset, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, y_offset, length, out_length, padding,
+        groups, row_count, passes,
+    ):  # fmt: skip
+        inputs = cuda.local.array(span, dtype=accumulator)
+        weights = cuda.local.array(weight_count, dtype=accumulator)
+        total = cuda.local.array(output_count, dtype=accumulator)
+
+        thread = uint32(cuda.threadIdx.x)
+        team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
+        row = int64(cuda.blockIdx.x) * teams + team  # of all groups of all samples
+        stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
+        if row >= row_count or stretch * passes * step >= out_length + VECTOR:
+            return
+        n = int64(uint32(row) // uint32(groups))
+        group = row - n * groups
+        source = n * x_n + group * x_c
+        length, out_length, first_output = int32(length), int32(out_length), int32(stretch * passes * step)
+        # A run, whole loads of it, that begins up to here lies in the row; so do outputs that begin up to there.
+        last_begin = int32(length - span - (runs - 1) * columns) if x_l == 1 else int32(-1)
+        last_output = int32(out_length - VECTOR - (runs - 1) * step)
+        j = int32(0)
+        while j < out_per_group:
+            target = (row * out_per_group + j) * out_length
+            early = int32((y_offset + target) & (VECTOR - 1))
+            o = int32(first_output - early + lane * VECTOR)
+            column, phase = divmod(int32(o + int32(padding)), int32(stride))
+            begin = int32(column - (each - 1))
+            lead = int32((x_offset + source + begin) & (granule - 1))
+            begin = int32(begin - lead)
+            case = int32(max(phase - alike, 0) * granule + lead)
+            w_at = group * w_i + j * w_o
+            for f in range(families):
+                tap = int32(phase + f)
+                tap = int32(tap - stride) if tap >= stride else tap
+                for b in range(each):
+                    weights[f * each + b] = load(w[uint64(w_at + int64(tap + b * stride) * w_k)])
+            offset = load(bias[uint64(group * out_per_group + j)]) if has_bias else accumulator(0)
+            end = int32(min(out_length, int32(o + passes * step)))
+            while o < end:
+                for z in range(output_count):
+                    total[z] = offset
+                if begin >= 0 and begin <= last_begin and o >= 0 and o <= last_output and o + (runs - 1) * step < end:
+                    multiply_fast(total, weights, x, source + begin, int32(columns), case)
+                    for r in range(runs):
+                        put(y, target + o + r * step, total, r * VECTOR)
+                    o = int32(o + runs * step)
+                    begin = int32(begin + runs * columns)
+                else:
+                    fetch_guarded(inputs, x, source, x_l, begin, length)
+                    multiply(total, weights, inputs, case)
+                    for z in range(VECTOR):
+                        if o + z >= 0 and o + z < out_length:
+                            y[uint64(target + o + z)] = store(total[z])
+                    o = int32(o + step)
+                    begin = int32(begin + columns)
+            j = int32(j + 1)
+
+    stored, integers = flat(element.storage), (types.int64,)
+    signature = (stored, *integers * 4, stored, *integers * 3, stored, *integers, stored, *integers * 7)
+    name, threads = "depthwise_direct", config.threads
+    return Kernel(name, depthwise_direct, signature, threads, min_blocks=config.min_blocks, key=repr(config))
+
+
+def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
+    """Those of the configurations of ``sizes``, keyword arguments each, that compute ``problem``."""
+    p = problem
+    if p.in_channels_per_group > 1 or p.out_length + 2 * p.padding >= MOST_SAMPLES:
+        return []
+    configs = (DirectConfig(dtype, p.taps, p.out_channels_per_group, **each) for each in sizes)
+    return [config for config in configs if fits(config)]
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
+    """The configuration of a problem, with a narrow team where rows are short; None if the other form computes it."""
+    found = tiles(problem, dtype, [{"lanes": lanes} for lanes in LANES])
+    full = [config for config in found if config.step <= problem.out_length]
+    return next(iter(full), found[-1] if found else None)
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
+    """As Rung.tiny_configs: two rows a block, a pass at a time; several stretches of two passes under way at once."""
+    sizes = (4, 8, 2, 1), (4, 4, 4, 2)
+    names = "lanes", "threads", "passes", "runs"
+    return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
+
+
+def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
+    """Passes of a team over its stretch, and stretches of a row, whose first vector may begin before it."""
+    return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

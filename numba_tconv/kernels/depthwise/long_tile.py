@@ -1,0 +1,270 @@
+"""Which problems the depthwise rung's form for long filters computes, in which tile, and when it is selected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.ptx import GRANULE
+from numba_tconv.runtime.device import REGISTERS
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
+
+from . import tile as depthwise_config
+from .rows import MOST_CHANNELS
+
+# Columns of a thread. The windows of eight columns meet two to a bank, those of twelve would not; but so many more
+# threads are worth it: pqmf takes 22.4 us in float32 and 21.1 in bfloat16, with twelve 24.8 and 21.0 (H200, a script).
+COLUMNS = 8, 4
+THREADS = 128, 64, 32
+MOST_SUMS = 64  # registers of a thread for sums, where it has more than the fewest columns
+MOST_ROWS = 16  # outputs of a column: phases times output channels
+MOST_REACH = 16  # inputs before its first column that a thread has in registers
+MOST_PRODUCTS = 1024  # in one piece of straight-line code
+# Registers of a thread beside sums and window, of which not all are in use at a time: of one chunk, of several.
+OTHER_REGISTERS = 4, 12
+MOST_BLOCKS = 24  # of a multiprocessor; more add nothing to what is under way
+WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor, each of which has a quarter of the registers
+LONGEST_SUM = 64  # products in float32 that are added up one by one: of 136 the error was 2.2 times torch's own
+ENOUGH_BLOCKS = 264  # two for every multiprocessor of a large GPU; where a tile leaves fewer, a smaller one is taken
+# Of an output: with more, tensor cores should gain more by their rate than they lose by padding few channels. Pqmf has
+# 64; where exactly they begin to gain has not been measured.
+MOST_TERMS = 128
+MINIMUM_CC = (8, 0)  # for cp.async
+MOST_TINY_PARTS = 24  # of a sum in the smallest tile for tests: in 40 the largest error was 2.2 times torch's, once
+
+
+@dataclass(frozen=True)
+class LongConfig:
+    """``threads``, each of which makes ``columns`` neighbouring columns of all phases and output channels, are a block;
+    ``chunk`` taps are multiplied in one piece of code; ``batch`` input channels are copied as one group."""
+
+    dtype: torch.dtype
+    taps: Taps
+    in_per_group: int
+    out_per_group: int
+    chunk: int
+    columns: int = 8
+    threads: int = 128
+    batch: int = 1
+    min_blocks: int = 1
+    apart: bool = False  # products are added up in pieces, and then those: the error of a sum grows with its length
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a row."""
+        return self.threads
+
+    @property
+    def vector(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.dtype.itemsize
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of one sum, or weight."""
+        return ELEMENTS[self.dtype].accumulator.bitwidth // 8
+
+    @property
+    def run(self) -> int:
+        """Neighbouring outputs of one channel that a thread makes."""
+        return self.columns * self.taps.stride
+
+    @property
+    def span(self) -> int:
+        """Columns of a block."""
+        return self.threads * self.columns
+
+    @property
+    def full_chunks(self) -> int:
+        return self.taps.kernel_size // self.chunk
+
+    @property
+    def last_taps(self) -> int:
+        """Taps after the full chunks."""
+        return self.taps.kernel_size % self.chunk
+
+    @property
+    def by_channel(self) -> bool:
+        """A piece of a sum is all products of one input channel, not only those of one chunk, where its error is the
+        smaller one by that: of as many pieces as each has products."""
+        channels, taps = self.in_per_group, self.taps.taps_per_row
+        pieces = channels * (self.full_chunks + (self.last_taps > 0))
+        return self.apart and channels + taps < pieces + channels * taps / pieces
+
+    @property
+    def hop(self) -> int:
+        """Inputs by which a chunk's window begins before that of the chunk before it."""
+        return self.chunk // self.taps.rows * self.taps.step
+
+    def reach(self, taps: int) -> int:
+        """Inputs before its first column that a thread's window has for the first so many taps: whole granules."""
+        return -(-self.taps.shift(taps - 1) // GRANULE) * GRANULE
+
+    @cached_property
+    def halo(self) -> int:
+        """Inputs before a block's first column that its threads' windows have."""
+        last = self.full_chunks * self.hop + self.reach(self.last_taps) if self.last_taps else 0
+        return max(last, (self.full_chunks - 1) * self.hop + self.reach(self.chunk))
+
+    @cached_property
+    def width(self) -> int:
+        """Inputs of one channel in shared memory: whole vectors."""
+        return -(-(self.halo + self.span) // self.vector) * self.vector
+
+    @cached_property
+    def weight_pitch(self) -> int:
+        """Weights of one input channel in shared memory: whole vectors."""
+        each = 16 // self.sum_bytes
+        return -(-self.taps.kernel_size * self.out_per_group // each) * each
+
+    @cached_property
+    def pitch(self) -> int:
+        """From one thread's outputs of a channel to its neighbour's in shared memory: odd, for other banks."""
+        return self.run | 1
+
+    @cached_property
+    def period(self) -> int:
+        """Vectors after which a thread's outputs begin with a vector again."""
+        return self.run // math.gcd(self.run, self.vector)
+
+    @cached_property
+    def active(self) -> int:
+        """Threads that store vectors: whole periods, so that a step leads to the same place of a thread's outputs."""
+        return self.threads // self.period * self.period
+
+    def products(self, taps: int) -> tuple:
+        """(sum, weight, place in the window) of every product of so many taps from a chunk's first on.
+
+        Sum (j * columns + p) * stride + r is output channel j's, of column p and phase r. Weights lie in the order of
+        taps, those of a tap in the order of output channels.
+        """
+        t, reach, outs = self.taps, self.reach(taps), self.out_per_group
+        return tuple(
+            ((j * self.columns + p) * t.stride + t.phase(k), k * outs + j, reach + p - t.shift(k))
+            for k in range(taps)
+            for j in range(outs)
+            for p in range(self.columns)
+        )
+
+    def shared_bytes(self, passes: int = 1) -> int:
+        """Shared memory of a block: its weights, and its inputs, in whose place its outputs are put."""
+        inputs = self.in_per_group * self.width * self.dtype.itemsize
+        outputs = self.out_per_group * self.threads * self.pitch * self.sum_bytes
+        return self.in_per_group * self.weight_pitch * self.sum_bytes + max(inputs, outputs)
+
+    def arguments(self, rows: int, passes: int) -> tuple:
+        """Of the kernel, after those that every form has."""
+        return ()
+
+    def work(self) -> str:
+        """The work of a block."""
+        sums = self.columns * self.taps.stride * self.out_per_group
+        return f"{self.threads} threads, {sums} sums each; inputs and weights in shared memory"
+
+
+def fits(config: LongConfig) -> bool:
+    """Whether the kernel can be made so."""
+    each = 16 // config.sum_bytes
+    whole = config.chunk % config.taps.rows == 0 and config.hop % GRANULE == 0
+    whole = whole and config.chunk * config.out_per_group % each == 0
+    single = config.chunk == config.taps.kernel_size
+    return (whole or single) and config.active > 0 and config.span % config.vector == 0
+
+
+def _chunks(config: LongConfig) -> list[int]:
+    """All the taps at once, and then fewer and fewer, by which windows and weights move on by whole vectors."""
+    t = config.taps
+    each = 16 // config.sum_bytes
+    least = math.lcm(GRANULE // math.gcd(GRANULE, t.step), each // math.gcd(each, t.rows * config.out_per_group))
+    least *= t.rows
+    return [t.kernel_size, *range((t.kernel_size - 1) // least * least, 0, -least)]
+
+
+def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
+    """The configurations for a problem, those of large blocks first."""
+    p, t = problem, problem.taps
+    rows = p.out_channels_per_group * t.stride
+    if max(p.in_channels_per_group, p.out_channels_per_group) > MOST_CHANNELS or rows > MOST_ROWS:
+        return []
+    sizes, apart = (dtype, t, p.in_channels_per_group, p.out_channels_per_group), _adds_apart(p, dtype)
+    found = []
+    for threads in THREADS:
+        for columns in COLUMNS:
+            config = LongConfig(*sizes, t.kernel_size, columns, threads, apart=apart)
+            sums = rows * columns * config.sum_bytes // 4
+            if sums * (1 + apart) > MOST_SUMS and columns > min(COLUMNS):
+                continue
+            config = next((c for chunk in _chunks(config) if _small(c := replace(config, chunk=chunk))), None)
+            if config is None or config.shared_bytes() > STATIC_SHARED_LIMIT:
+                continue
+            window = (columns + config.reach(config.chunk)) * config.sum_bytes // 4
+            others = OTHER_REGISTERS[config.chunk < t.kernel_size]
+            registers = -(-(sums * (1 + apart) + window + others) // 8) * 8
+            warps = REGISTERS // (WARP * registers) // PARTITIONS * PARTITIONS
+            found.append(replace(config, min_blocks=max(1, min(MOST_BLOCKS, warps * WARP // threads))))
+    return found
+
+
+def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
+    """Whether the sums are long. In 16 bits what they lose disappears in the rounding of outputs."""
+    return dtype == torch.float32 and terms(problem) > LONGEST_SUM
+
+
+def _small(config: LongConfig) -> bool:
+    """Whether a chunk's window fits registers, and its code the caches of instructions."""
+    products = config.chunk * config.out_per_group * config.columns
+    return fits(config) and config.reach(config.chunk) <= MOST_REACH and products <= MOST_PRODUCTS
+
+
+def terms(problem: Problem) -> int:
+    """Products of an output."""
+    return problem.in_channels_per_group * problem.taps.taps_per_row
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
+    """The configuration of a problem; None if the form computes it whose threads' registers hold the weights, or if
+    there is none."""
+    if depthwise_config.choose(problem, dtype).keeps_weights:
+        return None
+    found = tiles(problem, dtype)
+    enough = (c for c in found if problem.batch * problem.groups * plan(problem, c)[1] >= ENOUGH_BLOCKS)
+    return next(enough, found[-1] if found else None)
+
+
+def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
+    """Whether the selection takes this form, rather than k4 and tensor cores, on a GPU of compute capability ``cc``.
+
+    It multiplies at the rate of CUDA cores whatever the number of channels, while the others' tiles of 8 or more
+    channels and rows stay partly empty. Up to MOST_TERMS products an output, that is taken for the better bargain.
+    """
+    return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
+    """As Rung.tiny_configs: a row in many stretches, of as few taps a chunk as make MOST_TINY_PARTS sums at most, each
+    added up apart; and more columns a thread, all taps at once, two channels a copy."""
+    p = problem
+    if p.out_channels_per_group * p.stride > MOST_ROWS:
+        return []
+    sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
+    second = LongConfig(*sizes, p.kernel_size, batch=2, apart=_adds_apart(p, dtype))
+    few = [c for c in _chunks(second) if p.in_channels_per_group * -(-p.kernel_size // c) <= MOST_TINY_PARTS]
+    shortest = few[-1] if few else p.kernel_size
+    configs = [replace(second, chunk=shortest, columns=4, batch=1, apart=True), second]
+    configs = [replace(config, threads=max(4, config.period + config.period % 2)) for config in configs]
+    return [config for config in configs if fits(config) and config.shared_bytes() <= STATIC_SHARED_LIMIT]
+
+
+@lru_cache(maxsize=1024)
+def plan(problem: Problem, config: LongConfig) -> tuple[int, int]:
+    """Passes over a stretch, which are one, and stretches of a row, whose columns may begin a vector early."""
+    p = problem
+    columns = (p.padding + p.out_length - 1) // p.stride - p.padding // p.stride + 1
+    return 1, -(-(columns + config.vector - 1) // config.span)

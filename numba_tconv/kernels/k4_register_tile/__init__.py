@@ -1,0 +1,1 @@
+"""k4: tiles of sums in registers, on CUDA cores."""

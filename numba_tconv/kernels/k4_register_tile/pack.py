@@ -1,0 +1,193 @@
+"""Weights in the order in which k4's blocks read them: (group, row tile, tap chunk, channel chunk, k, tap, m).
+
+What is no weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in w. A block packs
+some of a stage's channels: kernels/common/weight_box.py brings them to shared memory as they lie, and threads gather
+neighbouring elements from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from numba import cuda, int32, int64, types, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.integer import divided
+from numba_tconv.kernels.common.packed_weights import Packing, unique
+from numba_tconv.kernels.common.tensor_core.fragments import mma_a
+from numba_tconv.kernels.common.weight_box import Box, make_load_box
+from numba_tconv.ptx import device_function, griddepcontrol_launch_dependents, load_vector, store_run
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.layout import Layout
+
+from .tile import Config
+
+THREADS = 128
+BATCH = 4  # weights that a thread has under way
+MOST_BYTES = 8192  # of a block's weights
+ON_GPU = device_function(mma_a)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What of a configuration decides where a weight lies."""
+
+    dtype: torch.dtype
+    rows: int  # of an output channel; between taps of one row lie so many
+    block_m: int
+    block_k: int
+    tap_chunk: int
+    phases: int
+    channels: int
+    parts: int  # tiles that share the phases of one output channel
+    apart: bool  # rows of a phase lie together
+    fragments: bool  # in the order of operands of tensor cores: (k / 4, tap, m / 16, lane, row of the lane)
+
+    @property
+    def stage(self) -> int:
+        """Packed weights in one stage."""
+        return self.block_k * self.tap_chunk * self.block_m
+
+
+def order_of(config: Config) -> Order:
+    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
+    return Order(config.dtype, config.taps.rows, *sizes, config.apart, config.fragments)
+
+
+def place_by_rows(order: Order):
+    """A function: input channel, tap and row of the element ``e`` of a stage."""
+    block_m, tap_chunk = order.block_m, order.tap_chunk
+
+    def place(e):
+        rest, m = e // block_m, e % block_m
+        return rest // tap_chunk, rest % tap_chunk, m
+
+    return place
+
+
+def place_by_fragments(order: Order, fragment):
+    """The same in the order of fragments; ``fragment``: fragments.mma_a, of which it takes the first two registers."""
+    tap_chunk, tiles = order.tap_chunk, order.block_m // 16
+
+    def place(e):
+        row, k = fragment(e // 2 % 32, e % 2, 0, 1)
+        four, rest = e // (64 * tiles * tap_chunk), e // 64 % (tiles * tap_chunk)
+        return 4 * four + k, rest // tiles, rest % tiles * 16 + row
+
+    return place
+
+
+def box_of(order: Order) -> Box:
+    """The weights that a block packs: those of some channels of a stage, all of it if they are few."""
+    unit = 4 if order.fragments else 1
+    weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
+    fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)
+    depth = next((k for k in fitting if k * weights <= MOST_BYTES), unit)
+    return Box(order.dtype, depth, order.channels, order.tap_chunk, order.phases, order.rows)
+
+
+@cache
+def make_kernel(order: Order) -> Kernel:
+    phases, channels, parts = order.phases, order.channels, order.parts
+    element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
+    storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
+    packed_piece = order.stage // pieces
+    # Neighbouring rows of a stage that are neighbours in memory, too, go by 16 bytes.
+    by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
+    step = box.vector if by_vectors else 1
+    batch = BATCH // step
+    in_order = place_by_fragments(order, ON_GPU) if order.fragments else place_by_rows(order)
+    place, store = device_function(in_order), store_run(element)
+    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+
+    @device_function
+    def weight(e):
+        """Input channel, output channel, tap and phase of a packed element; whether a row is one of the tile's."""
+        k, tap, m = place(e)
+        channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
+        return int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases
+
+    def k4_pack(
+        w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
+        kernel_size, way,
+    ):  # fmt: skip
+        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        shared = cuda.shared.array(0, dtype=storage)
+        number = int32(cuda.blockIdx.x)
+        rest, piece = divided(number, int32(channel_chunks * pieces))
+        rest, chunk = divided(rest, int32(tap_chunks))
+        group, row_tile = divided(rest, int32(row_tiles))
+        channel, row = int32(piece * depth), int32(row_tile % parts * phases)
+        first = group * in_per_group + channel, int32(row_tile // parts * channels), row + chunk * int64(chunk_taps)
+        left = int32(in_per_group - channel), int32(out_channels - first[1])
+        lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
+        limits = limits_of(first, row, left, kernel_size)
+        values = cuda.local.array(BATCH, dtype=storage)
+        at, e = int64(number) * packed_piece, int32(cuda.threadIdx.x * step)
+        while e < packed_piece:
+            for z in range(batch):
+                k, channel, tap, phase, of_tile = weight(int32(e + z * (THREADS * step)))
+                here = at_weight(lies, k, channel, tap, phase) if of_tile and k < depth else int32(0)
+                if by_vectors:
+                    load_vector(values, z * step, shared, here)
+                else:
+                    values[z] = shared[uint64(here)]
+                if not (limits[4] and of_tile):
+                    for u in range(step):
+                        there = of_tile and within(limits, k, channel, tap, int32(phase + u))
+                        values[z * step + u] = values[z * step + u] if there else storage(0)
+            for z in range(batch):
+                to = int32(e + z * (THREADS * step))
+                if to < packed_piece:
+                    if by_vectors:
+                        store(packed, at + to, values, z * step)
+                    else:
+                        packed[uint64(at + to)] = values[z]
+            e = int32(e + BATCH * THREADS)
+
+    integers = (types.int64,)
+    signature = (flat(storage), *integers * 3, flat(storage), *integers * 7)
+    return Kernel("k4_pack", k4_pack, signature, THREADS, box.shared_bytes, key=repr(order))
+
+
+@dataclass(frozen=True, eq=False)
+class TilePacking(Packing):
+    """Weights packed in ``order``."""
+
+    weights: Layout
+    order: Order
+    groups: int
+    row_tiles: int
+    tap_chunks: int
+    channel_chunks: int
+
+    @cached_property
+    def stages(self) -> int:
+        return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
+
+    @cached_property
+    def size(self) -> int:
+        return self.stages * self.order.stage
+
+    @property
+    def blocks(self) -> int:
+        return self.stages * self.order.block_k // box_of(self.order).depth
+
+    @cached_property
+    def launch(self) -> Prepared:
+        w, order, box = self.weights, self.order, box_of(self.order)
+        whole = order.parts == 1 and self.tap_chunks == 1
+        return make_kernel(order).prepare(
+            self.blocks,
+            *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
+            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
+            box.way(w, whole),
+        )
+
+
+def packing_of(problem: Problem, config: Config, weights: Layout) -> TilePacking:
+    """How the weights of ``problem`` are packed for ``config``."""
+    chunks = config.tap_chunks(problem), config.channel_chunks(problem)
+    return unique(TilePacking, weights, order_of(config), problem.groups, config.row_tiles(problem), *chunks)

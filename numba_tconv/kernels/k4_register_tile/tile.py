@@ -1,0 +1,315 @@
+"""Tiles of k4: what they are, and which are legal.
+
+The letters, here and in every rung above: m counts rows (output channel, phase), n counts columns (positions), k counts
+input channels. A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by
+``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common.register_tile import WarpTile
+from numba_tconv.kernels.common.sectors import ENTRY, entries_before
+from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
+from numba_tconv.runtime.elements import ELEMENTS
+
+# Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
+WINDOW_LIMIT = 20
+# Multiply-adds of one channel: all of them are written out.
+UNROLL_LIMIT = 384
+
+
+@dataclass(frozen=True)
+class Config(WarpTile):
+    dtype: torch.dtype
+    stride: int
+    dilation: int
+    tap_chunk: int  # taps of a row that share one window
+    several_chunks: bool  # a row has more taps than one chunk
+    ragged: bool  # the last tap exists in some rows only
+    whole_chunks: bool  # the channels of a group are a whole number of stages
+    one_phase: bool  # a block's rows are of one phase, so that all of them have the last tap, or none
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    lanes_m: int
+    stages: int = 2
+    min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
+    partial: int = 0  # stages of one partial sum; 0: all
+    x_vector: int = 1  # elements of x that one cp.async copies
+    apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
+    y_vector: int = 1  # consecutive outputs that one store writes
+    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (kernels/common/channel_parts.py)
+
+    barriers = 0  # mbarriers, beside the stages
+    fragments = False  # weights are packed in the order of tensor cores' operands
+
+    @property
+    def phases(self) -> int:
+        """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
+        return 1 if self.one_phase else min(self.taps.rows, self.block_m)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows of a thread have the last tap, or none."""
+        return self.one_phase or self.apart
+
+    @property
+    def channels(self) -> int:
+        """Output channels in a block."""
+        return self.block_m // self.phases
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share the phases of one output channel."""
+        return -(-self.taps.rows // self.phases)
+
+    @property
+    def at_once(self) -> int:
+        """Channels in one turn of the loop: two are fewer turns, and loads of one behind products of the other. Sums
+        that are put aside leave the registers for it, unless rows have unequal taps."""
+        return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
+
+    @property
+    def halo(self) -> int:
+        """Columns before the block that its taps reach, a whole number of vectors."""
+        return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
+
+    @property
+    def begin(self) -> int:
+        """Columns of whose multiples the window begins with one."""
+        return self.x_vector
+
+    @property
+    def lead(self) -> int:
+        """Columns of the window before those that the taps reach."""
+        return -self.halo % self.begin
+
+    @property
+    def copied(self) -> int:
+        """Columns of the input window of a block."""
+        return self.block_n + self.halo + self.lead
+
+    @property
+    def entries(self) -> int:
+        """Before the stages in shared memory: where each vector of a window lies, two numbers and the barriers; and
+        more, so that the stages begin with a sector's place (kernels/common/sectors.py)."""
+        return entries_before(self.copied // self.x_vector + 2 + self.barriers)
+
+    @property
+    def width(self) -> int:
+        """Columns from one channel's window to the next one's, in shared memory."""
+        return self.copied
+
+    @property
+    def window(self) -> int:
+        """Columns of the input window of a thread."""
+        return self.thread_n + self.halo
+
+    @property
+    def x_stage(self) -> int:
+        """Elements of x in one stage."""
+        return self.block_k * self.width
+
+    @property
+    def w_stage(self) -> int:
+        """Packed weights in one stage."""
+        return self.block_k * self.tap_chunk * self.block_m
+
+    @property
+    def chunk_shift(self) -> int:
+        """Columns between the windows of two successive tap chunks."""
+        return self.tap_chunk * self.taps.step if self.several_chunks else 0
+
+    @property
+    def pitch(self) -> int:
+        """Row length of the staged output tile; one vector more than the tile, so that rows start in other banks."""
+        return self.block_n + self.vector
+
+    @property
+    def partials(self) -> int:
+        """Where the partial sums lie in shared memory: behind the stages."""
+        return self.stages * (self.x_stage + self.w_stage)
+
+    @property
+    def shared_bytes(self) -> int:
+        partials = self.thread_m * self.thread_n * self.threads if self.partial else 0
+        return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
+
+    def columns(self, problem: Problem) -> tuple[int, int]:
+        """First column, and columns a sample, so that windows of x begin at multiples of their vectors' size."""
+        columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.begin
+        first = columns.start // v * v
+        return first, -(-(columns.stop - first) // v) * v
+
+    def row_tiles(self, problem: Problem) -> int:
+        """Blocks along the rows of one group."""
+        return -(-problem.out_channels_per_group // self.channels) * self.parts
+
+    def tap_chunks(self, problem: Problem) -> int:
+        return problem.taps.taps_per_row // self.tap_chunk
+
+    def channel_chunks(self, problem: Problem) -> int:
+        return -(-problem.in_channels_per_group // self.block_k)
+
+    def multiplied_taps(self, problem: Problem) -> float:
+        """Taps of a chunk that a block multiplies; of one phase those that there are, on average, not those of the
+        longest row."""
+        chunks = problem.taps.rows * self.tap_chunks(problem)
+        return problem.kernel_size / chunks if self.uniform else self.tap_chunk
+
+
+# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
+TILES = {
+    4: (
+        (64, 128, 8, 8, 8, 4),
+        (128, 128, 8, 8, 8, 2),
+        (128, 128, 16, 8, 8, 2),
+        (32, 256, 4, 8, 8, 2),
+        (16, 512, 4, 8, 4, 2),
+        (8, 512, 4, 8, 2, 4),
+        (4, 512, 4, 8, 1, 2),
+    ),
+    8: (
+        (64, 64, 4, 8, 8, 2),
+        (32, 128, 4, 8, 8, 2),
+        (16, 256, 4, 8, 4, 2),
+        (8, 256, 4, 8, 2, 4),
+        (4, 256, 4, 8, 1, 8),
+    ),
+}
+
+
+def terms_of_a_partial_sum(problem: Problem) -> int:
+    """Products that a float32 sum takes before it is put aside.
+
+    The error of a sum grows with its length. For strided problems cuDNN (and torch's fallback, a matrix product and
+    col2im) sums each tap apart and adds the taps up; one sum over all of them would be that much less exact.
+    """
+    return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
+
+
+def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
+    """The most taps that divide a row evenly, whose window fits in registers and whose products LLVM unrolls."""
+    t = problem.taps
+    fitting = (
+        c
+        for c in range(1, min(t.taps_per_row, max(1, UNROLL_LIMIT // sums)) + 1)
+        if c == 1 or (c * sums <= UNROLL_LIMIT and (c - 1) * t.step <= WINDOW_LIMIT - thread_n)
+    )
+    return max(c for c in fitting if t.taps_per_row % c == 0)
+
+
+def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
+    """The configuration of a tile: what the problem decides is filled in."""
+    t = problem.taps
+    chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
+    ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
+    terms = terms_of_a_partial_sum(problem)
+    products = problem.in_channels_per_group * t.taps_per_row
+    short = dtype == torch.float64 or products <= terms
+    if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
+        tile["x_vector"] = 1  # the window of the second chunk would begin between two vectors
+    tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))
+    config = Config(
+        dtype=dtype,
+        stride=problem.stride,
+        dilation=problem.dilation,
+        tap_chunk=chunk,
+        several_chunks=chunk < t.taps_per_row,
+        ragged=ragged,
+        one_phase=one_phase,
+        whole_chunks=problem.in_channels_per_group % block_k == 0,
+        block_k=block_k,
+        **tile,
+    )
+    return storing_vectors(config, problem)
+
+
+def storing_vectors(config: Config, problem: Problem) -> Config:
+    """``config``, storing vectors if and only if those of ``problem`` are aligned."""
+    if problem.stride > 1:
+        return config
+    first, columns = config.columns(problem)
+    # Without a stride a column is an output: vectors of outputs are aligned if rows and columns begin at multiples.
+    aligned = not any(v % config.vector for v in (problem.out_length, first - problem.padding, columns))
+    return replace(config, y_vector=config.vector if aligned else 1)
+
+
+def fits(config: Config, device: Device) -> bool:
+    """Whether min_blocks blocks find the shared memory that they need."""
+    need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
+    return config.min_blocks * need <= device.shared_per_multiprocessor
+
+
+def register_window(device: Device) -> int:
+    """Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill."""
+    return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
+
+
+def spills(config: Config, device: Device) -> bool:
+    """Whether 128 registers do not hold 64 sums beside a wide window that is copied in vectors, or, before Hopper, what
+    more threads than 128 need to copy single elements."""
+    if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
+        return False
+    if config.x_vector == 1:
+        return device.cc < (9, 0) and config.threads > 128
+    return config.window > register_window(device)
+
+
+def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
+    """Every tile that fits, for the channels in ``splits`` parts, storing vectors where those of a part are aligned."""
+    part = split(problem, splits)
+    return [storing_vectors(config, part) for config in of_layer(part.layer, dtype, x_vector, device, splits)]
+
+
+@lru_cache(maxsize=1024)
+def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
+    """Every tile that fits, for the layer of a part, with the deepest stage that wastes the fewest channels.
+
+    With less shared memory than an H200's, fewer blocks share it, down to two: the stages stay as deep.
+    """
+    depth = layer.in_channels_per_group
+    share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
+    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
+    tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
+    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # of one phase, or of all
+    found = []
+    for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
+        blocks = max(2, min(blocks, round(blocks * share)))
+        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector)
+        tile |= dict(one_phase=one_phase, splits=splits)
+        for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
+            config = make(layer, dtype, block_k, **tile)
+            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
+            if config.window > register_window(device):
+                config = replace(config, min_blocks=min(3, config.min_blocks))
+            if short and fits(config, device) and not spills(config, device):
+                found.append(config)
+                break
+    return tuple(found)
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums;
+    where rows have unequal taps, blocks of one phase and of several."""
+    one_phase = problem.kernel_size % problem.taps.rows != 0
+    v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
+    shapes = (
+        dict(block_k=2, block_m=4, block_n=32 * v, lanes_m=1, partial=1),
+        dict(block_k=2, block_m=32, block_n=4 * v, lanes_m=8, stages=3, one_phase=one_phase),
+        dict(block_k=2, block_m=16, block_n=8 * v, lanes_m=4, tap_chunk=1, partial=2),
+    )
+    if one_phase and 1 < problem.taps.rows <= 8:
+        rows = dict(block_k=2, block_m=8 * problem.taps.rows, block_n=16 * v, lanes_m=2, partial=1, apart=True)
+        shapes = (*shapes, rows)
+    return [make(problem, dtype, thread_m=4, thread_n=v, **shape) for shape in shapes]

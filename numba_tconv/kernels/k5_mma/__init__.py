@@ -1,0 +1,1 @@
+"""k5: warps that multiply on tensor cores."""

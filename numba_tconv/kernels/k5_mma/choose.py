@@ -1,0 +1,205 @@
+"""Which configuration of k5 a problem gets: from sizes alone, by what fits into registers and shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import lru_cache
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.tensor_core.rung import by_vectors, contiguous_rows
+from numba_tconv.kernels.common.tensor_core.split_operand import MOST_SPLIT_TAPS
+from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
+from numba_tconv.kernels.common.tensor_core.tile import ANY_LENGTH, Tile, make_tile, round_sizes
+from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
+
+from .tile import RUN, Config, MmaTile
+
+# Fragments of 16 rows in a tile, and how many of them a warp takes; by parts, since split operands need a second set of
+# sums. The larger half of the split tiles is for channels whose phases need them.
+FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
+MOST_FRAGMENTS = {1: 8, 2: 4}
+FEWEST_WARPS = 4
+# Products that stand in the code of one step; more take longer to compile than they save.
+MOST_PRODUCTS = {1: 160, 2: 300}
+FEWEST_PRODUCTS = 64  # of a warp between two barriers
+WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
+MOST_STAGES, MOST_BLOCKS = 4, 4
+# With resident weights. Tiles of two warps: the fewer meet at a team's barrier, the less each waits for another that
+# finds its tensor core taken: with four, kb64 took 3% longer and kb74 13% (H200, a script; no recorded rows).
+RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
+# Channels of a round of the store; tiles of a block, and the share of multiprocessors that have one, that are worth
+# loading weights for.
+FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
+# Products' FLOPs a byte from which on tiles compute no column twice: kb64 (96) then takes 0.93 of the time, hifigan_u3
+# (64) 0.95, but kb74 (53) 1.08 and kb79 (19) 1.14 (H200, a script; no recorded rows).
+LEAST_INTENSITY = 60
+
+
+def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
+    """Channels and fragments of a tile that leave the fewest rows empty; larger tiles read less. ``known``: numbers of
+    fragments; ``most`` of them, unless a channel's phases need more; None if those are too many."""
+
+    def fragments(channels):
+        return next(f for f in known if 16 * f >= channels * base.phases)
+
+    def cost(channels):
+        return -(-problem.out_channels_per_group // channels) * (fragments(channels) + 0.5), -channels
+
+    if base.phases > 16 * max(known):
+        return None
+    channels = min(range(1, max(1, 16 * most // base.phases) + 1), key=cost)
+    return channels, fragments(channels)
+
+
+def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
+    """Taps that share a window: all of a row, if a lane can hold their window and the code of their products is short,
+    else as many as leave the fewest taps that do not exist and windows that begin where 16 bytes can be copied."""
+    t, vector = problem.taps, 16 // base.itemsize
+    products = fragments * RUN * (2 * base.parts - 1)
+
+    def fits(chunk):
+        window = RUN + -(-(chunk - 1) * t.step // vector) * vector
+        short = base.parts == 1 or chunk <= MOST_SPLIT_TAPS
+        return chunk == 1 or (
+            chunk * products <= MOST_PRODUCTS[base.parts] and window <= WINDOW_LIMIT[base.parts] and short
+        )
+
+    fitting = [chunk for chunk in range(1, t.taps_per_row + 1) if fits(chunk)]
+    if fitting[-1] == t.taps_per_row:
+        return fitting[-1]
+
+    def cost(chunk):
+        chunks = -(-t.taps_per_row // chunk)
+        return chunks * chunk * (1 if chunk * t.step % vector == 0 else 1.25) + chunks / 2
+
+    return min(fitting, key=cost)
+
+
+@lru_cache(maxsize=1024)
+def choose(
+    problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
+) -> Config | None:
+    """The configuration of a problem; None if it has none. ``aligned``: x can be copied in 16-byte vectors;
+    ``contiguous``: at least the elements of its rows are neighbours."""
+    base = make_tile(problem, precision)
+    if base is None:
+        return None
+    if base.may_be_unaligned and _intensity(problem, base) >= LEAST_INTENSITY:
+        base = replace(base, aligned=False)
+    vector = (16 if aligned else 4) // base.itemsize
+    resident = _resident(problem, base, device, vector) if contiguous else None
+    return resident or _streamed(problem, base, device, vector)
+
+
+def _intensity(problem: Problem, tile: Tile) -> float:
+    """FLOPs of the products a byte of memory, of a long signal: one kernel for all lengths."""
+    p = replace(problem, batch=1, length=ANY_LENGTH)
+    return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
+
+
+def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
+    """``base`` dealt out to warps (``known``: of numbers of fragments those of a warp), with the smallest rounds and
+    ring."""
+    dealt = _deal(problem, base, known, most)
+    if dealt is None:
+        return None
+    channels, count = dealt
+    fragments = known[count]
+    chunk = _tap_chunk(problem, base, fragments)
+    of_tile = {f.name: getattr(base, f.name) for f in fields(base)}
+    of_tile |= dict(tap_chunk=chunk, several_chunks=chunk < problem.taps.taps_per_row)
+    of_tile |= dict(channels=channels, round_channels=1)
+    tile = MmaTile(**of_tile, row_unit=16 * count)
+
+    products = chunk * fragments * RUN * (2 * tile.parts - 1)
+    chunks = 1
+    deepest = 4 if tile.parts == 1 else 1  # each depth of split operands has a scale of its own
+    while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
+        chunks *= 2
+    return Config(tile, fragments, 1, chunks, 2, 1, x_vector)
+
+
+def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
+    """The configuration whose weights stream beside x."""
+    config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
+    # Beside phases without taps, whose outputs are stored too, split operands leave registers for half the sums.
+    if base.parts == 2 and base.span > base.phases:
+        config = replace(config, fragments=1)
+    config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
+    # A kernel that has both ways took 1.08 times as long on head in TF32, 1.02 on waveglow (H100, scripts).
+    fits = problem.length >= config.copies_a_row * x_vector
+    config = replace(config, in_steps=fits and config.tile.chunk_shift % x_vector == 0)
+    # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.
+    most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
+    for blocks in range(most, 0, -1):
+        for stages in range(MOST_STAGES, 2 if blocks > 1 else 1, -1):
+            config = replace(config, stages=stages, min_blocks=blocks)
+            if blocks * (config.shared_bytes + RESERVED_SHARED) <= device.shared_per_multiprocessor:
+                return _staged(config, device.shared_per_multiprocessor // blocks)
+    return None
+
+
+def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
+    """The configuration whose weights stay in shared memory; None if they do not fit there beside teams enough, or if
+    the tiles do not keep as many blocks busy as there are multiprocessors, or if windows begin within words of 4 bytes
+    by turns."""
+    known = RESIDENT_FRAGMENTS[base.parts]
+    config = _config(problem, base, known, max(known), x_vector)
+    if config is None or 4 % config.tile_warps:  # a team has a warp on two of the four schedulers, or on each
+        return None
+    if config.tile.chunk_shift % x_vector:
+        return None
+    tile, of_team = config.tile, config.tile_warps
+    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # for its counters
+    if far or not _fills(problem, tile, device):
+        return None
+    weights = tile.tap_chunks(problem) * config.channel_chunks(problem) // config.chunks * config.w_stage
+    registers = -(-(config.registers + _carried(tile)) // 8) * 8
+    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many on each of the four schedulers
+        teams = warps // of_team
+        for stages in range(MOST_STAGES, 2, -1):
+            for channels in round_sizes(tile):
+                staged = replace(tile, round_channels=channels)
+                resident = replace(config, tile=staged, stages=stages, resident_weights=weights, teams=teams)
+                if channels >= min(FEWEST_ROUND, tile.channels) and resident.shared_bytes <= device.shared_per_block:
+                    return resident
+    return None
+
+
+def _carried(tile: Tile) -> int:
+    """About the registers by which a kernel with resident weights needs more: for what it carries from tile to tile,
+    beside a store that is worked out meanwhile."""
+    if tile.span == 1 and tile.itemsize == 4:
+        return 16
+    return 48 if tile.itemsize == 2 and tile.phases > 1 else 32
+
+
+def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
+    """Blocks that share the tiles along the columns."""
+    return max(1, device.multiprocessors // (tile.row_tiles(problem) * problem.groups))
+
+
+def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
+    """Whether blocks with resident weights have tiles enough to be worth loading them, and keep the GPU busy."""
+    along = resident_blocks(problem, tile, device)
+    blocks = tile.row_tiles(problem) * problem.groups * along
+    waves = -(-blocks // device.multiprocessors)
+    busy = blocks / (waves * device.multiprocessors)
+    return busy >= LEAST_BUSY and tile.column_tiles(problem) >= FEWEST_TILES * along
+
+
+def _staged(config: Config, shared: int) -> Config:
+    """With the largest rounds of the store that take no shared memory from another block."""
+    for channels in round_sizes(config.tile):
+        staged = replace(config, tile=replace(config.tile, round_channels=channels))
+        if staged.shared_bytes + RESERVED_SHARED <= shared:
+            return staged
+    return config
+
+
+def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
+    """The configuration for an input as ``by_vectors`` takes it."""
+    config = choose(problem, precision, here)
+    if by_vectors(shape, strides, offset, config.tile):
+        return config
+    return choose(problem, precision, here, aligned=False, contiguous=contiguous_rows(shape, strides))

@@ -1,0 +1,201 @@
+"""The storing half of k5: a warp's sums into the staging buffer, and from there to y."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from numba import cuda, float32, int32, int64, uint64
+
+from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_store_any
+from numba_tconv.kernels.common.tensor_core.store_rows import make_store_rounds
+from numba_tconv.kernels.common.tensor_core.store_runs import (
+    keeps_runs,
+    make_load_extra,
+    make_prepare,
+    make_store_runs,
+    runs_sizes,
+)
+from numba_tconv.kernels.common.tensor_core.tile import staged_at
+from numba_tconv.ptx import barrier_sync, device_function, st_shared
+
+from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
+
+
+def gaps_between(tile) -> bool:
+    """One row of taps, every other output empty: a staged vector holds two outputs and the zeros behind them."""
+    return tile.span == 2 and tile.phases == 1
+
+
+def _make_stage_sums(config: Config):
+    """A device function: a warp's sums of the rows from ``row0`` on, those of this round, into the staging buffer."""
+    tile, fragments = config.tile, config.fragments
+    phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
+    round_rows = tile.round_channels * phases
+    skip, place = tile.skip, device_function(staged_at)
+    reciprocal = tile.reciprocal
+    gaps = gaps_between(tile)
+
+    @device_function
+    def stage_sums(acc, shared, base, at, row0, column0, column1, offset):
+        for m in range(fragments):
+            for half in range(2):
+                row = int32(row0 + 16 * m + 8 * half)
+                if row >= 0 and row < round_rows:
+                    channel = int32((row * reciprocal) >> 16)
+                    run, phase = int32(at + channel * pitch), int32(row - channel * phases)
+                    for e in range(2):
+                        column, k = column1 if e else column0, (m * RUN * 2 + half) * 2 + e
+                        if span == 1:
+                            for j in range(0, RUN, 4):
+                                st_shared(base + (run + column + j) * 4, acc[k + 4 * j], acc[k + 4 * j + 4],
+                                          acc[k + 4 * j + 8], acc[k + 4 * j + 12])  # fmt: skip
+                        elif gaps:
+                            for j in range(0, RUN, 2):
+                                u = int32((column + j) * 2)
+                                st_shared(base + (run + int32(place(u, skip))) * 4, acc[k + 4 * j],
+                                          float32(0), acc[k + 4 * j + 4], float32(0))  # fmt: skip
+                        else:
+                            first = int32(column * span + phase * spread + int32(offset))
+                            for j in range(RUN):
+                                u = int32(first + j * span)
+                                shared[uint64(run + int32(place(u, skip)))] = acc[k + 4 * j]
+
+    return stage_sums, tile.empty_slots and not gaps
+
+
+def make_store_tile(config: Config):
+    """A device function: a tile's sums, by way of the staging buffer, to y; and whether that begins as zeros.
+
+    ``team``: of the block's tiles, whose warps meet at a barrier of their own; ``warp``: of these. ``at``: bytes of
+    shared memory where its buffer lies. ``n``, ``j``: sample and column where the tile's own outputs begin. ``row``:
+    its first row of taps, ``co``: its first channel, from which on there are ``channels_left``.
+    """
+    tile, warps = config.tile, config.tile_warps
+    fragments, pitch, channels = config.fragments, tile.pitch, tile.channels
+    rounds, round_channels, round_rows = tile.rounds, tile.round_channels, tile.round_channels * tile.phases
+    itemsize, by_rows, threads = tile.itemsize, config.by_rows, 32 * warps
+    aim, head_of = make_aim(tile)
+    stage_sums, zeros_first = _make_stage_sums(config)
+    write = _make_write(config)
+    rounds_of_rows = _make_stage(config), config.staging_buffers, config.round_bytes
+    store_rows = make_store_rounds(tile, warps, *rounds_of_rows) if by_rows else None
+    run_of_column = device_function(run_of)
+
+    @device_function
+    def store_in_rounds(sums, y, shared, base, at, bias, has_bias, team, warp, lane, row0, column0, column1, n, j, row,
+                        co, channels_left, batch, columns, first, out_channels, out_length, padding,
+                        alignment):  # fmt: skip
+        round = int32(0)
+        while round < rounds:
+            stage_sums(sums, shared, base, at, row0, column0, column1, alignment[2])
+            barrier_sync(team + 1, threads)
+            # Worked out here, where the sums have left their registers.
+            there, straight = aim(n, j, batch, columns, first, out_length, padding, alignment)
+            head = head_of(n, there, warp, co, out_channels, out_length)
+            write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
+                  batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            row0, co = int32(row0 - round_rows), int32(co + round_channels)
+            channels_left = int32(channels_left - round_channels)
+            round = int32(round + 1)
+            if round < rounds:
+                barrier_sync(team + 1, threads)
+
+    @device_function
+    def store_tile(sums, y, shared, base, at, bias, has_bias, team, warp, lane, n, j, row, co, channels_left, batch,
+                   columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        warp_row, warp_column, t = int32(warp // COLUMN_WARPS), int32((warp & 1) * WARP_COLUMNS), int32(lane & 3)
+        column0 = int32(warp_column + run_of_column(int32(2 * t), itemsize) * RUN)
+        column1 = int32(warp_column + run_of_column(int32(2 * t + 1), itemsize) * RUN)
+        left = True
+        if by_rows:
+            there, straight = aim(n, j, batch, columns, first, out_length, padding, alignment)
+            if straight:
+                of_lane = int32(base + at + (lane >> 2) * (pitch * 4))
+                places = int32(of_lane + column0 * 4), int32(of_lane + column1 * 4), warp_row
+                head = head_of(n, there, warp, co, out_channels, out_length)
+                store_rows(sums, y, places, int32(base + at), team, warp, lane, head, there,
+                           int32(min(channels_left, int32(channels))), out_length, alignment)  # fmt: skip
+                left = False
+        if left:
+            row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
+            store_in_rounds(sums, y, shared, base, int32(at // 4), bias, has_bias, team, warp, lane, row0, column0,
+                            column1, n, j, row, co, channels_left, batch, columns, first, out_channels, out_length,
+                            padding, alignment)  # fmt: skip
+
+    return store_tile, zeros_first
+
+
+def _make_stage(config: Config):
+    """A device function for kernels/common/tensor_core/store_rows.py: eight rows, of the warps that have them.
+    ``places``: addresses of the lane's two runs of columns in its row of the first buffer, and the warp's place in the
+    rows of warps."""
+    fragments, row_warps = config.fragments, config.row_warps
+
+    @device_function
+    def stage(k, sums, places, buffer):
+        run0, run1, warp_row = places
+        if row_warps == 1 or warp_row == k // (2 * fragments):
+            first = k % (2 * fragments) // 2 * (RUN * 4) + k % 2 * 2
+            for e in range(2):
+                at, a = run1 if e else run0, first + e
+                for z in range(0, RUN, 4):
+                    st_shared(int32(at + buffer + z * 4), sums[a + 4 * z], sums[a + 4 * z + 4], sums[a + 4 * z + 8],
+                              sums[a + 4 * z + 12])  # fmt: skip
+
+    return stage
+
+
+def _make_write(config: Config):
+    """Those of kernels/common/tensor_core/store_runs.py and kernels/common/tensor_core/store_any.py, called for as many
+    channels at a time as fit in registers."""
+    tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
+    some = replace(tile, round_channels=at_once)
+    shared = make_prepare(some, warps), make_load_extra(some, warps)
+    by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, *shared) for quantum in (4, 2, 1))
+    store_any, anywhere = make_store_any(some, warps), config.by_rows  # whose straight tiles leave in another way
+    round_channels, pitch = tile.round_channels, tile.pitch
+    run_loads, run_channels = runs_sizes(some, warps)
+
+    @device_function
+    def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
+              batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        runs = (
+            cuda.local.array(run_channels, dtype=int64),
+            cuda.local.array(run_loads, dtype=int32),
+            cuda.local.array(run_channels, dtype=int32),
+            cuda.local.array(run_channels, dtype=int32),
+        )
+        done = int32(0)
+        while done < round_channels:
+            where, left = int32(at + done * pitch), channels_left - done
+            if anywhere or not straight:
+                store_any(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                          left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            elif alignment[1] == 4:
+                by_fours(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                         left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            elif alignment[1] == 2:
+                by_twos(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            else:
+                by_ones(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
+                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            head += at_once * out_length
+            done = int32(done + at_once)
+
+    return write
+
+
+def _make_write_runs(tile, warps: int, quantum: int, prepare, load_extra):
+    kept = keeps_runs(tile, warps)
+    store_runs = make_store_runs(tile, warps, quantum, prepare, load_extra)
+
+    @device_function
+    def write_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        if kept:
+            prepare(runs, int32(0), head, there, base, at, warp, lane, int64(channels_left), out_length, alignment)
+        store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
+                   batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+
+    return write_runs

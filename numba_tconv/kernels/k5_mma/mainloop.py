@@ -1,0 +1,127 @@
+"""The multiplying half of k5: a lane's window of x in registers, and all products of it."""
+
+from __future__ import annotations
+
+from numba import cuda, float32, int32, uint64
+
+from numba_tconv.kernels.common.tensor_core.split_operand import SPLIT_ROWS, make_split, put_tf32
+from numba_tconv.ptx import bits_of, device_function, ld_shared, mma, prmt
+from numba_tconv.runtime.elements import ELEMENTS
+
+from .tile import RUN, Config
+
+# How words of a row become columns, two each, as selectors of prmt: a word by itself, or, of a row that begins within a
+# word, its upper half and the lower half of the next one.
+OWN, NEXT = 0x3210, 0x5432
+
+
+def make_window(config: Config):
+    """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
+
+    Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
+    2*t + 8*h and the next: register h of B (kernels/common/tensor_core/fragments.py) for the lane's column q - halo and
+    tap 0. Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``). ``turns``: of
+    even and odd channels, OWN or NEXT, where rows may begin within words (producer.py). ``scales``: of split operands
+    (kernels/common/tensor_core/split_operand.py). Returns what the products of the window are to be multiplied by."""
+    tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
+    row, a_row = config.pitch * tile.itemsize, window // 2 + 1
+    exact, split = tile.parts == 2, make_split(window, unused)
+    lane_rows = SPLIT_ROWS if exact else 2
+    load4, load_pairs, load_pair = ld_shared(4, float32), ld_shared(4, int32), ld_shared(1, int32)
+
+    @device_function
+    def load_singles(v, x_at, turns, scales):
+        for h in range(lane_rows):
+            for q in range(0, window, 4):
+                values = load4(x_at + h * 4 * row + q * 4)
+                for z in range(4):
+                    if exact:
+                        v[h * window + q + z] = bits_of(values[z])
+                    elif q + z >= unused:
+                        put_tf32(v, h * window + q + z, values[z])
+        return split(v, 0, scales) if exact else float32(1)
+
+    @device_function
+    def load_halves(v, x_at, turns, scales):
+        for h in range(2):
+            for q in range(0, window, 8):
+                even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
+                for z in range(4):
+                    v[h * window + q + 2 * z] = prmt(even[z], odd[z], 0x5410)
+                    v[h * window + q + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+        return float32(1)
+
+    @device_function
+    def load_words(words, at, turn):
+        """A row's words, each turned with the next one."""
+        for q in range(0, window, 8):
+            values = load_pairs(at + q * 2)
+            for z in range(4):
+                words[q // 2 + z] = values[z]
+        words[a_row - 1] = load_pair(at + window * 2)
+        for z in range(a_row - 1):
+            words[z] = prmt(words[z], words[z + 1], turn)
+
+    @device_function
+    def load_turned(v, x_at, turns, scales):
+        even, odd = cuda.local.array(a_row, dtype=int32), cuda.local.array(a_row, dtype=int32)
+        for h in range(2):
+            load_words(even, x_at + h * 8 * row, turns[0])
+            load_words(odd, x_at + (h * 8 + 1) * row, turns[1])
+            for z in range(a_row - 1):
+                v[h * window + 2 * z] = prmt(even[z], odd[z], 0x5410)
+                v[h * window + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
+        return float32(1)
+
+    if config.turned:
+        return load_turned
+    return load_singles if tile.itemsize == 4 else load_halves
+
+
+def make_products(config: Config):
+    """A device function: all products of one window; ``w_at``: the lane's first fragment of weights."""
+    tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
+    parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
+    tap_weights = tile.rows * tile.depth * tile.operand_size
+    load_fragment, multiply = ld_shared(4, int32), mma(tile.kind)
+
+    @device_function
+    def products(acc, v, w_at):
+        a = cuda.local.array(4, dtype=int32)
+        for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
+            x_part = 1 if parts == 2 and part == 0 else 0
+            w_part = 1 if parts == 2 and part == 1 else 0
+            for b in range(chunk):
+                q = 2 * x_part * window + halo - b * step
+                for m in range(fragments):
+                    a[0], a[1], a[2], a[3] = load_fragment(w_at + (w_part * chunk + b) * tap_weights + m * 512)
+                    for j in range(RUN):
+                        multiply(acc, m * (RUN * 4) + 4 * j, a, 0, v[q + j], v[q + window + j])
+
+    return products
+
+
+def make_start(config: Config):
+    """Two device functions: ``load_biases``, those of a lane's rows, or zeros where the store adds them; and ``start``,
+    the lane's sums before the first product."""
+    fragments, add_bias = config.fragments, not config.tile.empty_slots
+    reciprocal = config.tile.reciprocal
+    load_type = ELEMENTS[config.tile.dtype].load
+
+    @device_function
+    def load_biases(biases, bias, has_bias, row0, co, channels_left):
+        for r in range(2 * fragments):
+            biases[r] = float32(0)
+            if add_bias and has_bias:
+                channel = int32(((row0 + 8 * r) * reciprocal) >> 16)
+                if channel < channels_left:
+                    biases[r] = float32(load_type(bias[uint64(co + channel)]))
+
+    @device_function
+    def start(sums, biases):
+        for m in range(fragments):
+            for j in range(RUN):
+                for e in range(4):
+                    sums[(m * RUN + j) * 4 + e] = biases[2 * m + e // 2]
+
+    return load_biases, start

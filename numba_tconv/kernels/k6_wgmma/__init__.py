@@ -1,0 +1,1 @@
+"""k6: warps that copy, warpgroups that multiply and store."""

@@ -1,0 +1,81 @@
+"""Store of k6 for tiles without a stride whose rows leave by the warps' own stores:
+kernels/common/tensor_core/store_rows.py, with a core matrix for a round. Biases are added beforehand, if there are
+any."""
+
+from __future__ import annotations
+
+from numba import float32, int32
+
+from numba_tconv.kernels.common.tensor_core.fragments import column_of
+from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS, make_store_rounds
+from numba_tconv.kernels.k6_wgmma.tile import STORE_WARPS, Config
+from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed, repeated, st_shared, st_shared_f32
+
+
+def make_store_rows(config: Config):
+    """A device function that writes the rows of a tile whose outputs lie in one sample.
+
+    ``at``: bytes of shared memory where the warpgroup's buffers lie. ``extra``: the bias of the tile's channel
+    ``32 * warp + lane``. ``head``: index in y of the tile's own first output, for channel ``warp``; ``left``: channels
+    that there are from the tile's first one on.
+    """
+    tile, exact = config.tile, config.tile.parts == 2
+    pitch, column_of_lane = tile.pitch, device_function(column_of)
+    add_biases = _make_add_biases(config)
+    store = make_store_rounds(tile, STORE_WARPS, _make_stage(config), config.round_buffers, config.round_bytes)
+
+    @device_function
+    def store_rows(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length,
+                   alignment):  # fmt: skip
+        lane, at = recomputed(lane), int32(base + at)
+        barrier_sync(crew + 1, 128)  # the buffers of the tile before have been read
+        if has_bias:
+            add_biases(total if exact else acc, at, extra, crew, warp, lane)
+        column = int32(at + ((lane & 3) * 2 * pitch + column_of_lane(warp, lane, 0, 0)) * 4)
+        store(total if exact else acc, y, column, at, crew, warp, lane, head, there, left, out_length, alignment)
+
+    return store_rows
+
+
+def _make_add_biases(config: Config):
+    """A device function: each sum gets the bias of its row, by way of shared memory at ``at``."""
+    rows, sums = config.tile.rows, config.tile.rows // 2
+    load = ld_shared(1, float32)
+
+    @device_function
+    def add_matrix(k, state):
+        acc, at, lane = state
+        for z in range(2):
+            bias = load(int32(at + (k * ROUND_ROWS + (lane & 3) * 2 + z) * 4))
+            acc[4 * k + z] += bias
+            acc[4 * k + z + 2] += bias
+            acc[4 * k + z + sums] += bias
+            acc[4 * k + z + sums + 2] += bias
+
+    add_matrices = repeated(add_matrix, rows // ROUND_ROWS)
+
+    @device_function
+    def add_biases(acc, at, extra, crew, warp, lane):
+        row = int32(warp * 32 + lane)
+        if row < rows:
+            st_shared_f32(int32(at + row * 4), extra)
+        barrier_sync(crew + 1, 128)
+        add_matrices(int32(0), (acc, at, lane))
+        barrier_sync(crew + 1, 128)  # the sums are staged where the biases are
+
+    return add_biases
+
+
+def _make_stage(config: Config):
+    """A device function: eight rows of a warpgroup's sums into a buffer. ``column``: address of the lane's own first
+    column of its first row."""
+    sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
+
+    @device_function
+    def stage(k, sums, column, buffer):
+        for z in range(2):
+            a = 4 * k + z
+            st_shared(int32(column + buffer + z * pitch * 4), sums[a], sums[a + 2], sums[a + sums_of_half],
+                      sums[a + sums_of_half + 2])  # fmt: skip
+
+    return stage

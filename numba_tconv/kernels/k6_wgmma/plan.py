@@ -1,0 +1,97 @@
+"""A launch of k6: what is the same for every call with tensors laid out alike, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common.partial_sum import SecondStage, second_stage
+from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
+from numba_tconv.kernels.common.tensor_core.rung import by_vectors, default_precision
+from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, MAP_WORDS
+from numba_tconv.runtime import device
+from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike
+from numba_tconv.runtime.layout import Layout
+
+from . import tail as k6_tail
+from .boxes import geometry, template_map
+from .cost import grid
+from .input import input_of
+from .split import choose
+from .tile import WIDEST, Config, channel_chunks, column_tiles, sample_columns
+
+NO_MAP = (0,) * MAP_WORDS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch needs that is the same for every call with tensors laid out alike."""
+
+    copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, which is taken in its place
+    map_bytes: int
+    packing: TensorPacking
+    launch: Prepared
+    tail: Prepared | None  # which computes the columns that the launch leaves out
+    second: SecondStage | None  # where the launch leaves partial sums
+
+
+@lru_cache(maxsize=1024)
+def plan_of(
+    make_kernel: Callable[[Config], Kernel],
+    problem: Problem,
+    config: Config | None,
+    dtype: torch.dtype,
+    precision: str | None,
+    strides: tuple,
+    offset: int,
+    w: Layout,
+    has_bias: bool,
+    y_offset: int,
+    device_index: int | None,
+) -> Plan:
+    """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
+    after a sector's start; ``w``: the weights' layout."""
+    config = config or choose(problem, precision or default_precision(dtype))
+    second = second_stage(problem, dtype, config.splits, has_bias, config.early_sums)
+    if second:
+        has_bias, y_offset = False, 0  # of what torch's allocator gives
+    p, tile = split(problem, config.splits), config.tile
+    chunks = channel_chunks(p, config)
+    first, columns = sample_columns(p, config)
+    x_shape = p.batch, p.in_channels, p.length
+    taken = input_of(x_shape, strides, offset, config, problem.groups, (first, columns))
+    shape, strides, offset, rows = taken.shape, taken.strides, taken.offset, taken.rows
+    template = template_map(shape, strides, offset, config, rows) if rows else NO_MAP
+    tiles_along = column_tiles(p, config)
+    group_tiles = tile.row_tiles(p)
+    multiprocessors = device.of(device_index).multiprocessors
+    blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
+    g, early = geometry(config, rows), offset // tile.itemsize
+    where = g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages
+    in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
+    loaded = p.batch, p.length, columns, first
+    if config.joined:  # one sample, with more zeros behind it than a window is wide
+        loaded = 1, p.batch * columns, p.batch * columns + WIDEST, 0
+    apart = loaded[2] % tile.advance == 0
+    how = tuple(map(int, (rows is not None, rows is None or rows.aligned, apart, in_vectors)))
+    sizes = p.batch, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
+    taps = tile.tap_chunks(p), tile.last_taps(p)
+    tiles = columns, first, *taps, chunks, group_tiles, group_tiles * p.groups, tiles_along, band
+    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
+    packing = packing_of(p, tile, "wgmma", chunks, w)
+    packed = alike((packing.size,), dtype)
+    launch = make_kernel(config.compiled).prepare(
+        blocks,
+        *(template, GIVEN, x, GIVEN, *strides[:2], early, where, how, loaded, packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
+        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
+        early=True,
+    )
+    tail = k6_tail.prepare(p, config, shape, strides, dtype, chunks, has_bias) if config.tail else None
+    return Plan(taken.copy, blocks * MAP_BYTES if rows else 0, packing, launch, tail, second)

@@ -1,0 +1,181 @@
+"""The last column of every sample, where it alone would take k6 one more tile.
+
+A sample of L inputs has L columns and a few more, of which the last one's outputs are those that only its last inputs
+reach. Where L is a number of whole tiles, as powers of two are, one column is left over, and a tile of 128 for it takes
+as long as any other: 512 positions take the time of 640. So it is computed apart, on CUDA cores, after the others. Of
+tiles that do not overlap, that takes oobleck_u1 from 0.249 to 0.204 ms and hifigan_u1 from 0.128 to 0.119 (H200, TF32,
+the search of 398486d), and in tf32x3 from 0.861 to 0.632 and from 0.388 to 0.327 (the search of f4362cc).
+
+* A block takes the rows of one of k6's tiles, those that have an output in this column, and a few samples. What the
+  taps meet of them goes to shared memory.
+* A thread takes a row, and 16 bytes of its packed weights (kernels/common/tensor_core/pack.py) at a time, every so many
+  of them; then what the threads of a row have summed is added up, always in the same order. In tf32x3 the two parts of
+  a weight are one again.
+* A block needs nothing that k6 computes, so it may begin where that has no tile left (Kernel.prepare), since k6 lets it
+  begin only when the weights have been packed: hifigan_u1 takes
+  2% (TF32) and 3% (bfloat16) less for it, oobleck_u2 1%. As many of them as fit gather on the multiprocessors that are
+  free first, which takes longer where each has many weights to read: oobleck_u1 took 1% to 3% more (H200, a script; no
+  recorded rows).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from numba import cuda, float32, int32, int64, types, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.integer import divided
+from numba_tconv.kernels.common.tensor_core.fragments import split_channel
+from numba_tconv.kernels.common.tensor_core.pack import packed_size
+from numba_tconv.kernels.common.tensor_core.pack_split import WORDS
+from numba_tconv.kernels.common.tensor_core.tile import Tile
+from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+
+from .tile import Config, tail_column
+
+THREADS = 512
+SAMPLES = 2  # of a block
+LOADS = 8  # that a thread has under way
+MOST_EARLY_STAGES = 64  # of a sum whose blocks begin early
+CHANNELS = 2048  # whose inputs are in shared memory at a time; a whole number of stages
+INPUTS = CHANNELS * SAMPLES
+
+
+@cache
+def make_kernel(tile: Tile) -> Kernel:
+    rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
+    all_parts = tile.parts  # of a weight
+    element, elements, vector = ELEMENTS[tile.dtype], 16 // tile.itemsize, 16 // tile.operand_size
+    load, store, storage, load_weights = element.load, element.store, element.storage, load_run(element, elements)
+    block, all_weights = rows * depth // vector * elements, all_parts * LOADS * elements
+    channels_on = tuple(map(split_channel, range(vector)))
+
+    @device_function
+    def load_piece(u, state):
+        weights, packed, first, row, piece, parts = state
+        stage, half = divided(int32(piece + u * parts), int32(depth // vector))
+        at = (first + stage * (all_parts * taps)) * block + (half * rows + row) * elements
+        for z in range(all_parts):
+            own = (z * LOADS + u) * elements
+            load_weights(weights[own : own + elements], packed, at + z * (taps * block), int32(0))
+
+    @device_function
+    def multiply(u, state):
+        totals, weights, shared, piece, parts, inverse = state
+        at = int32((piece + u * parts) * (vector * SAMPLES))
+        for q in range(vector):
+            if all_parts == 2:  # two channels share a word
+                high, low = weights[u * WORDS + q // 2], weights[(LOADS + u) * WORDS + q // 2]
+                weight = (f16_to_f32(bits_of(high), q % 2 == 1) + f16_to_f32(bits_of(low), q % 2 == 1)) * inverse
+                channel = channels_on[q]
+            else:
+                weight, channel = weights[u * vector + q], q
+            for z in range(SAMPLES):
+                totals[z] += weight * shared[at + channel * SAMPLES + z]
+
+    load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
+
+    def k6_tail(
+        x, stride_n, stride_c, packed, bias, has_bias, y, batch, length, in_per_group, out_per_group, group_tiles,
+        row_tiles, all_stages, column, first_output, outputs, out_length,
+    ):  # fmt: skip
+        shared = cuda.shared.array(INPUTS, dtype=float32)
+        weights, totals = cuda.local.array(all_weights, dtype=float32), cuda.local.array(SAMPLES, dtype=float32)
+        inputs = cuda.local.array(LOADS, dtype=float32)
+        thread, outputs = int32(cuda.threadIdx.x), int32(outputs)
+        few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(row_tiles))
+        group, group_tile = divided(row_tile, int32(group_tiles))
+        slots = int32(channels * outputs)  # rows that have an output here
+        parts = int32(THREADS // slots)  # threads a row
+        part, slot = divided(thread, slots)
+        channel, phase = divided(slot, outputs)
+        row = int32(channel * phases + phase)
+        for z in range(SAMPLES):
+            totals[z] = float32(0)
+        inverse = load(packed[uint64(packed.shape[0] - 1)]) if all_parts == 2 else float32(1)
+        first_stage = int32(0)
+        while first_stage < all_stages:
+            stages = int32(min(CHANNELS // depth, all_stages - first_stage))
+            for tap in range(taps):
+                i = int64(column - tap)
+                if i >= 0 and i < length:
+                    cuda.syncthreads()
+                    e = int32(thread)
+                    while e < stages * (depth * SAMPLES):
+                        for u in range(LOADS):
+                            place = int32(e + u * THREADS)
+                            c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
+                            inside = c < in_per_group and n < batch
+                            at = n * stride_n + (group * in_per_group + c) * stride_c + i
+                            inputs[u] = load(x[uint64(at if inside else int64(0))]) if inside else float32(0)
+                        for u in range(LOADS):
+                            if e + u * THREADS < INPUTS:
+                                shared[e + u * THREADS] = inputs[u]
+                        e = int32(e + LOADS * THREADS)
+                    cuda.syncthreads()
+                    first = (int64(row_tile) * all_stages + first_stage) * (all_parts * taps) + tap
+                    piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
+                    while piece + (LOADS - 1) * parts < pieces:
+                        load_all(int32(0), (weights, packed, first, row, piece, parts))
+                        multiply_all(int32(0), (totals, weights, shared, piece, parts, inverse))
+                        piece = int32(piece + LOADS * parts)
+                    while piece < pieces:
+                        load_piece(int32(0), (weights, packed, first, row, piece, parts))
+                        multiply(int32(0), (totals, weights, shared, piece, parts, inverse))
+                        piece = int32(piece + parts)
+            first_stage = int32(first_stage + stages)
+        cuda.syncthreads()
+        for z in range(SAMPLES):
+            shared[z * THREADS + thread] = totals[z]
+        cuda.syncthreads()
+        e = int32(thread)
+        while e < slots * SAMPLES:
+            z, slot = divided(e, slots)
+            channel, phase = divided(slot, outputs)
+            channel, n = int64(group_tile * channels + channel), int64(few_samples * SAMPLES + z)
+            if channel < out_per_group and n < batch:
+                total, part = float32(0), int32(0)
+                while part < parts:
+                    total += shared[z * THREADS + part * slots + slot]
+                    part = int32(part + 1)
+                co = group * out_per_group + channel
+                if has_bias:
+                    total += load(bias[uint64(co)])
+                out_channels = row_tiles // group_tiles * out_per_group
+                y[uint64((n * out_channels + co) * out_length + first_output + phase)] = store(total)
+            e = int32(e + THREADS)
+        griddepcontrol_wait()
+
+    stored, integers = flat(storage), (types.int64,)
+    signature = (stored, *integers * 2, stored, stored, *integers, stored, *integers * 11)
+    return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
+
+
+def kernels_of(config) -> list[Kernel]:
+    """The kernel of the last columns, if a rung's configuration leaves them out."""
+    return [make_kernel(config.tile)] if getattr(config, "tail", False) else []
+
+
+def prepare(
+    problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
+) -> Prepared:
+    """The launch that computes the last columns: of an input (N, C_in, L) that lies so, with positions side by side,
+    weights packed for the configuration in ``stages`` stages, the bias (C_out,) or, without one, anything of ``dtype``,
+    and the output (N, C_out, L_out)."""
+    p, tile, column = problem, config.tile, tail_column(problem, config)
+    group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
+    row_tiles = group_tiles * p.groups
+    packed = alike((packed_size(tile, row_tiles * stages),), dtype)
+    return make_kernel(tile).prepare(
+        -(-p.batch // SAMPLES) * row_tiles,
+        *(alike(x_shape, dtype, x_strides), *x_strides[:2], packed),
+        *(alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
+        *(alike((p.batch, p.out_channels, p.out_length), dtype), p.batch, p.length, p.in_channels_per_group),
+        *(p.out_channels_per_group, group_tiles, row_tiles, stages, column),
+        *(first_output, p.out_length - first_output, p.out_length),
+        early=stages <= MOST_EARLY_STAGES,
+    )

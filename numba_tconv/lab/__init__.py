@@ -1,0 +1,1 @@
+"""Measurement, reports and commands. No other layer imports it."""

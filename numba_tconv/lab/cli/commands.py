@@ -1,0 +1,365 @@
+"""What each command of the command line does; ``cli`` reads the arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.explain.explain import explain
+from numba_tconv.lab.machine_code import inspection, offline
+from numba_tconv.lab.measure import bench, check, rows, search, workloads
+from numba_tconv.lab.measure import contestants as named
+from numba_tconv.lab.measure.workloads import Workload
+from numba_tconv.lab.report import figures as plotting
+from numba_tconv.lab.report import readme
+from numba_tconv.lab.report import tables as table
+from numba_tconv.lab.studies import decoder_times, kernelbench, kernelbench_rows
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.device import GPUS, current_device
+from numba_tconv.runtime.progress import progress
+from numba_tconv.selection.directions import FORWARD, RESULTS, rung_direction, rungs_of
+from numba_tconv.selection.registry import RUNGS
+
+from . import info
+
+FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
+PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
+NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes of which no value is usual
+README = Path("README.md")
+ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
+DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # what --cc may name
+
+
+class Mistake(Exception):
+    """What the user asked for cannot be done; the message is the one line to print."""
+
+
+@contextlib.contextmanager
+def mistakes() -> Iterator[None]:
+    """Around the reading of input: what it raises is the user's mistake."""
+    try:
+        yield
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise Mistake(str(error)) from error
+
+
+def require_compiler() -> None:
+    if SIMULATOR:
+        raise Mistake("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
+
+
+def require_gpu() -> None:
+    if SIMULATOR:
+        raise Mistake("this needs a GPU, and NUMBA_ENABLE_CUDASIM asks for the simulator: unset it")
+    if not torch.cuda.is_available():
+        raise Mistake("this needs a CUDA GPU that torch sees; `python -m numba_tconv info` says what is missing")
+
+
+def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
+    """``precision`` itself. Raises Mistake where none of the dtypes has it."""
+    if precision and not any(precision in PRECISIONS[bench.DTYPES[dtype]] for dtype in dtypes):
+        raise Mistake(f"{', '.join(dtypes)} has no precision {precision!r}: --precision is of float32 products")
+    return precision
+
+
+def named_precision(arguments) -> str:
+    """What --precision names, else "ieee". Raises Mistake where the dtype does not have it."""
+    return checked_precision([arguments.dtype], arguments.precision) or "ieee"
+
+
+# --- bench, sweep -----------------------------------------------------------------------------------------------------
+
+
+def run_bench(arguments) -> int:
+    with mistakes():
+        chosen = workloads.expand(arguments.workloads, arguments.batch)
+    return record(chosen, arguments)
+
+
+def run_sweep(arguments) -> int:
+    with mistakes():
+        base = workloads.get(arguments.channels_of)
+        batch = arguments.batch if arguments.fixed == "batch" else None
+        lengths = arguments.length or bench.powers_of_two(arguments.min, arguments.max)
+        if not lengths:
+            raise ValueError(f"there is no power of two from {arguments.min} to {arguments.max}")
+        chosen = [workloads.at_length(base, length, batch) for length in lengths]
+    return record(chosen, arguments)
+
+
+def record(chosen: list[Workload], arguments) -> int:
+    """Measure the workloads and add the rows to the file, after each workload."""
+    dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
+    arithmetic = dtype, named_precision(arguments)
+    with mistakes():
+        bench.check_weights(arguments.weights, arguments.direction)
+        plans = [plan(names, workload.problem, *arithmetic, arguments.direction, len(chosen)) for workload in chosen]
+        if not any(rungs for rungs, _ in plans):
+            raise ValueError(f"none of the workloads can be done: {plans[0][1][0]}")
+    require_gpu()
+    rows.check_writable(arguments.out)
+    wrong = []
+    for workload, (rungs, left_out) in zip(chosen, plans, strict=True):
+        for line in left_out:
+            print(f"left out: {line}")
+        if not rungs:
+            continue
+        try:
+            measured = bench.measure(
+                *(workload, rungs, *arithmetic, arguments.direction),
+                weights=arguments.weights,
+                repeats=arguments.repeats,
+                budget_s=arguments.budget,
+            )
+        except bench.WrongResult as error:
+            measured = error.rows
+            wrong.append(str(error))
+            print(f"numba_tconv: {error}", file=sys.stderr)
+        rows.append(arguments.out, measured)
+        for row in measured:
+            print(describe(row), flush=True)
+        torch.cuda.empty_cache()
+    print(f"rows added to {arguments.out}")
+    return FAILED if wrong else 0
+
+
+def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
+    """As ``named.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
+    if workloads == 1:
+        return named.rungs_for(names, problem, dtype, precision, direction=direction)
+    chosen, left_out = [], []
+    for name in names:
+        try:
+            able, unable = named.rungs_for([name], problem, dtype, precision, direction=direction)
+        except NotImplementedError as error:
+            able, unable = [], [str(error)]
+        chosen, left_out = chosen + able, left_out + unable
+    return list(dict.fromkeys(chosen)), left_out
+
+
+def describe(row: rows.Row) -> str:
+    """One row as a line for the terminal."""
+    share = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
+    conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
+    direction = "" if row.direction == FORWARD else f"{row.direction} "
+    frozen = " frozen" if row.weights == rows.FROZEN else ""
+    return (
+        f"{row.workload} L {row.length} {direction}{row.dtype} {row.precision} {row.rung}{frozen}: {row.ms_p50:.4g} ms"
+        f" (cuDNN {row.cudnn_ms_p50:.4g}, conv1d {conv1d}), {row.gbps:.0f} GB/s, {row.tflops:.1f} TFLOP/s{share},"
+        f" error {row.relerr:.2e} (cuDNN {row.cudnn_relerr:.2e})"
+    )
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def run_check(arguments) -> int:
+    precision = named_precision(arguments)
+    with mistakes():
+        problems = check.SMALL if arguments.small else [problem_of(arguments, check.SMALL[0])]
+        for problem in problems:
+            check.require_checkable(problem)
+        if SIMULATOR or not torch.cuda.is_available():
+            for problem in problems:
+                check.require_simulable(problem)
+    if not torch.cuda.is_available() and not SIMULATOR:
+        return in_simulator(arguments.argv)
+    right, dtype = True, bench.DTYPES[arguments.dtype]
+    for problem in problems:
+        found = check_one(problem, dtype, precision)
+        right &= all(outcome.right for _, outcome in found)
+        if not any(of == FORWARD and outcome.name in RUNGS and outcome.error for of, outcome in found):
+            raise Mistake(f"no rung computes {problem} in {bench.peak_name(dtype, precision)} {check.where()}")
+    return 0 if right else FAILED
+
+
+def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tuple[str, check.Outcome]]:
+    """Print a table for each result of one problem; what came out."""
+    found = list(progress(check.parity(problem, dtype, precision), f"check {problem}", check.steps()))
+    print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64")
+    for result in RESULTS:
+        cells = [outcome.cells() for of, outcome in found if of == result]
+        print(f"\n{table.markdown([f'{result} by', 'norm', 'largest', ''], cells)}", flush=True)
+    return found
+
+
+def problem_of(arguments, base: Problem) -> Problem:
+    """The workload that was named, else ``base``, with the sizes that were given."""
+    base = workloads.get(arguments.workload).problem if arguments.workload else base
+    return dataclasses.replace(base, **given_sizes(arguments))
+
+
+def given_sizes(arguments) -> dict:
+    return {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
+
+
+def require_sizes(arguments) -> None:
+    """Raise Mistake unless all sizes of which no value is usual were given."""
+    given = given_sizes(arguments)
+    if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
+        flags = ", ".join("--" + name.replace("_", "-") for name in needed)
+        raise Mistake(f"name a workload, or give {flags} too")
+
+
+def in_simulator(argv: list[str]) -> int:
+    """Run this command line again with Numba's CUDA simulator, which has to be chosen before numba is imported."""
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def run_explain(arguments) -> int:
+    if not arguments.workload:
+        require_sizes(arguments)
+    with mistakes():
+        problem = problem_of(arguments, ONE_ELEMENT)
+        device = DEVICES[arguments.cc] if arguments.cc else None
+        dtype = bench.DTYPES[arguments.dtype]
+        print(explain(problem, dtype=dtype, precision=arguments.precision, device=device, data=arguments.data))
+    return 0
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def run_figures(arguments) -> int:
+    """Draw the figures and fill the pages, once it is known that all of it can be written. What is already as it should
+    be is left alone."""
+    data, plots = arguments.data, arguments.plots
+    recorded = rows.read_all(data)
+    if not recorded:
+        raise Mistake(f"{_no_rows(data)}; nothing was written")
+    front = arguments.readme or README
+    if arguments.readme and not front.exists():
+        raise Mistake(f"there is no {front} to put the tables in; nothing was written")
+    tables, pages = readme.tables(data), {front: readme.FRONT, plots / "README.md": readme.RESULTS}
+    for page, names in pages.items():
+        if page.exists():
+            readme.updated(page, {name: tables[name] for name in names})  # says now what would stop it later
+            rows.check_replaceable(page)
+    rows.check_replaceable(plots / "figure")
+    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    changed = plotting.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
+    for page, names in pages.items():
+        if not page.exists():
+            print(f"there is no {page} to put the tables in")
+        elif readme.update(page, {name: tables[name] for name in names}):
+            changed.append(page)
+    for path in changed:
+        print(path)
+    print(f"{len(changed)} files changed")
+    return 0
+
+
+def _no_rows(data: Path) -> str:
+    return f"{data} holds no rows: they are in a checkout of the repository (`bench` and `sweep` record more, on a GPU)"
+
+
+# --- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def run_inspect(arguments) -> int:
+    dtype, device, precision = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc], named_precision(arguments)
+    with mistakes():
+        workload = workloads.get(arguments.workload)
+        directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
+        found = [
+            named.rungs_for([arguments.rung], workload.problem, dtype, precision, device, direction)
+            for direction in directions
+        ]
+    require_compiler()
+    for direction, (names, left_out) in zip(directions, found, strict=True):
+        for line in left_out:
+            print(f"left out: {line}")
+        for name in names:
+            if name in rungs_of(direction):
+                try:
+                    inspection.print_rung(name, workload, dtype, precision, device)
+                except offline.ToolMissing as error:
+                    raise Mistake(str(error)) from error
+    return 0
+
+
+# --- search -----------------------------------------------------------------------------------------------------------
+
+
+def run_search(arguments) -> int:
+    """Measure every configuration of k6 on the workloads that are work for it."""
+    dtype = bench.DTYPES[arguments.dtype]
+    asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
+    precision = bench.peak_name(dtype, asked)
+    with mistakes():
+        chosen = workloads.expand(arguments.workloads)
+    require_gpu()
+    device, rung, wrong = current_device(), RUNGS[search.RUNG], False
+    able = [w for w in chosen if rung.refusal(w.problem, dtype, precision, device) is None]
+    if not able:
+        raise Mistake(f"none of the workloads is work for {search.RUNG} in {precision} on this GPU")
+    search.check_writable(arguments.out)
+    search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
+    for workload in able:
+        try:
+            tried = search.measure(workload, dtype, asked)
+        except bench.WrongResult as error:
+            wrong = True
+            print(f"numba_tconv: {error}", file=sys.stderr)
+            continue
+        search.append(arguments.out, tried)
+        best, taken = (min(row.ms_p50 for row in some) for some in (tried, [row for row in tried if row.chosen]))
+        print(f"{workload.name} {precision}: {len(tried)} configurations, the best {best:.4g} ms, taken {taken:.4g} ms",
+              flush=True)  # fmt: skip
+        torch.cuda.empty_cache()
+    print(f"rows added to {arguments.out}")
+    return FAILED if wrong else 0
+
+
+# --- info, kernelbench ------------------------------------------------------------------------------------------------
+
+
+def run_info(arguments) -> int:
+    facts = info.facts()
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"{name:<{width}}  {value}")
+    for line in info.advice():
+        print(f"- {line}")
+    return 0
+
+
+def run_kernelbench(arguments) -> int:
+    """Judge and time the entries, and add a row for each whose output is right."""
+    numbers = arguments.problem or list(kernelbench.ENTRIES)
+    if unknown := set(numbers) - set(kernelbench.ENTRIES):
+        raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")
+    require_gpu()
+    rows.check_writable(arguments.out, kernelbench_rows.Result)
+    verdicts, results = [], []
+    for number in progress(numbers, "KernelBench"):
+        verdicts.append(kernelbench.run(number))
+        results.append(kernelbench_rows.result_of(verdicts[-1]))
+        if verdicts[-1].right:
+            rows.append(arguments.out, results[-1:], kernelbench_rows.Result)
+        torch.cuda.empty_cache()
+    print(f"KernelBench level 1 on {torch.cuda.get_device_name()}; errors are relative norms against float64,")
+    print(f"times the mean of {kernelbench.TIMED_TRIALS} calls on a cold L2, torch with its default switches\n")
+    print(f"{kernelbench_rows.markdown(results)}\n")
+    for verdict in verdicts:
+        if not verdict.right:
+            print(f"Problem {verdict.number}: our output is too far from float64, or of another shape; no row is kept.")
+        elif not verdict.accepted and verdict.torch_is_the_inexact_side:
+            ratio = verdict.torch_error.norm / verdict.error.norm
+            print(f"Problem {verdict.number} fails the comparison because of torch's output, not of ours: torch's is "
+                  f"{ratio:,.0f} times as far from float64. By default torch multiplies float32 in TF32.")  # fmt: skip
+    print(f"rows added to {arguments.out}")
+    return 0 if all(v.right and (v.accepted or v.torch_is_the_inexact_side) for v in verdicts) else FAILED

@@ -1,0 +1,137 @@
+"""The command that compiles ahead: of workloads, of a layer of given sizes, or of somebody's model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from numba_tconv.lab.machine_code import inspection
+from numba_tconv.lab.measure import bench, workloads
+from numba_tconv.lab.measure import contestants as named
+from numba_tconv.runtime import cache
+from numba_tconv.runtime.device import Device, current_device
+from numba_tconv.runtime.kernel import architecture, target
+from numba_tconv.selection.directions import FORWARD, STEP
+from numba_tconv.torch_api import compile_ahead
+from numba_tconv.torch_api.noted import transposed_convolutions
+
+from . import commands, named_calls
+from .commands import Mistake
+
+SETS = ["kernelbench", "audio"]  # where nothing is named
+
+
+def run_compile(arguments) -> int:
+    """Compile what is needed into the cache on disk, unless it is there."""
+    device = current_device()
+    if arguments.cc and commands.DEVICES[arguments.cc].cc != device.cc:
+        device = commands.DEVICES[arguments.cc]
+    models = [name for name in arguments.what if ":" in name]
+    names = [name for name in arguments.what if name not in models]
+    if models and not names and (ignored := _for_problems(arguments)):
+        raise Mistake(f"{', '.join(ignored)} is for workloads and sizes: a model has its own")
+    calls = [call for name in models for call in _calls_of_model(name, arguments, device)]
+    if names or not models:
+        with commands.mistakes():
+            calls += _calls_of_problems(names, arguments, device)
+    commands.require_compiler()
+    try:
+        folder = cache.writable()
+    except RuntimeError as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(error.strerror) from error
+    began = time.monotonic()
+    compiled, kept = compile_ahead.fill(calls, target(device.cc), arguments.jobs or os.cpu_count() or 1)
+    took, where = time.monotonic() - began, inspection.sm(architecture(device.cc))
+    print(f"kernels for {where}: {compiled} compiled in {took:.0f} s, {kept} there already, in {folder}")
+    return 0
+
+
+def _for_problems(arguments) -> list[str]:
+    """The flags that were given and say nothing of a model."""
+    given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
+    return ["--" + name.replace("_", "-") for name in given]
+
+
+def _calls_of_problems(names: list[str], arguments, device: Device) -> list[compile_ahead.Call]:
+    """Of workloads, with the sizes that were given; without a name, of the layer that has them."""
+    sizes = commands.given_sizes(arguments)
+    if not names and sizes.keys() - {"batch"}:
+        commands.require_sizes(arguments)
+        problems = [replace(commands.ONE_ELEMENT, **sizes)]
+    else:
+        problems = [replace(one.problem, **sizes) for one in workloads.expand(names or SETS)]
+    dtypes = arguments.dtype or ["float32"]
+    precisions = [commands.checked_precision(dtypes, one) for one in arguments.precision or [None]]
+    arithmetic = [(bench.DTYPES[dtype], precision) for dtype in dtypes for precision in precisions]
+    rungs = arguments.rung or [named.AUTO]
+    calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
+    if not calls:
+        for dtype, precision in arithmetic:  # the first raises why
+            named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
+        raise Mistake(f"torch's own operator computes {problems[0]} there, so there is nothing to compile")
+    return calls
+
+
+def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
+    """Of the model and the inputs that the function "module:function" returns, as ``warm`` finds them."""
+    if arguments.direction not in (FORWARD, STEP):
+        raise Mistake(f"of {name} the forward pass or a step can be compiled, not {arguments.direction} alone")
+    with _theirs(name):
+        made = _function(name)()
+    if not isinstance(made, tuple) or not made or not callable(made[0]):
+        raise Mistake(f"{name} must return a tuple of a model and the inputs of a call, not {type(made).__name__}")
+    model, *inputs = made
+    with _theirs(name):
+        noted = transposed_convolutions(model, *inputs)
+    with commands.mistakes():
+        calls = compile_ahead.calls_of(noted, device, arguments.direction)
+    if not calls:
+        raise Mistake(f"the model of {name} has no transposed convolution that this package computes on such a GPU")
+    return calls
+
+
+def _function(name: str):
+    """What "module:function" names. Raises Mistake if it is nothing to call."""
+    module, _, function = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        # A module that is there may lack one that it imports itself, which is told with where.
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise Mistake(f"there is no {name}: {error}") from error
+    if not hasattr(found, function):
+        raise Mistake(f"there is no {name}: module {module!r} has no attribute {function!r}")
+    found = getattr(found, function)
+    if not callable(found):
+        raise Mistake(f"{name} must be a function that makes a model, not {type(found).__name__}")
+    return found
+
+
+@contextlib.contextmanager
+def _theirs(name: str) -> Iterator[None]:
+    """Around code of the user: what it raises is a mistake, and where it was raised is printed."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace and _is_ours(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        if trace:
+            traceback.print_exception(error.with_traceback(trace))
+        said = str(error).partition("\n")[0]
+        raise Mistake(f"{name} raised {type(error).__name__}{said and ': '}{said}") from error
+
+
+def _is_ours(file: str) -> bool:
+    return Path(__file__).parent in Path(file).parents or "importlib" in file

@@ -1,0 +1,43 @@
+"""The calls that the names of a command line stand for, for the compiler to do ahead."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from numba_tconv.formula.precision import TF32_ALLOWED, peak_name
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure.contestants import AUTO
+from numba_tconv.runtime.device import Device
+from numba_tconv.selection.directions import FORWARD, STEP
+from numba_tconv.torch_api.compile_ahead import Call, _by_rungs, _parts, _selected
+from numba_tconv.torch_api.functional import default_precision
+
+
+def calls(
+    names: list[str],
+    problems: list[Problem],
+    arithmetics: list[tuple[torch.dtype, str | None]],
+    device: Device,
+    direction: str = FORWARD,
+) -> list[Call]:
+    """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
+    ``rungs_for`` (named.py); "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
+    passed over. A precision of None is that of a call that names none.
+
+    Raises ValueError for a name that is unknown or of another direction.
+    """
+    found = []
+    for problem in problems:
+        for dtype, named in arithmetics:
+            asked = peak_name(dtype, named) if named else default_precision(dtype)
+            for name in names:
+                if name == AUTO or (name, direction) == ("all", STEP):
+                    # What is launched where "tf32" is named, and where torch's switch allows it.
+                    ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
+                    for one, way in itertools.product(_parts(direction), ways):
+                        found += _selected(one, problem, dtype, way, device)
+                else:
+                    found += _by_rungs(name, problem, dtype, asked, device, direction)
+    return list(dict.fromkeys(found))

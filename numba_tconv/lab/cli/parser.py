@@ -1,0 +1,235 @@
+"""The command line: arguments in, one clear line and an exit code for what cannot be done."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import bench, rows, search
+from numba_tconv.lab.measure.fuzz import run_fuzz
+from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, training
+from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+
+from . import commands, compile_run, decoder_run
+from .demo import run_demo
+
+PLOTS = Path("plots")
+DATA = PLOTS / "data"
+SEARCH = DATA / search.FILE
+KERNELBENCH = DATA / kernelbench_rows.FILE
+DECODERS = DATA / decoder_times.FILE
+TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]  # what decoders are used in
+TRAINING = DATA / "training" / "decoder.csv"
+# What --rung may name, by direction; a step is computed by several rungs.
+NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
+    try:
+        data = getattr(arguments, "data", None)
+        if data not in (None, DATA) and not data.is_dir():
+            raise commands.Mistake(f"there is no folder {data}")
+        code = arguments.command(arguments) or 0
+        sys.stdout.flush()
+        return code
+    except (commands.Mistake, rows.RowsError) as error:
+        print(f"numba_tconv: {error}", file=sys.stderr)
+        return commands.MISTAKE
+    except torch.OutOfMemoryError as error:
+        print(f"numba_tconv: not enough GPU memory: {str(error).splitlines()[0]}", file=sys.stderr)
+        return commands.MISTAKE
+    except KeyboardInterrupt:
+        print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+        return 141
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str) -> int:
+    """An integer, also as a power: 1024 or 2**10."""
+    match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")
+    return int(match[1]) ** int(match[2] or 1)
+
+
+def positive(text: str) -> int:
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def duration(text: str) -> float:
+    """A time in seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds (as in 4 or 0.5)")
+    return seconds
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m numba_tconv",
+        description="Transposed 1-D convolution in CUDA kernels written in Python: see, check and measure them.",
+    )
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name, run, text, **options):
+        one = verbs.add_parser(name, help=text, description=text, **options)
+        one.set_defaults(command=run)
+        return one
+
+    def arithmetic(one):
+        one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+        one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
+                         help="of float32 products; torch's too, but for tf32x3 (ieee)")  # fmt: skip
+
+    def sizes(one):
+        for field in dataclasses.fields(Problem):
+            flag = "--" + field.name.replace("_", "-")
+            if field.type == "bool":
+                one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+            else:
+                one.add_argument(flag, type=whole_number, metavar="N")
+
+    def batch(one):
+        one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
+
+    def places(one):
+        one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
+        one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
+
+    def directed(one, text):
+        one.add_argument("--direction", choices=DIRECTIONS, default=FORWARD, help=f"{text} ({FORWARD})")
+
+    def measurement(one, out):
+        directed(one, "the forward pass, a gradient, or a training step: the forward pass and all gradients")
+        one.add_argument("--rung", action="append", metavar="NAME",
+                         help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
+        arithmetic(one)
+        one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
+                         help="packed in the timed call, or frozen: packed before it, to serve (call)")  # fmt: skip
+        one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
+        one.add_argument("--budget", type=float, default=1.0, metavar="S",
+                         help="seconds a contestant may be timed for, never under 5 calls (1.0)")  # fmt: skip
+        one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
+
+    one = command("demo", run_demo, "see it: check and compile the rungs, show the results; live with a GPU")
+    places(one)
+
+    one = command("check", commands.run_check, "compare every rung, those of the gradients too, with float64")
+    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take (those of a small problem)")
+    sizes(one)
+    one.add_argument("--small", action="store_true", help="take three small problems, as `demo` does")
+    arithmetic(one)
+
+    one = command("explain", commands.run_explain, "which rung computes a problem, and why not another; needs no GPU")
+    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take; without it give all sizes")
+    sizes(one)
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products (what torch's switch allows)")  # fmt: skip
+    one.add_argument("--cc", choices=commands.DEVICES,
+                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    one.add_argument("--data", type=Path, metavar="DIR", help=f"where the rows are ({DATA} of the checkout)")
+
+    one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
+    one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
+                     help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
+    batch(one)
+    measurement(one, DATA / "workloads.csv")
+
+    one = command("sweep", commands.run_sweep, "measure throughput against length, and add the rows to a file")
+    one.add_argument("--channels-of", default="kb64", metavar="WORKLOAD", help="whose channels and taps (kb64)")
+    one.add_argument("--min", type=positive, default=2**10, metavar="L", help="shortest length (2**10)")
+    one.add_argument("--max", type=positive, default=2**20, metavar="L", help="longest length (2**20)")
+    one.add_argument("--length", type=positive, action="append", metavar="L",
+                     help="this length; may be repeated (the powers of two from --min to --max)")  # fmt: skip
+    one.add_argument("--fixed", choices=("total", "batch"), default="total",
+                     help="what stays as it is from length to length: batch*length, or the batch (total)")  # fmt: skip
+    one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")
+    measurement(one, DATA / "sweep.csv")
+
+    one = command("figures", commands.run_figures, "draw the figures and fill README's tables from the recorded rows")
+    places(one)
+    one.add_argument("--readme", type=Path, metavar="FILE", help=f"whose tables are renewed ({commands.README})")
+
+    one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
+    one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
+    one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
+    arithmetic(one)
+    one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
+
+    one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
+                  aliases=["warm"])  # fmt: skip
+    one.add_argument("what", nargs="*", metavar="WORKLOAD or MODULE:FUNCTION",
+                     help="workloads by name, or the sets kernelbench, audio, all (kernelbench audio); a function that "
+                     "returns a model and the inputs of a call, whose own dtypes and arithmetic count; without any, a "
+                     "layer of the sizes that are given")  # fmt: skip
+    sizes(one)
+    directed(one, "of whose kernels; a step: those that training launches")
+    one.add_argument("--rung", action="append", metavar="NAME",
+                     help=f"{NAMES}; auto, which is what a call launches, or all (auto); may be repeated")  # fmt: skip
+    one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
+    one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products; may be repeated (what torch's switch allows)")  # fmt: skip
+    one.add_argument("--cc", choices=commands.DEVICES,
+                     help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
+
+    one = command("search", commands.run_search, "measure every configuration of k6, beside the one it would take")
+    one.add_argument("workloads", nargs="*", default=["all"], metavar="WORKLOAD",
+                     help="names, or the sets kernelbench, audio, all (all)")  # fmt: skip
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=("tf32", "tf32x3"), help="of float32 products (tf32)")
+    one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
+
+    one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
+    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="which cases (0)")
+    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first one (0)")
+    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="how many (20,000)")
+
+    one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
+    one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")
+    one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
+
+    one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
+    one.add_argument("decoders", nargs="*", metavar="NAME", help=f"{', '.join(decoders.DECODERS)} (all)")
+    one.add_argument("--dtype", action="append", choices=TIMED_DTYPES,
+                     help="may be repeated; float32 is computed in TF32 (float32 and bfloat16)")  # fmt: skip
+    one.add_argument("--batch", type=positive, default=4, metavar="N", help="how many inputs (4)")
+    one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="of sound, of each input (4)")
+    one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
+    one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
+
+    command("info", commands.run_info, "GPU, driver, versions, and what is missing")
+
+    one = command(
+        "kernelbench", commands.run_kernelbench, "the KernelBench entries under the benchmark's rules; adds rows"
+    )
+    one.add_argument("problem", nargs="*", type=int, metavar="PROBLEM", help="64, 74, 79 (all)")
+    one.add_argument(
+        "--out", type=Path, default=KERNELBENCH, metavar="FILE", help=f"the file to add to ({KERNELBENCH})"
+    )
+    return top

@@ -1,0 +1,1 @@
+"""How a problem is computed, and why so."""

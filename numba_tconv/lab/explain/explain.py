@@ -1,0 +1,189 @@
+"""``explain``: what computes a problem, and why that: by the rules that the calls themselves go by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure import rows, workloads
+from numba_tconv.runtime import device as devices
+from numba_tconv.runtime.device import H200, Device
+from numba_tconv.selection.forward import Decision, arithmetic, decide
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api.functional import default_precision
+from numba_tconv.torch_api.module import ConvTranspose1d
+
+from .explanation import Candidate, Explanation, name_of
+
+DATA = Path(__file__).parents[3] / "plots" / "data"  # in a checkout of the repository; not installed
+NAMES = {gpu: name for name, gpu in devices.GPUS.items()}
+
+
+def explain(
+    what: Problem | nn.ConvTranspose1d | str,
+    input_shape: tuple[int, ...] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    device: Device | torch.device | str | int | None = None,
+    data: str | Path | None = None,
+) -> Explanation:
+    """How ``conv_transpose1d`` computes a problem on a GPU, and why so. Nothing is allocated there, compiled or run.
+
+    Args:
+        what: a Problem, the name of a workload, or a layer (``torch.nn.ConvTranspose1d`` or this package's, whose
+            ``variant`` and ``precision`` count).
+        input_shape: of a layer's input, (N, C_in, L) or (C_in, L); only for a layer.
+        dtype: of all tensors; None is the layer's, else float32.
+        precision: as in ``conv_transpose1d``; None is the layer's, or what torch's switch allows.
+        device: the GPU: torch's name or index of it, or the limits of one that need not be there
+            (those of ``kernels.device.GPUS``). None is torch's current GPU; where there is none, an H200.
+        data: the directory of recorded rows; None is that of a checkout, and where it is missing, there are
+            none. Rows of the same sizes count, with or without a bias.
+
+    Returns:
+        An Explanation.
+
+    Raises:
+        TypeError: ``what`` is nothing that can be explained.
+        ValueError: an unknown workload, dtype or precision; a device that is no GPU; an ``input_shape`` that is missing
+            or too much; a lazy layer before its first call, or one with another padding_mode than "zeros"; an empty
+            output, which nothing computes.
+        RuntimeError: sizes that torch refuses.
+        NotImplementedError: the layer names a ``variant`` that cannot do the problem.
+        RowsError: a file in ``data`` that cannot be read.
+    """
+    layer = what if isinstance(what, nn.ConvTranspose1d) else None
+    problem = _problem_of(what, input_shape)
+    if dtype is None:
+        dtype = layer.weight.dtype if layer else torch.float32
+    if dtype not in PRECISIONS:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, PRECISIONS))}, got {dtype}")
+    variant = layer.variant if isinstance(layer, ConvTranspose1d) else None
+    precision = precision or (layer.precision if isinstance(layer, ConvTranspose1d) else None)
+    if precision not in (None, *PRECISIONS[dtype]):
+        raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(PRECISIONS[dtype])}")
+    if not problem.batch or not problem.out_length:
+        raise ValueError(f"{problem} has no outputs, and nothing computes them")
+    here, gpu = _device_of(device)
+
+    asked = precision or default_precision(dtype)
+    computed = arithmetic(problem, dtype, variant or "", asked, here)
+    decision = decide(problem, dtype, computed, here)
+    if variant:
+        decision = _named(variant, problem, dtype, computed, here)
+    data = DATA if data is None else Path(data)
+    recorded = _recorded_for(problem, dtype, computed, gpu, data)
+    candidates = tuple(_candidate(name, decision, problem, dtype, computed, here, recorded.get(name)) for name in RUNGS)
+    why = _why(precision, asked, computed, dtype)
+    return Explanation(
+        *(problem, dtype, computed, why, gpu, here, candidates),
+        by_torch=decision.by_torch,
+        has_rows=data.is_dir(),
+    )
+
+
+def _problem_of(what, input_shape) -> Problem:
+    if isinstance(what, nn.ConvTranspose1d):
+        return _problem_of_layer(what, input_shape)
+    if input_shape is not None:
+        raise ValueError("input_shape is for a layer: a problem and a workload have their sizes")
+    if isinstance(what, str):
+        return workloads.get(what).problem
+    if isinstance(what, Problem):
+        return what
+    raise TypeError(
+        f"only a Problem, a workload's name or a ConvTranspose1d can be explained, not {type(what).__name__}"
+    )
+
+
+def _problem_of_layer(layer, input_shape) -> Problem:
+    if layer.padding_mode != "zeros":
+        raise ValueError(f"padding_mode must be 'zeros', got {layer.padding_mode!r}")
+    if isinstance(layer, LazyModuleMixin):
+        raise ValueError("a lazy layer has no sizes before its first call")
+    if input_shape is None:
+        raise ValueError("a layer needs input_shape, (N, C_in, L) or (C_in, L)")
+    shape = tuple(input_shape) if len(input_shape) != 2 else (1, *input_shape)
+    if len(shape) != 3 or shape[1] != layer.in_channels:
+        raise RuntimeError(
+            f"input_shape must be (N, {layer.in_channels}, L) or ({layer.in_channels}, L), got {tuple(input_shape)}"
+        )
+    own = (layer.stride, layer.padding, layer.output_padding, (layer.groups,), layer.dilation)
+    return Problem(
+        *(shape[0], layer.in_channels, layer.out_channels, layer.kernel_size[0], shape[2]),
+        *(value for (value,) in own),
+        bias=layer.bias is not None,
+    )
+
+
+def _device_of(device) -> tuple[Device, str]:
+    """Limits and name of a GPU."""
+    if device is None:
+        device = torch.cuda.current_device() if torch.cuda.is_available() else H200
+    if isinstance(device, Device):
+        version = ".".join(map(str, device.cc))
+        return device, NAMES.get(device, f"a GPU of compute capability {version}")
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(
+            f"device must be a GPU, got {str(device)!r}: torch's own operator computes what lies elsewhere"
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"torch sees {torch.cuda.device_count()} GPUs, and {str(device)!r} is none of them")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return devices.of(index), torch.cuda.get_device_name(index)
+
+
+def _named(variant: str, problem, dtype, precision, device) -> Decision:
+    """The decision where the layer names the rung."""
+    refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
+    if reason := refusals.pop(variant):
+        raise NotImplementedError(f"{variant} cannot do {problem}: {reason}")
+    return Decision(RUNGS[variant], {name: why or f"the layer names {variant}" for name, why in refusals.items()})
+
+
+def _candidate(name: str, decision: Decision, problem, dtype, precision, device, row) -> Candidate:
+    rung, reason = RUNGS[name], decision.passed_over.get(name)
+    if rung.refusal(problem, dtype, precision, device):
+        return Candidate(name, reason)
+    config = rung.config_on(device, problem, dtype, precision)
+    model_holds = rung.unsuited(problem, dtype, precision, device) is None
+    predicted = rung.predicted_ms(problem, config, device) if model_holds else None
+    return Candidate(name, reason, rung.tile(config), config, predicted, row)
+
+
+def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> str:
+    """Why it is computed in the precision ``computed``."""
+    if asked == TF32_ALLOWED:
+        gains = "" if computed == "tf32" else ", but no rung gains by it here"
+        return f"torch's switch allows TF32{gains}"
+    if asked != computed:
+        return f"no rung on tensor cores takes it in {asked}"
+    if named:
+        return "as named"
+    return "torch's switch does not allow TF32" if dtype == torch.float32 else f"the only one of {name_of(dtype)}"
+
+
+def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:
+    """The newest row of each rung for a problem of these sizes, one of the default call where there is any."""
+    arithmetic_of = name_of(dtype), precision if len(PRECISIONS[dtype]) > 1 else name_of(dtype)
+    fitting = (
+        row
+        for row in rows.read_all(data)
+        if (row.gpu, row.direction) == (gpu, "forward")
+        and (row.dtype, row.precision) == arithmetic_of
+        and _same_sizes(row, problem)
+    )
+    return {row.rung: row for row in sorted(fitting, key=lambda row: (row.weights == rows.CALL, row.time))}
+
+
+def _same_sizes(row: rows.Row, problem: Problem) -> bool:
+    measured = workloads.of_row(row.workload, row.length)
+    return measured is not None and replace(measured.problem, bias=problem.bias) == problem

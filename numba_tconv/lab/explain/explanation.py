@@ -1,0 +1,193 @@
+"""What ``explain`` returns: how a problem is computed, as a value with fields, as text, and as HTML for Jupyter."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS, Problem
+from numba_tconv.lab.measure.rows import FROZEN, Row
+from numba_tconv.runtime.device import Device
+from numba_tconv.selection.registry import RUNGS
+
+from .picture import picture
+
+SHOWN_PHASES, SHOWN_TAPS = 8, 8  # in the text
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rung, for one problem.
+
+    ``refusal`` is the reason why the rung is not the one that computes it, None for the one that does. ``tile`` is the
+    work of a block in words, ``config`` the configuration; both None where the rung cannot do the problem.
+    ``predicted_ms``: milliseconds by the model that chose ``config``, fitted on an H200, without what every launch
+    costs; None for rungs without a model of times, and for problems that a rung with one is not meant for.
+    ``recorded``: the newest row that was measured on the same GPU, or None.
+    """
+
+    rung: str
+    refusal: str | None
+    tile: str | None = None
+    config: object = None
+    predicted_ms: float | None = None
+    recorded: Row | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a problem is computed. ``str`` gives it as text; Jupyter shows it with a picture of taps and phases.
+
+    ``problem`` and ``dtype`` are what was asked about. ``precision`` is what the products are computed in, and
+    ``why_precision`` why. ``gpu`` is the name of the GPU, ``device`` its limits. ``candidates`` are all rungs, in the
+    ladder's order. Times are in milliseconds, and a share of the roofline is the floor's time over a time; the floor is
+    that of an H200, with its datasheet's arithmetic rates and its measured copy bandwidth.
+
+    ``by_torch``: no rung is as fast as torch's own operator there, which computes it. ``has_rows``: there was a
+    directory to look for recorded rows in.
+    """
+
+    problem: Problem
+    dtype: torch.dtype
+    precision: str
+    why_precision: str
+    gpu: str
+    device: Device
+    candidates: tuple[Candidate, ...]
+    by_torch: bool = False
+    has_rows: bool = True
+
+    @property
+    def taken(self) -> Candidate | None:
+        """The rung that computes it; None where torch's operator does, and where ``conv_transpose1d`` would refuse."""
+        return next((one for one in self.candidates if one.refusal is None), None)
+
+    @property
+    def flops(self) -> int:
+        """Operations: two for each product."""
+        return self.problem.flops
+
+    @property
+    def bytes(self) -> int:
+        """One read of input, weight and bias and one write of the output."""
+        return self.problem.min_bytes(self.dtype.itemsize)
+
+    @property
+    def floor_ms(self) -> float:
+        """The roofline's time on an H200."""
+        return self.problem.floor_ms(self.dtype.itemsize, self.precision)
+
+    @property
+    def bound(self) -> str:
+        """What the floor's time is that of: "memory" or "arithmetic"."""
+        memory = self.bytes / COPY_BANDWIDTH >= self.flops / PEAK_FLOPS[self.precision]
+        return "memory" if memory else "arithmetic"
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """Of the rung that is taken."""
+        return self.taken and self.taken.predicted_ms
+
+    @property
+    def predicted_roofline(self) -> float | None:
+        """The share of the roofline that goes with that prediction."""
+        return self.floor_ms / self.predicted_ms if self.predicted_ms else None
+
+    @property
+    def recorded_ms(self) -> float | None:
+        """The median of the recorded row of the rung that is taken."""
+        return self.taken and self.taken.recorded and self.taken.recorded.ms_p50
+
+    @property
+    def recorded_roofline(self) -> float | None:
+        """The share that was recorded with that row, by the copy bandwidth of its own run."""
+        return self.taken and self.taken.recorded and self.taken.recorded.roofline
+
+    def __str__(self) -> str:
+        facts = self._facts()
+        blocks = [self._title(), _aligned(facts, max(len(name) for name, _ in facts))]
+        blocks += [self._phases_title(), *(f"  {line}" for line in self._phases())]
+        rungs = [(one.rung, "; ".join(_verdict(one))) for one in reversed(self.candidates)]
+        return "\n".join([*blocks, "rungs", _aligned(rungs, max(len(name) for name in RUNGS), "  ")])
+
+    def _repr_html_(self) -> str:
+        title, phases = html.escape(self._title()), html.escape(self._phases_title())
+        drawing = picture(self.problem)
+        rungs = _table((one.rung, *_verdict(one)) for one in reversed(self.candidates))
+        return f"<div><p><b>{title}</b></p>{_table(self._facts())}<p>{phases}</p>{drawing}{rungs}</div>"
+
+    def _title(self) -> str:
+        return f"{self.problem} in {name_of(self.dtype)} on {self.gpu}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        work = f"{self.flops / 1e9:,.4g} GFLOP, {self.bytes / 1e6:,.4g} MB at least"
+        facts = [
+            ("precision", f"{self.precision}: {self.why_precision}"),
+            ("work", f"{work}: {self.flops / self.bytes:.3g} FLOP a byte"),
+            ("floor", f"{self.floor_ms:.3g} ms on an H200, by {self.bound}"),
+        ]
+        taken = self.taken
+        if self.by_torch:
+            return [*facts, ("taken", "none: torch's own operator computes it on such a GPU")]
+        if taken is None:
+            return [*facts, ("taken", f"none: no rung can do it in {self.precision}, and conv_transpose1d refuses it")]
+        facts += [("taken", f"{taken.rung}: {RUNGS[taken.rung].idea}"), ("tile", taken.tile)]
+        if self.predicted_ms:
+            share = f"{self.predicted_roofline:.0%} of the roofline"
+            facts.append(
+                ("predicted", f"{self.predicted_ms:.3g} ms, {share}, without the launch, by a model fitted on an H200")
+            )
+        else:
+            facts.append(("predicted", f"not: there is no model of {taken.rung}'s time for it"))
+        missing = f"no row of it on {self.gpu}" if self.has_rows else "rows are in a checkout of the repository"
+        facts.append(("recorded", _recorded(taken.recorded) if taken.recorded else missing))
+        return facts
+
+    def _phases_title(self) -> str:
+        p = self.problem
+        u = f"(o + {p.padding})" if p.padding else "o"
+        if p.stride == 1:
+            return f"one phase; output o stands in column j = {u}"
+        return f"{p.stride} phases; output o is of phase {u} mod {p.stride}, in column j = {u} div {p.stride}"
+
+    def _phases(self) -> list[str]:
+        taps, stride = self.problem.taps, self.problem.stride
+        lines = []
+        for r in range(min(stride, SHOWN_PHASES)):
+            own = taps.of_phase(r)
+            shown = [f"tap {k} reads x[j{f' - {taps.shift(k)}' if taps.shift(k) else ''}]" for k in own[:SHOWN_TAPS]]
+            more = [f"{len(own) - SHOWN_TAPS} more"] if len(own) > SHOWN_TAPS else []
+            lines.append(f"{r}: {', '.join(shown + more) or 'bias alone'}")
+        return lines + ([f"and {stride - SHOWN_PHASES} more"] if stride > SHOWN_PHASES else [])
+
+
+def _recorded(row: Row) -> str:
+    share = "" if row.roofline is None else f", {row.roofline:.0%} of the roofline"
+    conv1d = "" if row.conv1d_ms_p50 is None else f", conv1d {row.conv1d_ms_p50:.3g}"
+    cudnn = "" if row.cudnn_ms_p50 is None else f"; cuDNN {row.cudnn_ms_p50:.3g}{conv1d}"
+    frozen = ", weights frozen" if row.weights == FROZEN else ""
+    return f"{row.ms_p50:.3g} ms{frozen}{share}{cudnn} ({row.workload}, {row.time[:10]}, commit {row.commit})"
+
+
+def _verdict(one: Candidate) -> list[str]:
+    """Whether a rung is taken, or why not; then the times that are known of it."""
+    times = [f"predicted {one.predicted_ms:.3g} ms"] if one.predicted_ms else []
+    times += [f"recorded {one.recorded.ms_p50:.3g} ms"] if one.recorded else []
+    return ["taken" if one.refusal is None else one.refusal, *([", ".join(times)] if times else [])]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "float32", as torch.float32 is called in the rows."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _table(lines) -> str:
+    """An HTML table of text."""
+    rows = ("".join(f'<td style="text-align: left">{html.escape(cell)}</td>' for cell in line) for line in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def _aligned(pairs, width: int, indent: str = "") -> str:
+    return "\n".join(f"{indent}{name:<{width}}  {text}" for name, text in pairs)

@@ -1,0 +1,56 @@
+"""What the four rungs on CUDA cores load, counted from a problem and a tile before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels import k3_shared_tile
+from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.k4_register_tile.cost import blocks
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Averages over the outputs of a problem; blocks at the ends of the signal count as whole ones.
+
+    ``turns``: what the inner loop does for one output, a turn for each input channel and tap: of k1, all taps; of k2
+    and k3, the taps of the longest phase, for which the threads of a warp wait; of k4 also what pads a tile.
+    ``from_global`` and ``from_shared`` are elements loaded.
+    """
+
+    turns: float
+    multiply_adds: float
+    from_global: float
+    from_shared: float
+
+
+def traffic(name: str, problem: Problem, config) -> Traffic:
+    """Of the rung ``name``, k1 to k4, with the configuration ``config``.
+
+    A load from global memory that a cache answers counts as one; what a block copies into shared memory counts once as
+    global and then as often as it is read from there. Raises ValueError for any other rung.
+    """
+    p = problem
+    outputs = p.batch * p.out_channels * p.out_length
+    depth, products = p.in_channels_per_group, p.flops / 2 / outputs
+    turns = depth * p.taps.taps_per_row
+    if name == "k1_gather":
+        return Traffic(depth * p.kernel_size, products, 2 * products, 0)
+    if name == "k2_polyphase":
+        return Traffic(turns, products, 2 * products, 0)
+    if name == "k3_shared_tile":
+        of_outputs = p.batch * p.groups * -(-p.out_length // config.outputs)
+        windows = -(-p.out_channels_per_group // config.channels) * k3_shared_tile.window(p, config)
+        fetched = of_outputs * depth * (windows + p.out_channels_per_group * p.kernel_size)
+        return Traffic(turns, products, fetched / outputs, (1 + 1 / config.channels) * products)
+    if name == "k4_register_tile":
+        part = split(p, config.splits)
+        stages = blocks(part, config) * config.tap_chunks(part) * config.channel_chunks(part)
+        turns = stages * config.block_k * config.multiplied_taps(part) * config.block_m * config.block_n / outputs
+        of_thread = config.thread_m * config.thread_n * config.tap_chunk
+        loads = (config.window + config.tap_chunk * config.thread_m) / of_thread
+        partial_sums = config.splits if config.splits > 1 else 0
+        fetched = stages * (config.x_stage + config.w_stage) / outputs + partial_sums
+        return Traffic(turns, products, fetched, loads * turns)
+    raise ValueError(f"the traffic of {name!r} is not counted, only that of k1 to k4")

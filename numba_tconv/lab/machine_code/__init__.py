@@ -1,0 +1,1 @@
+"""What the compilers made of a kernel."""

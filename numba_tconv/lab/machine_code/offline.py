@@ -1,0 +1,186 @@
+"""What the compiler made of a kernel, found out without a GPU: PTX by NVVM, machine code by ptxas and nvdisasm.
+
+ptxas comes with the package nvidia-cuda-nvcc, nvdisasm with nvidia-cuda-nvdisasm or a CUDA toolkit. The package's ptxas
+goes first: NVVM's package may write a newer PTX version than the ptxas of an installed toolkit accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+from numba_tconv.runtime.device import LIMITS, REGISTERS, RESERVED_SHARED
+from numba_tconv.runtime.kernel import Kernel, architecture, target
+
+PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+
+
+class ToolMissing(RuntimeError):
+    """ptxas or nvdisasm is not installed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX text; machine code;
+    what ptxas said; seconds of a processor that the compilers took, to PTX, if it was not kept on disk
+    (runtime/cache.py), and to machine code."""
+
+    name: str
+    cc: tuple
+    threads: int
+    registers: int
+    spill_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    ptx: str
+    cubin: bytes
+    log: str
+    seconds: float
+
+    @cached_property
+    def sass(self) -> str | None:
+        """The machine code as text; None without nvdisasm."""
+        disassembler = tool("nvdisasm", optional=True)
+        if disassembler is None:
+            return None
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            return _run(disassembler, "-c", file.name)
+
+    @cached_property
+    def instruction_mix(self) -> Counter:
+        """How often each SASS instruction (with its modifiers) stands in the code; empty without nvdisasm."""
+        return instructions(self.sass or "")
+
+    @cached_property
+    def blocks_per_multiprocessor(self) -> int:
+        """Blocks that fit on one multiprocessor at a time, by threads, registers and shared memory."""
+        threads, blocks, shared = LIMITS[self.cc[:2]]
+        warps = -(-self.threads // 32)
+        registers_a_warp = -(-self.registers * 32 // 256) * 256
+        return min(
+            blocks,
+            threads // (warps * 32),
+            REGISTERS // (registers_a_warp * warps),
+            shared // (self.shared_bytes + RESERVED_SHARED),
+        )
+
+    @property
+    def occupancy(self) -> float:
+        """Resident threads as a share of what a multiprocessor can hold."""
+        return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
+
+
+def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
+    """Compile ``kernel`` for compute capability ``cc``, as on a GPU that has it.
+
+    ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. ``ptx``: the kernel's
+    PTX where the caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
+    """
+    before = _processor_seconds()
+    ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
+    cubin, log = _machine_code(ptx, cc)
+    seconds = _processor_seconds() - before
+    return Report(
+        name=kernel.name,
+        cc=cc,
+        threads=kernel.threads,
+        registers=_number(r"Used (\d+) registers", log),
+        spill_bytes=_spill_bytes(log),
+        local_bytes=_number(r"(\d+) bytes stack frame", log),
+        shared_bytes=_number(r"(\d+) bytes smem", log)
+        + (kernel.shared_bytes if shared_bytes is None else shared_bytes),
+        ptx=ptx,
+        cubin=cubin,
+        log=log,
+        seconds=seconds,
+    )
+
+
+def spill_bytes_with_fewer(report: Report, registers: int) -> int:
+    """Bytes that would be spilled if the threads whose share setmaxnreg raises had so many ``registers`` fewer."""
+    fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
+    ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
+    if not replaced:
+        raise ValueError(f"{report.name} raises no thread's share of the registers")
+    return _spill_bytes(_machine_code(ptx, report.cc)[1])
+
+
+def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
+    """What ptxas makes of PTX, and what it says."""
+    arch = "sm_" + "".join(map(str, cc))
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", str(source), "-o", str(cubin))
+        return cubin.read_bytes(), log
+
+
+def _number(pattern: str, log: str) -> int:
+    found = re.search(pattern, log)
+    return int(found.group(1)) if found else 0
+
+
+def _spill_bytes(log: str) -> int:
+    return _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log)
+
+
+def _processor_seconds() -> float:
+    """Of this process and of the programs that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def instructions(sass: str) -> Counter:
+    """How often each instruction, with its modifiers, stands in a piece of SASS."""
+    return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
+
+
+def loops(code: str) -> list[str]:
+    """The text of every loop in PTX or SASS: from a label to a branch back to it, or to the last one of several."""
+    lines = code.splitlines()
+    labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
+    ends = {}
+    for at, line in enumerate(lines):
+        for label in re.findall(r"\bbra\b.*?([$.]L\w+)", line, re.IGNORECASE):
+            if labels[label] < at:
+                ends[labels[label]] = at
+    return ["\n".join(lines[begin : end + 1]) for begin, end in ends.items()]
+
+
+def product_loops(code: str) -> list[str]:
+    """The loops that multiply and add. Raises ValueError where there is none."""
+    found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
+    if not found:
+        raise ValueError("no loop of this code multiplies and adds")
+    return found
+
+
+def tool(name: str, optional: bool = False) -> str | None:
+    """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, or else from PATH.
+
+    Raises ToolMissing if there is none; with ``optional``, returns None instead.
+    """
+    spec = find_spec("nvidia")
+    for folder in spec.submodule_search_locations if spec else ():
+        for found in sorted(Path(folder).glob(f"**/bin/{name}")):
+            return str(found)
+    found = shutil.which(name)
+    if found is None and not optional:
+        raise ToolMissing(f"{name} was not found: install the package {PACKAGES[name]}")
+    return found
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout + done.stderr

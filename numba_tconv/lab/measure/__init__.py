@@ -1,0 +1,1 @@
+"""Workloads, timing, accuracy, and the rows made of them."""

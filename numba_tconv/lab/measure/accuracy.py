@@ -1,0 +1,163 @@
+"""How far results are from float64, and what is right: at most twice torch's own error in the same precision."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.selection.directions import FORWARD
+
+from .directions import Operands, by_torch, shape_of
+
+ORACLE_ELEMENTS = 1 << 27  # float64 elements of the output or the input held at once, 1 GiB
+NO_TF32 = 1e-5  # relative norms: below, torch has not computed in TF32, which rounds operands to 11 bits
+
+# What rounding moves a product by, relative to the product, as a standard deviation that it has at most: a number of b
+# bits is off by up to 2**-b of itself. In two parts it has 22 bits, and the product of the second parts is left out.
+OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
+MOST = math.sqrt(6)  # of these deviations: what one product may be off by
+FEW = 64  # numbers, fewer of which may all be off by more than the deviation
+DEVIATIONS = 6  # that no element is off by at random
+FEW_TERMS = 64  # products, that may be added one after another and may nearly cancel
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a result is from the float64 result: the relative norm, and the largest element error, which is
+    relative to the largest element of the result."""
+
+    norm: float
+    largest: float
+
+    def __str__(self) -> str:
+        return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
+
+    def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
+        """At most twice torch's own error in the same precision, in both measures.
+
+        TF32 is only a permission, and cuDNN does not always use it (for groups of few channels, or with weights of
+        many megabytes): its error is then that of float32, which says nothing about TF32. In its place stands what
+        rounding both operands to 11 bits costs, 2.9e-4 of the norm for random data, with a margin.
+
+        Nothing is asked to be closer than the spacing of the dtype's numbers: torch's error can be next to nothing by
+        luck where few products are summed. In float64 the result that both are held against is itself rounded, at
+        random in each of its sums, the longest of which has ``terms`` products.
+        """
+        if precision == "tf32" and of_torch.norm < NO_TF32:
+            return self.at_most(TF32_ERROR)
+        spacing = torch.finfo(dtype).eps
+        if dtype == torch.float64:
+            spacing *= math.sqrt(terms)
+        return self.at_most(Error(max(2 * of_torch.norm, spacing), max(2 * of_torch.largest, spacing)))
+
+    def at_most(self, limit: Error) -> bool:
+        """False for NaN, too."""
+        return self.norm <= limit.norm and self.largest <= limit.largest
+
+
+TF32_ERROR = Error(4e-4, 6e-4)
+
+
+def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
+    """Whether a result of the problem is as close to float64 as it has to be: beside torch's own in that precision, or,
+    in float32, by what rounding these operands and adding up their products must cost."""
+    if result == "grad_bias":
+        precision = "ieee"  # it has no products, so there is nothing that TF32 rounds
+    dtype = operands.x.dtype
+    if error.within(of_torch, dtype, precision, p.terms(result)):
+        return True
+    few = dtype == torch.float32 and p.terms(result) <= FEW_TERMS
+    return few and error.at_most(rounding(result, operands, p, precision))
+
+
+def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
+    """What float32 arithmetic in ``precision`` may cost a result, as an error relative to it.
+
+    Each product is rounded independently of the others, so an element is moved in proportion to the root of the sum of
+    its products' squares. For long random sums that is the element's own size. But where few are summed, it may be
+    many times that: they nearly cancel, and what was rounded off them remains.
+    """
+    terms = p.terms(result)
+    spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
+    products = operands._replace(bias=None)
+    fewest = min(math.prod(shape_of(result, p)), *(t.numel() for t in products.of(result) if t is not None))
+    square = square_largest = truth_square = truth_largest = 0
+    both = (_in_float64(result, operands, p), _in_float64(result, products, p, torch.square))
+    for (_, truth), (_, squares) in zip(*both, strict=True):
+        truth_square, truth_largest = truth_square + truth.square().sum(), max(truth_largest, _peak(truth))
+        square, square_largest = square + squares.sum(), max(square_largest, _peak(squares))
+    norm = spread * max(1, min(math.sqrt(FEW / max(fewest, 1)), MOST)) * math.sqrt(square)
+    largest = spread * min(MOST * math.sqrt(terms), DEVIATIONS) * math.sqrt(square_largest)
+    return Error(_relative(norm, math.sqrt(truth_square)), _relative(largest, truth_largest))
+
+
+def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
+    """The error of each of ``outputs``, which all are that result of the problem, against torch in float64.
+
+    Every element counts; NaN stays NaN. The float64 result comes from torch without cuDNN, a few samples at a time.
+    """
+    zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
+    squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
+    truth_square = truth_largest = zero
+    for some, truth in _in_float64(result, operands, p):
+        truth_square, truth_largest = truth_square + truth.square().sum(), torch.maximum(truth_largest, _peak(truth))
+        for name, y in outputs.items():
+            difference = y[some].double() - truth
+            squares[name] = squares[name] + difference.square().sum()
+            largest[name] = torch.maximum(largest[name], _peak(difference))
+
+    return {
+        name: Error(_relative(squares[name].sqrt(), truth_square.sqrt()), _relative(largest[name], truth_largest))
+        for name in outputs
+    }
+
+
+def _relative(value, to) -> float:
+    return float(value / to if to else value)
+
+
+def _in_float64(
+    result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The float64 result, of operands that are changed first, in pieces, each with its place along the first dimension.
+
+    Output and grad_input come a few samples at a time. The gradients for weight and bias are sums over the samples:
+    they come whole, after the last.
+    """
+    x, weight, bias, grad_output = operands
+
+    def changed(tensor):
+        return None if tensor is None else change(tensor.double())
+
+    weight, bias = changed(weight), changed(bias)
+    step = max(1, ORACLE_ELEMENTS // max(1, p.out_channels * p.out_length, p.in_channels * p.length))
+    total = None
+    for first in range(0, x.shape[0], step):
+        some = slice(first, first + step)
+        of_output = None if grad_output is None else grad_output[some]
+        with _without_cudnn() if x.is_cuda else contextlib.nullcontext():
+            piece = by_torch(result, Operands(changed(x[some]), weight, bias, changed(of_output)), p)
+        if result in (FORWARD, "grad_input"):
+            yield some, piece
+        else:
+            total = piece if total is None else total + piece
+    if total is not None:
+        yield slice(None), total
+
+
+def _peak(values: torch.Tensor) -> torch.Tensor:
+    return values.abs().amax() if values.numel() else values.sum()
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

@@ -1,0 +1,250 @@
+"""Measurement: our kernels, torch's own op and the conv1d formulation, interleaved in one run and checked.
+
+How calls are timed is in timing.py. The copy that gives the bandwidth for the roofline takes turns with them.
+
+What is timed is also what is checked: before each timed call of ours the memory of its results is filled with NaN, and
+the results of the last timed call are compared with float64 results, every element. No row comes of a wrong result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED, peak_name
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.packed_weights import FrozenWeights
+from numba_tconv.selection.directions import FORWARD, STEP, results_of, rungs_of
+
+from . import expert, machine
+from .accuracy import Error, errors, right
+from .contestants import AUTO, CUDNN, rungs_for
+from .directions import Operands, by_autograd, by_selection, by_torch, costs_of, our_forward, shape_of, torch_forward
+from .rows import CALL, FROZEN, Row
+from .timing import FLUSHES, Contestant, interleave, quantile
+from .workloads import Workload
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
+CONV1D = "conv1d"
+PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # GPUs with PEAK_FLOPS; elsewhere the roofline is not known
+
+# A step is queued by torch.autograd and by several operators, which takes Python longer than one call.
+FLUSHES_OF = {STEP: 4 * FLUSHES}
+COPY_BYTES = 2 << 30
+
+
+class WrongResult(Exception):
+    """A result that was timed is wrong. ``rows`` are the rows of the contestants that were right."""
+
+    def __init__(self, message: str, rows: list[Row]):
+        super().__init__(message)
+        self.rows = rows
+
+
+@contextlib.contextmanager
+def torch_switches(tf32: bool) -> Iterator[None]:
+    """cuDNN searches for its fastest algorithm, with or without TF32; both switches are put back afterwards."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32
+    cudnn.benchmark, cudnn.allow_tf32 = True, tf32
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32 = before
+
+
+def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int = 0):
+    """Random x (N, C_in, L), weight (C_in, C_out/groups, K), scaled for outputs near 1, and bias (C_out,) or None."""
+    p = workload.problem
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    terms = max(1, p.in_channels_per_group * p.kernel_size // p.stride)
+    filters = 1 if workload.expanded_weight else p.in_channels
+    weight = normal(filters, p.out_channels_per_group, p.kernel_size) / math.sqrt(terms)
+    return (
+        normal(p.batch, p.in_channels, p.length),
+        weight.expand(p.in_channels, -1, -1),
+        normal(p.out_channels) if p.bias else None,
+    )
+
+
+def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients: bool) -> Operands:
+    """``make_inputs``, and where gradients are computed a random grad_output (N, C_out, L_out) beside them."""
+    inputs = Operands(*make_inputs(workload, dtype, device))
+    if not gradients:
+        return inputs
+    generator = torch.Generator(device).manual_seed(1)
+    grad_output = torch.randn(shape_of(FORWARD, workload.problem), generator=generator, device=device)
+    return inputs._replace(grad_output=grad_output.to(dtype))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    workload: Workload,
+    rungs: list[str],
+    dtype: torch.dtype = torch.float32,
+    precision: str = "ieee",
+    direction: str = FORWARD,
+    *,
+    weights: str = CALL,
+    repeats: int = 30,
+    budget_s: float = 1.0,
+) -> list[Row]:
+    """Rows for ``rungs`` on ``workload`` in ``direction``, all from one interleaved run on torch's current GPU.
+
+    ``rungs`` are registry names, ``auto`` or ``cudnn`` (see ``rungs_for``, which also refuses what cannot be done).
+    ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". In "tf32"
+    ``auto`` is what a call computes that names no precision, where torch's switch allows TF32. ``weights`` is "call",
+    as calls are made by default: what packs weights packs them in the timed call. "frozen" packs them before, which
+    only the forward pass can. ``budget_s`` is the time on the GPU, in seconds, that each contestant may take. Raises
+    WrongResult when a result is wrong; it then holds the rows of those that are not.
+    """
+    check_weights(weights, direction)
+    p, peak = workload.problem, peak_name(dtype, precision)
+    names, _ = rungs_for(rungs, p, dtype, precision, direction=direction)
+    title = f"{workload.name} {peak}" if direction == FORWARD else f"{workload.name} {direction} {peak}"
+    with torch_switches(tf32=precision == "tf32"), torch.no_grad():
+        operands = make_operands(workload, dtype, "cuda", gradients=direction != FORWARD)
+        given = operands if weights == CALL else operands._replace(weight=FrozenWeights(operands.weight).tensor)
+        ours = {name: _ours(name, direction, given, p, peak) for name in names if name != CUDNN}
+        everyone = ours | _theirs(direction, operands, p)
+        copy = _copy()
+        flushes = FLUSHES_OF.get(direction, FLUSHES)
+        interleave([*everyone.values(), copy], repeats, budget_s, title, flushes)
+        found = {
+            result: errors({name: one.output[result] for name, one in everyone.items()}, operands, p, result)
+            for result in results_of(direction, p)
+        }
+
+        wrong = {name: said for name in names if (said := _wrong(name, found, operands, precision, p))}
+
+    times = {name: contestant.times() for name, contestant in everyone.items()}
+    bandwidth = 2 * copy.output.nbytes / (1e-3 * quantile(copy.times(), 0.5))
+    kept = [name for name in names if name not in wrong]
+    rows = _rows(kept, workload, dtype, precision, direction, weights, times, found, bandwidth)
+    if wrong:
+        said = "; ".join(line for lines in wrong.values() for line in lines)
+        raise WrongResult(f"wrong on {title}: {said}; no row of it is kept", rows)
+    return rows
+
+
+def check_weights(weights: str, direction: str) -> None:
+    """Raise ValueError where ``direction`` cannot be computed from frozen weights."""
+    if weights == FROZEN and direction != FORWARD:
+        raise ValueError(f"frozen weights are for the forward pass, not for {direction}: training changes them")
+
+
+def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
+    """A line on each result of the contestant that is too far from float64."""
+    return [
+        f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
+        for result, of in found.items()
+        if not right(result, error := of[name], of[CUDNN], operands, precision, p)
+    ]
+
+
+def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
+    """A rung, or what is selected, with the memory of its results full of NaN before every call."""
+    asked = TF32_ALLOWED if precision == "tf32" else precision  # of the selection
+    shapes = [shape_of(result, p) for result in results_of(direction, p)]
+
+    def poison():
+        # The allocator hands the blocks that are filled with NaN and freed to the results, which have their sizes.
+        return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
+
+    def step():
+        return by_autograd(lambda *inputs: our_forward(*inputs, p, asked), operands, p)
+
+    def selected():
+        return {direction: by_selection(direction, operands, p, asked)}
+
+    if name == AUTO:
+        return Contestant(step if direction == STEP else selected, prepare=poison)
+    rung, (result,) = rungs_of(direction)[name], poison()
+
+    def call():
+        rung.run(*operands.of(direction), result, p, precision=precision)
+        return {direction: result}
+
+    return Contestant(call, prepare=lambda: result.fill_(math.nan))
+
+
+def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
+    """torch's own op, or its gradient or step, and for the forward pass, where it applies, the conv1d formulation, its
+    weight packed beforehand."""
+    if direction == STEP:
+        return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
+    contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}
+    if direction == FORWARD and expert.applies(p):
+        packed, packed_bias = expert.pack(operands.weight, p), expert.pack_bias(operands.bias, p)
+        contestants[CONV1D] = Contestant(lambda: {FORWARD: expert.run(operands.x, packed, packed_bias, p)})
+    return contestants
+
+
+def _rows(
+    names: list[str],
+    workload: Workload,
+    dtype: torch.dtype,
+    precision: str,
+    direction: str,
+    weights: str,
+    times: dict[str, list[float]],
+    found: dict[str, dict[str, Error]],
+    bandwidth: float,
+) -> list[Row]:
+    """The rows of ``names``; ``bandwidth`` is the copy's, in bytes a second."""
+    costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
+    where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
+    known = where.gpu in PEAKS_KNOWN
+    floor = sum(cost.floor_ms(itemsize, peak, bandwidth) for cost in costs) if known else None
+    min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
+
+    def error(name):
+        """That of the worst result."""
+        return max(of[name].norm for of in found.values())
+
+    common = dict(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **asdict(where),
+        workload=workload.name,
+        direction=direction,
+        dtype=dtype_name,
+        precision=precision if len(PRECISIONS[dtype]) > 1 else dtype_name,
+        length=workload.problem.length,
+        cudnn_ms_p50=quantile(times[CUDNN], 0.5),
+        conv1d_ms_p50=quantile(times[CONV1D], 0.5) if CONV1D in times else None,
+        cudnn_relerr=error(CUDNN),
+    )
+    rows = []
+    for name in names:
+        p20, p50, p80 = (quantile(times[name], share) for share in (0.2, 0.5, 0.8))
+        rates = dict(gbps=min_bytes / p50 / 1e6, tflops=flops / p50 / 1e9)
+        share = None if floor is None else floor / p50
+        quantiles = dict(ms_p20=p20, ms_p50=p50, ms_p80=p80)
+        own = dict(rung=name, weights=CALL if name == CUDNN else weights, roofline=share, relerr=error(name))
+        rows.append(Row(**common, **quantiles, **rates, **own))
+    return rows
+
+
+def _copy() -> Contestant:
+    """A device-to-device copy, whose reads and writes give the bandwidth of the roofline."""
+    size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8)
+    source, target = torch.ones(size // 4, device="cuda"), torch.empty(size // 4, device="cuda")
+    return Contestant(lambda: target.copy_(source))
+
+
+def powers_of_two(shortest: int, longest: int) -> list[int]:
+    """The powers of two from ``shortest`` to ``longest``, both included when they are powers of two."""
+    powers = (2**exponent for exponent in itertools.count())
+    return [n for n in itertools.takewhile(lambda n: n <= longest, powers) if n >= shortest]

@@ -1,0 +1,129 @@
+"""Parity of one problem: every rung, and every gradient's, against float64, beside torch's own error and the scatter
+reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.device import current_device
+from numba_tconv.selection.directions import FORWARD, RESULTS, rungs_of
+
+from . import bench
+from .accuracy import Error, errors, right
+from .directions import Operands, by_torch, shape_of
+from .workloads import Workload
+
+# The simulator runs some ten thousand products a second, the reference a few hundred thousand.
+SIMULATOR_PRODUCTS = 100_000
+REFERENCE_PRODUCTS = 500_000
+REFERENCE_TOLERANCE = 1e-12
+
+# Phases without taps, and taps in an order that takes the dilation's inverse; more than SUM_CHANNELS outputs, whose
+# gradients are summed over; more than SUM_CHANNELS inputs (kernels/rung.py).
+SMALL = (
+    Problem(2, 4, 6, 5, 15, stride=6, padding=2, output_padding=1, groups=2, dilation=4, bias=True),
+    Problem(1, 3, 70, 3, 20),
+    Problem(1, 70, 2, 16, 4, stride=8, padding=4),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out for one way to compute a problem. ``error`` is None where it cannot; ``note`` then says why."""
+
+    name: str
+    error: Error | None
+    right: bool
+    note: str = ""
+
+    def cells(self) -> list[str]:
+        if self.error is None:
+            return [self.name, "-", "-", self.note]
+        verdict = "right" if self.right else "WRONG"
+        return [self.name, f"{self.error.norm:.2e}", f"{self.error.largest:.2e}", self.note or verdict]
+
+
+def where() -> str:
+    """In words, what computes the rungs: the GPU's name, or the simulator."""
+    return "in the CUDA simulator" if SIMULATOR else f"on {torch.cuda.get_device_name()}"
+
+
+def require_checkable(problem: Problem) -> None:
+    """Raise ValueError for a problem without outputs, of which nothing could be wrong."""
+    if not math.prod(shape_of(FORWARD, problem)):
+        raise ValueError(f"{problem} has no outputs, so there is nothing to check")
+
+
+def require_simulable(problem: Problem) -> None:
+    """Raise ValueError for a problem that would keep the simulator busy for minutes."""
+    products = problem.flops // 2
+    if products > SIMULATOR_PRODUCTS:
+        raise ValueError(
+            f"{problem} has {products:,} products, and the CUDA simulator, used where there is no GPU, takes problems "
+            f"of at most {SIMULATOR_PRODUCTS:,}"
+        )
+
+
+def steps() -> int:
+    """How many outcomes ``parity`` gives, at most."""
+    return sum(2 + len(rungs_of(result)) for result in RESULTS)
+
+
+def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
+    """Compute every result of ``problem``, the output and the gradients, on random data by the reference, by torch and
+    by every rung: one outcome after the other, each with the result that it is of.
+
+    On the GPU, or in the CUDA simulator where that is on. Right is: at most twice torch's own error in the same
+    precision (see accuracy.right), with the result's memory full of NaN before.
+    """
+    device = "cpu" if SIMULATOR else "cuda"
+    operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
+    with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
+        for result in RESULTS:
+            for outcome in _parity(result, operands, problem, precision):
+                yield result, outcome
+
+
+def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iterator[Outcome]:
+    dtype, device = operands.x.dtype, operands.x.device
+    peak = bench.peak_name(dtype, precision)
+
+    def error(values):
+        return errors({"": values}, operands, p, result)[""]
+
+    if p.flops // 2 <= REFERENCE_PRODUCTS:
+        yield _by_reference(result, operands, p, error)
+    of_torch = error(by_torch(result, operands, p))
+    yield Outcome("torch", of_torch, True, "the measure")
+    for name, rung in rungs_of(result).items():
+        if reason := rung.refusal(p, dtype, peak, current_device()):
+            yield Outcome(name, None, True, f"cannot do it: {reason}")
+            continue
+        values = torch.full(shape_of(result, p), math.nan, dtype=dtype, device=device)
+        rung.run(*operands.of(result), values, p, precision=peak)
+        found = error(values)
+        yield Outcome(name, found, right(result, found, of_torch, operands, precision, p))
+
+
+def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
+    """The plain loops of ``reference``, which stands beside this package in its repository and is not installed."""
+    try:
+        import reference
+    except ImportError:
+        return Outcome("scatter loops", None, True, "only in a checkout of the repository")
+    arrays = (None if tensor is None else tensor.double().cpu().numpy() for tensor in operands.of(result))
+    sizes = dict(stride=p.stride, padding=p.padding, groups=p.groups, dilation=p.dilation)
+    compute, parameters = {
+        FORWARD: (reference.conv_transpose1d, dict(output_padding=p.output_padding) | sizes),
+        "grad_input": (reference.grad_input, dict(length=p.length) | sizes),
+        "grad_weight": (reference.grad_weight, dict(kernel_size=p.kernel_size) | sizes),
+        "grad_bias": (reference.grad_bias, {}),
+    }[result]
+    found = error(torch.from_numpy(compute(*arrays, **parameters)).to(operands.x.device))
+    return Outcome("scatter loops", found, found.norm <= REFERENCE_TOLERANCE)

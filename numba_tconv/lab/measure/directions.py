@@ -1,0 +1,115 @@
+"""The directions that are checked and measured: the forward pass, its gradients, and a training step.
+
+Each of the four results of a problem, the output and three gradients, has its operands, its shape, the rungs that
+compute it and torch's own operator. What is measured is one result, or a step, which is all that a layer computes when
+it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import conv_transpose1d as torch_conv_transpose1d
+
+from numba_tconv.formula.precision import TF32_ALLOWED
+from numba_tconv.formula.problem import Problem
+from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP, results_of
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import gradient_operators as grad_ops
+
+
+class Operands(NamedTuple):
+    """What the results of a problem are computed from. ``grad_output`` may be None for the forward pass."""
+
+    x: torch.Tensor  # (N, C_in, L)
+    weight: torch.Tensor  # (C_in, C_out/groups, K)
+    bias: torch.Tensor | None  # (C_out,)
+    grad_output: torch.Tensor | None = None  # (N, C_out, L_out)
+
+    def of(self, result: str) -> tuple:
+        """Those that one of RESULTS is computed from, in the order in which the rungs take them."""
+        g = self.grad_output
+        return {
+            FORWARD: (self.x, self.weight, self.bias),
+            "grad_input": (g, self.weight),
+            "grad_weight": (g, self.x),
+            "grad_bias": (g,),
+        }[result]
+
+
+def shape_of(result: str, p: Problem) -> tuple[int, ...]:
+    return {
+        FORWARD: (p.batch, p.out_channels, p.out_length),
+        "grad_input": (p.batch, p.in_channels, p.length),
+        "grad_weight": (p.in_channels, p.out_channels_per_group, p.kernel_size),
+        "grad_bias": (p.out_channels,),
+    }[result]
+
+
+def costs_of(direction: str, p: Problem) -> list[Problem]:
+    """Forward passes that cost as much as the direction: their FLOPs, minimum bytes and roofline times add up.
+
+    The gradients for input and weight multiply what the forward pass multiplies, and their operands and result are its
+    three tensors in other roles, but no bias. A step is all three. The gradient for the bias needs no traffic of its
+    own: it could be summed where grad_output is read anyway.
+    """
+    without_bias = replace(p, bias=False)
+    return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])
+
+
+# --- torch's own ------------------------------------------------------------------------------------------------------
+
+
+def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
+    """torch's own transposed convolution."""
+    return torch_conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
+
+
+def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
+    """One of RESULTS by torch's own operator, in the dtype and on the device of the operands."""
+    x, weight, bias, grad_output = operands
+    if result == FORWARD:
+        return torch_forward(x, weight, bias, p)
+    lists = [p.stride], [p.padding], [p.dilation], True, [p.output_padding]
+    wanted = [result == name for name in OF_GRADIENTS]
+    gradients = torch.ops.aten.convolution_backward(
+        *(grad_output, x, weight, [p.out_channels], *lists, p.groups, wanted)
+    )
+    return gradients[wanted.index(True)]
+
+
+# --- this package's ---------------------------------------------------------------------------------------------------
+
+
+def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
+    """The public function, which selects a rung; where torch's switch allows TF32, ``TF32_ALLOWED`` names nothing."""
+    named = None if precision == TF32_ALLOWED else precision
+    return functional.conv_transpose1d(
+        *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=named
+    )
+
+
+def by_selection(result: str, operands: Operands, p: Problem, precision: str) -> torch.Tensor:
+    """One of RESULTS by whatever this package selects for it: the public function, or the operator of a gradient."""
+    if result == FORWARD:
+        return our_forward(*operands.of(result), p, precision)
+    parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
+    if result == "grad_bias":
+        return grad_ops.grad_bias(operands.grad_output, precision)
+    size, operator = (
+        (p.length, grad_ops.grad_input) if result == "grad_input" else (p.kernel_size, grad_ops.grad_weight)
+    )
+    return operator(*operands.of(result), size, *parameters)
+
+
+def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:
+    """All results of a step: ``forward(x, weight, bias)`` and the gradients that torch.autograd makes of it."""
+    inputs = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in operands[:3]]
+    with torch.enable_grad():
+        y = forward(*inputs)
+        wanted = [tensor for tensor in inputs if tensor is not None]
+        gradients = torch.autograd.grad(y, wanted, operands.grad_output)
+    return dict(zip(results_of(STEP, p), (y.detach(), *gradients), strict=True))

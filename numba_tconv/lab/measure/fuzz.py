@@ -1,0 +1,204 @@
+"""Random problems on every rung and every gradient, in every precision, from operands of any strides, against float64.
+
+A case follows from the seed and its number alone, so a run can stop and go on anywhere; and it is one line of Python,
+which is what is printed of one that fails. What a kernel is compiled for (stride, taps, the channels of a group) is
+drawn from a list, since compiling takes seconds; all else is drawn freely. In the simulator everything is tiny.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.cli import commands
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime import device
+from numba_tconv.selection.directions import FORWARD, rung_direction
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import gradient_operators as grad_ops
+
+from .bench import DTYPES
+from .directions import Operands, shape_of
+
+# Stride, kernel size, dilation; input and output channels of a group.
+STRUCTURES = [
+    *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
+    *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
+    *[(3, 7, 1, 37, 53), (3, 7, 5, 16, 24), (4, 8, 1, 48, 8), (4, 6, 2, 8, 16), (5, 10, 1, 64, 32)],
+    *[(5, 3, 1, 10, 12), (6, 9, 4, 12, 20), (8, 16, 1, 64, 32), (8, 9, 12, 24, 40), (16, 32, 1, 16, 9)],
+    *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
+]  # fmt: skip
+TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
+REPORT_S = 30  # seconds between two lines of progress
+
+
+class Mismatch(AssertionError):
+    """A result is further from the oracle than any order of its sums allows."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor of three dimensions lies in memory: the dimensions from the outermost to the innermost; of each, how
+    often its stride is as long as it must be (0: one number repeated); elements before the tensor."""
+
+    order: tuple[int, int, int] = (0, 1, 2)
+    gaps: tuple[int, int, int] = (1, 1, 1)
+    shift: int = 0
+
+    def random(self, shape, dtype, generator):
+        """A tensor of random numbers that lies so, on the generator's device."""
+        strides, below = [0, 0, 0], 1
+        for d in reversed(self.order):
+            strides[d] = below * self.gaps[d]
+            below = max(below, strides[d] * shape[d])
+        span = self.shift + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        numbers = torch.randn(span, generator=generator, device=generator.device).to(dtype)
+        return numbers.as_strided(shape, strides, self.shift)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and what computes it; ``rung`` is of RUNGS or GRADIENTS, ``layouts`` those of input, weight and
+    grad_output, ``dtype`` a name."""
+
+    rung: str
+    problem: Problem
+    dtype: str
+    precision: str
+    layouts: tuple[Layout, Layout, Layout]
+    seed: int
+
+    def line(self) -> str:
+        """Python that computes the case again, in one line."""
+        return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
+
+    def check(self) -> None:
+        """Compute it. Raises Mismatch if the result is wrong."""
+        p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
+        generator = torch.Generator(where).manual_seed(self.seed)
+        shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
+        x, w, g = (one.random(shape, dtype, generator) for one, shape in zip(self.layouts, shapes, strict=True))
+        bias = Layout().random((1, 1, p.out_channels), dtype, generator)[0, 0] if p.bias else None
+        rung, of = (RUNGS | GRADIENTS)[self.rung], rung_direction(self.rung)
+        operands = Operands(x, w, bias, g).of(of)
+        result = torch.full(shape_of(of, p), math.nan, dtype=dtype, device=where)
+        # In the simulator tiny tiles, so that seams and tails occur.
+        config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
+        rung.run(*operands, result, p, config, self.precision)
+        far = (result.double() - in_float64(of, operands, p)).abs()
+        wrong = ~(far <= bound(of, operands, p, dtype, self.precision))  # true for NaN too
+        if wrong.any():
+            raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the worst by {far.max():.3g}")
+
+
+def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
+    """The oracle: "forward" of input, weight and bias, or a gradient of what its kernels take, on their device."""
+    p = problem
+    first, *others = (None if t is None else t.double() for t in operands)
+    parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
+    if of == "forward":
+        return torch.conv_transpose1d(first, *others, *parameters)
+    if of == "grad_bias":
+        return first.sum((0, 2))
+    if of == "grad_input":
+        return grad_ops.torchs_input(first, *others, p.length, (*parameters, "fp64"))
+    return grad_ops.torchs_weight(first, *others, p.kernel_size, (*parameters, "fp64"))
+
+
+def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
+    """How far each element may be from the oracle, whatever the order of its sum.
+
+    With m, the sum of the products' magnitudes: what rounding the operands moves them by, what each addition loses (a
+    tensor core cuts off what does not fit, so twice as much), and what storing the result rounds off.
+    """
+    magnitude = in_float64(of, [None if t is None else t.abs() for t in operands], problem)
+    operands_rounding = 2**-10 + 2**-20 if precision == "tf32" else 0
+    additions = (problem.terms(of) + 8) * (2**-52 if dtype == torch.float64 else 2**-22)
+    stored = torch.finfo(dtype)
+    return magnitude * (operands_rounding + additions + stored.eps / 2) + stored.smallest_normal
+
+
+def draw(seed: int, number: int) -> Case:
+    """The case of this number."""
+    drawn = random.Random(f"{seed} {number}")
+    gpu = device.current_device()
+    while True:
+        problem = _problem(drawn)
+        name, dtype = drawn.choice([*RUNGS, *GRADIENTS]), drawn.choice(list(PRECISIONS))
+        precision = drawn.choice(PRECISIONS[dtype])
+        rung = (RUNGS | GRADIENTS)[name]
+        if rung.refusal(problem, dtype, precision, gpu) is None:
+            layouts = tuple(_layout(drawn) for _ in range(3))
+            return Case(name, problem, str(dtype).removeprefix("torch."), precision, layouts, drawn.getrandbits(31))
+
+
+def _problem(drawn: random.Random) -> Problem:
+    """At least one output is left: that there are none is no work for a kernel."""
+    structure = drawn.choice(TINY_STRUCTURES if SIMULATOR else STRUCTURES)
+    stride, kernel_size, dilation, in_per_group, out_per_group = structure
+    # Around one tile of columns, and beyond it; few where each of them is many outputs.
+    longest = 12 if SIMULATOR else drawn.choice((140, max(1, 2000 // stride)))
+    length, groups = drawn.randint(1, longest), drawn.randint(1, 2 if SIMULATOR else 3)
+    output_padding = drawn.randrange(max(stride, dilation))
+    uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
+    reach = dilation * (kernel_size - 1) + stride  # of most interest is padding up to this
+    return Problem(
+        *(drawn.randint(1, 2 if SIMULATOR else 5), groups * in_per_group, groups * out_per_group, kernel_size, length),
+        stride=stride,
+        padding=drawn.randint(0, min(drawn.choice((reach, uncropped)), (uncropped - 1) // 2)),
+        output_padding=output_padding,
+        groups=groups,
+        dilation=dilation,
+        bias=drawn.random() < 0.5,
+    )
+
+
+def _layout(drawn: random.Random) -> Layout:
+    """Half of them contiguous, though perhaps not aligned."""
+    shift = drawn.choice((0, 0, drawn.randrange(16)))
+    if drawn.random() < 0.5:
+        return Layout(shift=shift)
+    order = drawn.choice(list(itertools.permutations(range(3))))
+    # One stride longer than it must be, which is memory enough; perhaps another one of zero.
+    gaps = [drawn.choice((1, 2, 3)), drawn.choice((0, 1, 1)), 1]
+    drawn.shuffle(gaps)
+    return Layout(order, tuple(gaps), shift)
+
+
+def run_fuzz(arguments) -> int:
+    """Cases from a number on, of a seed, until there are enough; each that is wrong is printed as a line of Python.
+
+    What else a case raises ends the run, since it may have spoilt the GPU's context.
+    """
+    if not (SIMULATOR or torch.cuda.is_available()):
+        return commands.in_simulator(arguments.argv)
+    seed, number, wrong, said = arguments.seed, arguments.first, 0, time.monotonic()
+    end = number + arguments.count
+    try:
+        while number < end:
+            case = draw(seed, number)
+            try:
+                case.check()
+            except Mismatch as error:
+                wrong += 1
+                print(f"case {number}: {error}\n{case.line()}", flush=True)
+            except Exception:
+                print(f"case {number} is not computed\n{case.line()}", flush=True)
+                raise
+            number += 1
+            if time.monotonic() - said > REPORT_S:
+                said = time.monotonic()
+                print(f"{number - arguments.first} cases, {wrong} wrong", flush=True)
+    except KeyboardInterrupt:
+        print(f"{number - arguments.first} cases, {wrong} wrong; go on with --seed {seed} --first {number}", flush=True)
+        raise
+    print(f"seed {seed}, cases {arguments.first} to {number - 1}: {wrong} wrong")
+    return commands.FAILED if wrong else 0

@@ -1,0 +1,76 @@
+"""What a measurement ran on: GPU, driver, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from numba_tconv import requirements
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The columns of a row that are the same for a whole run. What cannot be found out is ``unknown``."""
+
+    commit: str
+    gpu: str
+    driver: str
+    torch: str
+    cudnn: str
+    numba_cuda: str
+
+
+@dataclass(frozen=True)
+class Time:
+    """The column of a row on when it was measured."""
+
+    time: str
+
+
+@dataclass(frozen=True)
+class Measured(Machine, Time):
+    """The columns that every row begins with: when it was measured, and on what."""
+
+
+def describe() -> Machine:
+    """This machine, with torch's current GPU ("none" without one)."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return Machine(_commit(), gpu, driver(), torch.__version__, _cudnn(), version("numba-cuda"))
+
+
+def version(package: str) -> str:
+    """The installed version of ``package``, or "missing"."""
+    return requirements.version(package) or "missing"
+
+
+def _output_of(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _commit() -> str:
+    """What NUMBA_TCONV_COMMIT says, for copies without their history; else git's, with "+" if files differ from it."""
+    if given := os.environ.get("NUMBA_TCONV_COMMIT"):
+        return given
+    commit = _output_of("git", "rev-parse", "--short", "HEAD")
+    return f"{commit}{'+' if _output_of('git', 'status', '--porcelain') else ''}" if commit else "unknown"
+
+
+def driver() -> str:
+    """The version of NVIDIA's driver, or "unknown" where `nvidia-smi` does not tell it."""
+    versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.splitlines()[0] if versions else "unknown"
+
+
+def _cudnn() -> str:
+    number = torch.backends.cudnn.version()
+    if not number:
+        return "missing"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

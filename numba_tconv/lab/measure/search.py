@@ -1,0 +1,141 @@
+"""The search that k6's cost model is held against: every configuration of a workload, measured.
+
+A call of the rung never searches; it takes what kernels/k6_wgmma/cost.py expects to be fastest. Here all configurations
+take turns in one run, and the model's choice is marked, so that a test can say how much it loses. Weights are packed
+before, so that the times are those of the kernel alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from numba_tconv.kernels.common.packed_weights import FrozenWeights
+from numba_tconv.kernels.k6_wgmma.cost import choose
+from numba_tconv.kernels.k6_wgmma.tile import Config, configs
+from numba_tconv.runtime import workers
+from numba_tconv.runtime.kernel import target
+from numba_tconv.selection.directions import FORWARD
+from numba_tconv.selection.registry import RUNGS
+
+from . import accuracy, bench, machine, rows, timing
+from .directions import Operands, torch_forward
+from .workloads import Workload
+
+RUNG = "k6_wgmma"
+FILE = Path("search", f"{RUNG}.csv")  # within the directory of all rows
+REPEATS, BUDGET_S = 9, 0.3
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A configuration, by what tells it from the others of its workload, and its time in milliseconds (median)."""
+
+    time: str
+    commit: str
+    gpu: str
+    workload: str
+    precision: str
+    rows: int
+    resident: bool
+    stages: int
+    bulk_channels: int
+    round_channels: int
+    buffers: int
+    aligned: bool
+    tail: bool
+    chosen: bool
+    ms_p50: float
+
+
+COLUMNS = tuple(field.name for field in fields(Tried))
+
+
+def read(path: str | os.PathLike) -> list[Tried]:
+    """The rows of the file at ``path``; none if there is none. Raises rows.RowsError if it is of another version."""
+    return rows.existing(path, Tried)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise rows.RowsError now if ``append`` would later: before minutes of measurement, not after."""
+    rows.check_writable(path, Tried)
+
+
+def append(path: str | os.PathLike, tried: list[Tried]) -> None:
+    """Add rows to the file at ``path``, in the place of older ones of the same workloads and precisions."""
+    renewed = {(row.workload, row.precision) for row in tried}
+    kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
+    rows.replace(path, [*kept, *tried], Tried)
+
+
+def described(config: Config) -> dict:
+    """The columns that tell a configuration from the others of its workload."""
+    return dict(
+        rows=config.tile.rows,
+        resident=config.resident,
+        stages=config.stages,
+        bulk_channels=config.bulk_channels,
+        round_channels=config.tile.round_channels,
+        buffers=config.buffers,
+        aligned=config.tile.aligned,
+        tail=config.tail,
+    )
+
+
+def is_of(tried: Tried, config: Config) -> bool:
+    """Whether the row is of that configuration; its workload and precision are taken to be."""
+    return all(getattr(tried, column) == value for column, value in described(config).items())
+
+
+def compile_all(found: list[Config], jobs: int) -> None:
+    """Compile the kernels of the configurations into the cache on disk, ``jobs`` at a time."""
+    cc = target((9, 0))
+    workers.run(_compile, [(config, cc) for config in found], jobs, f"kernels: {len(found)}")
+
+
+def _compile(config: Config, cc: tuple) -> None:
+    RUNGS[RUNG].kernel(config).kept_ptx(cc)
+
+
+def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
+    """Rows of all configurations of the workload, timed as in ``bench``, in turns. Raises bench.WrongResult if one of
+    them computes something else than torch in float64 does, on the first and the last sample."""
+    p, name = workload.problem, bench.peak_name(dtype, precision)
+    found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
+    with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
+        x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
+        packed_once = FrozenWeights(weight)  # the model is of the kernel alone
+        y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
+        ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
+
+        def contestant(config):
+            def call():
+                rung.run(x, packed_once.tensor, bias, y, p, config, name)
+                return y
+
+            return timing.Contestant(call, prepare=lambda: y.fill_(math.nan))
+
+        contestants, outputs = [contestant(config) for config in found], {}
+        for number, one in enumerate(contestants):
+            one.prepare()
+            outputs[str(number)] = one.call()[ends].clone()
+        outputs["torch"] = torch_forward(x[ends], weight, bias, p)
+        operands = Operands(x[ends], weight, bias)
+        errors = accuracy.errors(outputs, operands, p)
+        for number, config in enumerate(found):
+            error = errors[str(number)]
+            if not accuracy.right(FORWARD, error, errors["torch"], operands, precision, p):
+                raise bench.WrongResult(f"wrong on {workload.name} ({name}): {config}: {error}", [])
+        timing.interleave(contestants, REPEATS, BUDGET_S, f"{workload.name} {name}")
+    where = {key: value for key, value in asdict(machine.describe()).items() if key in COLUMNS}
+    common = dict(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **where, workload=workload.name, precision=name
+    )
+    return [
+        Tried(**common, **described(config), chosen=config == chosen, ms_p50=timing.quantile(one.times(), 0.5))
+        for config, one in zip(found, contestants, strict=True)
+    ]

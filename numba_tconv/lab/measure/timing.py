@@ -1,0 +1,87 @@
+"""Timing on the GPU: contestants take turns, each call between two events and on a cold cache.
+
+The events are queued behind the flush of the cache, so what is timed is the work of the GPU; the time that Python takes
+to launch it is hidden as long as it is below the flush's. All contestants take turns, so a change of clocks or
+temperature meets them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from numba_tconv.runtime.progress import progress
+
+WARMUP_CALLS = 2
+FEWEST_REPEATS = 5
+FLUSHES = 4  # half a millisecond by an H200's bandwidth
+
+
+@dataclass
+class Contestant:
+    """``call`` enqueues one computation and returns its output; ``prepare`` runs before it, untimed."""
+
+    call: Callable[[], Any]
+    prepare: Callable[[], object] = lambda: None
+    output: Any = None
+    every: int = 1  # takes part in every so many rounds
+    events: list = field(default_factory=list)
+
+    def times(self) -> list[float]:
+        """Milliseconds of the timed calls."""
+        return [start.elapsed_time(stop) for start, stop in self.events]
+
+
+class Flush:
+    """Drives everything out of the L2 cache by reading a buffer of eight times its size, ``times`` times: so often that
+    Python queues the timed call meanwhile."""
+
+    def __init__(self, times: int):
+        size = 8 * torch.cuda.get_device_properties().L2_cache_size
+        self._buffer = torch.zeros(size // 4, device="cuda")
+        self._sum = torch.zeros((), device="cuda")
+        self._times = times
+
+    def __call__(self):
+        for _ in range(self._times):
+            torch.sum(self._buffer, dim=0, out=self._sum)
+
+
+def timed_call(contestant: Contestant, flush: Flush) -> None:
+    """One call of the contestant between two events, on a cold cache."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    contestant.output = None
+    contestant.prepare()
+    flush()
+    start.record()
+    contestant.output = contestant.call()
+    stop.record()
+    contestant.events.append((start, stop))
+
+
+def interleave(
+    contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
+) -> None:
+    """Time the contestants in turns, ``repeats`` times each; one that would take longer than ``budget_s`` for that
+    sits out rounds, but is called FEWEST_REPEATS times at least."""
+    flush = Flush(flushes)
+    for contestant in progress(contestants, f"{label}: compile and warm up"):
+        for _ in range(WARMUP_CALLS):
+            contestant.events.clear()
+            timed_call(contestant, flush)
+        torch.cuda.synchronize()
+        affordable = int(1e3 * budget_s / max(contestant.times()[0], 1e-3))
+        contestant.every = max(1, repeats // min(repeats, max(FEWEST_REPEATS, affordable)))
+        contestant.events.clear()
+    for turn in progress(range(repeats), f"{label}: timed rounds"):
+        for contestant in contestants:
+            if turn % contestant.every == 0:
+                timed_call(contestant, flush)
+        torch.cuda.synchronize()
+
+
+def quantile(times: list[float], share: float) -> float:
+    return torch.tensor(times, dtype=torch.float64).quantile(share).item()

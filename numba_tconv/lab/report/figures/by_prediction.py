@@ -1,0 +1,87 @@
+"""Predicted against measured: what the cost model of k6 expects of every configuration that the search measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from numba_tconv.kernels.k6_wgmma.cost import choose, cost
+from numba_tconv.kernels.k6_wgmma.tile import configs
+from numba_tconv.lab.measure.search import RUNG, Tried, is_of
+from numba_tconv.lab.measure.workloads import WORKLOADS
+from numba_tconv.runtime.device import H200
+
+from .chosen import grouped
+from .labels import label_points
+from .style import ROOFLINE, look, marks
+from .words import caption, commits
+
+OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
+FAR = 1.35  # a choice whose measured time is that many times the predicted one, or less than its inverse, is named
+
+
+class Pair(NamedTuple):
+    """A measured configuration, the milliseconds predicted for it without the launch, and whether the rung takes it."""
+
+    measured: Tried
+    expected: float
+    taken: bool
+
+
+def predicted(tried: Iterable[Tried]) -> Figure | None:
+    """Predicted against measured milliseconds of every configuration, a panel for each precision; the one that the rung
+    takes of a workload stands out, and those of them that are far off are named. None where nothing is known of any."""
+    known = pairs(tried)
+    if not known:
+        return None
+    groups = grouped(known, lambda one: (one.measured.precision,))
+    figure = Figure(figsize=(7.5, 4.3), layout="constrained")
+    panels = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
+    times = [ms for one in known for ms in (one.measured.ms_p50, one.expected)]
+    span = min(times) / 1.5, max(times) * 1.5
+    for axes, (precision,) in zip(panels, groups, strict=True):
+        _panel(axes, groups[precision,], span)
+        axes.set_title(precision, fontsize=9)
+        axes.set_xlabel("measured, ms (median)")
+        axes.label_outer()
+    panels[0].set_ylabel("predicted by the cost model, without the launch, ms")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    measured = [one.measured for one in known]
+    newest = max(measured, key=lambda one: one.time)
+    caption(figure, f"{RUNG}, every configuration; {newest.gpu}, {newest.time[:10]}, {commits(measured)}")
+    return figure
+
+
+def pairs(tried: Iterable[Tried]) -> list[Pair]:
+    """Each measured configuration with its prediction. Those of workloads and configurations that are no longer there
+    are left out."""
+    found = []
+    for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
+        if name in WORKLOADS:
+            problem = WORKLOADS[name].problem
+            taken = choose(problem, precision)
+            for config in configs(problem, precision):
+                expected = cost(problem, config, H200)
+                found += [Pair(one, expected, config == taken) for one in some if is_of(one, config)]
+    return found
+
+
+def _panel(axes: Axes, known: list[Pair], span: tuple[float, float]) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot(span, span, **ROOFLINE | {"linewidth": 1.0}, label="predicted = measured")
+    for taken, style, label in ((False, OTHER, "other configurations"), (True, look(RUNG), "the one that is taken")):
+        points = [(one.measured.ms_p50, one.expected) for one in known if one.taken == taken]
+        if points:
+            axes.plot(*zip(*points, strict=True), **marks(style), markersize=4.5, label=label)
+    axes.set_xlim(*span)
+    axes.set_ylim(*span)
+    axes.set_aspect("equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    off = [one for one in known if one.taken and not 1 / FAR < one.measured.ms_p50 / one.expected < FAR]
+    label_points(axes, [((one.measured.ms_p50, one.expected), one.measured.workload) for one in off])

@@ -1,0 +1,44 @@
+"""The one style of all figures: it survives printing in grey, and eyes that tell few colours apart."""
+
+from __future__ import annotations
+
+import re
+
+from numba_tconv.selection.directions import OF_GRADIENTS, rungs_of
+
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "axes.axisbelow": True,
+    "figure.dpi": 150,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "numba_tconv",  # the same rows give the same file
+}
+
+# The ladder runs from light to dark, so its order is seen in grey too; markers and dashes tell the lines apart as well.
+LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
+MARKERS = "osDv^P"
+STEP = r"k(\d+)_"  # how the name of a rung of the ladder begins
+PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
+BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}}  # on no step of the ladder
+CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
+CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
+ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
+SMALL, TINY = 8, 7  # points: labels, captions
+
+
+def look(rung: str) -> dict:
+    """The look of a rung, by the number in its name or its place among the rungs of its gradient; the darkest for a
+    name without either."""
+    number = re.match(STEP, rung)
+    step = int(number[1]) - 1 if number else PLACES.get(rung, len(LADDER) - 1)
+    own = {"color": LADDER[step % len(LADDER)], "marker": MARKERS[step % len(LADDER)]}
+    return {"linestyle": "-", "markeredgecolor": "0.2", **BESIDE.get(rung, own)}
+
+
+def marks(of: dict) -> dict:
+    """A look without its line."""
+    return of | {"linestyle": "none"}

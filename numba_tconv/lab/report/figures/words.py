@@ -1,0 +1,76 @@
+"""What figures say: labels, captions, and the names of their files."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from matplotlib.figure import Figure
+
+from numba_tconv.lab.measure.rows import FROZEN, Row
+from numba_tconv.lab.measure.workloads import WORKLOADS
+from numba_tconv.lab.studies.decoder_times import Timed
+from numba_tconv.selection.directions import FORWARD
+
+from .style import TINY
+
+LETTERS = 17  # of a caption, in an inch
+
+
+def arithmetic(dtype: str, precision: str) -> str:
+    return dtype if dtype == precision else f"{dtype}_{precision}"
+
+
+def name_of(figure: str, direction: str, *arithmetics: str) -> str:
+    """The name of a figure's file; the forward pass goes without saying."""
+    return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
+
+
+def title_of(shown: str, direction: str, *what: str) -> str:
+    """What a figure shows, with its direction and its dtype and precision; the forward pass goes without saying."""
+    named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
+    return ": ".join([shown, ", ".join(named)]) if named else shown
+
+
+def words(row: Row) -> str:
+    """The arithmetic, as text."""
+    return arithmetic(row.dtype, row.precision).replace("_", " ")
+
+
+def layer(workload: str) -> str:
+    """The workload with its channels and taps."""
+    if workload not in WORKLOADS:
+        return workload
+    p = WORKLOADS[workload].problem
+    return f"{workload}'s {p.in_channels}->{p.out_channels} channels, {p.kernel_size} taps, stride {p.stride}"
+
+
+def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
+    """GPU, driver, versions, date and commits, of the recorded and of the live rows; those of the newest row, but all
+    commits."""
+    parts = []
+    for label, some in (("", rows), ("live: ", list(live))):
+        if some:
+            newest = max(some, key=lambda row: row.time)
+            versions = f"driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}"
+            versions += f", numba-cuda {newest.numba_cuda}"
+            parts.append(f"{label}{newest.gpu}, {versions}, {newest.time[:10]}, {commits(some)}{_frozen(some)}")
+    return ";\n".join(parts)
+
+
+def _frozen(rows: Iterable[Row | Timed]) -> str:
+    """Which rungs, or decoders, were timed with weights packed before the call."""
+    names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
+    return f"; weights packed before the call: {', '.join(names)}" if names else ""
+
+
+def commits(rows: Iterable) -> str:
+    """The commits of the rows, the oldest row's first."""
+    names = list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.time)))
+    return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Write ``text`` below the figure, in as many lines as it needs."""
+    width = int(figure.get_figwidth() * LETTERS)
+    figure.supxlabel("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=TINY, color="0.25")

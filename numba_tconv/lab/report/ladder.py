@@ -1,0 +1,58 @@
+"""README's ladder: every rung's idea, and what it gained, by the recorded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from numba_tconv.lab.measure.rows import FROZEN, Row, latest, of_main_gpu
+from numba_tconv.selection.directions import FORWARD
+from numba_tconv.selection.registry import LADDER, RUNGS
+
+from .tables import MARK, markdown, note, where
+
+WORKLOAD = "kb64"
+# A rung beside the ladder is measured where it is for.
+BESIDE = {"k5_dmma": (WORKLOAD, "float64"), "depthwise": ("depthwise", "float32")}
+NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # as rows name them
+
+
+def render(rows: Iterable[Row]) -> str:
+    """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
+    ladder on the workload, and in the dtype, that BESIDE names. A gain is over the rung below, beside the ladder over
+    the fastest in it. All is of the GPU with the most such rows."""
+    dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
+    measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]
+    measured = list(latest(of_main_gpu(measured)).values())
+    lines = markdown(["rung", "idea", "measured", "gain"], [_line(name, measured) for name in RUNGS], texts=3)
+    shown = [row for name in RUNGS if (row := _own(name, measured))]
+    return f"{lines}\n\nForward, {where(measured)}. {note(shown)}".rstrip() if measured else lines
+
+
+def _line(name: str, measured: list[Row]) -> list[str]:
+    rung = RUNGS[name]
+    file = type(rung).__module__.replace(".", "/") + ".py"
+    ladder = [rung.name for rung in LADDER]
+    workload, dtype = BESIDE.get(name, (WORKLOAD, "float32"))
+    measured = [row for row in measured if row.dtype == dtype]
+    own = _own(name, measured)
+    others = ladder[: ladder.index(name)][-1:] if name in ladder else ladder
+    below = min((row.ms_p50 for other in others if (row := _time(measured, other, workload))), default=None)
+    return [
+        f"[`{name}`]({file})",
+        rung.idea,
+        f"{workload}: {float(f'{own.ms_p50:.3g}'):g} ms{MARK * (own.weights == FROZEN)}, {NAMES[own.precision]}"
+        if own
+        else "-",
+        f"{below / own.ms_p50:.1f}x" if own and below else "-",
+    ]
+
+
+def _own(name: str, measured: list[Row]) -> Row | None:
+    workload, dtype = BESIDE.get(name, (WORKLOAD, "float32"))
+    return _time([row for row in measured if row.dtype == dtype], name, workload)
+
+
+def _time(measured: list[Row], name: str, workload: str) -> Row | None:
+    """The rung's row there in the first of the precisions that it has."""
+    found = {row.precision: row for row in measured if (row.rung, row.workload) == (name, workload)}
+    return next((found[precision] for precision in NAMES if precision in found), None)

@@ -1,0 +1,92 @@
+"""README.md and plots/README.md: what is made from the recorded rows stands between two markers of its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from numba_tconv.lab.measure import rows, search
+from numba_tconv.lab.measure.rows import RowsError
+from numba_tconv.lab.studies import decoder_times, kernelbench_rows
+from numba_tconv.selection.directions import DIRECTIONS
+
+from . import claim, ladder, summary
+from . import figures as plotting
+from . import tables as table
+
+FRONT = "claim", "ladder", "ten", "precision"  # of README.md
+RESULTS = "figures", "tables", "kernelbench", "decoders"  # of plots/README.md
+# The order of figures: by family, direction and arithmetic.
+PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
+ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
+
+
+def tables(data: str | os.PathLike) -> dict[str, str]:
+    """The text between each pair of markers, by its name, from the rows in the directory ``data``. Raises RowsError."""
+    data = Path(data)
+    results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
+    timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    measured = rows.read_all(data)
+    return {
+        "claim": claim.render(measured),
+        "ladder": ladder.render(measured),
+        "ten": summary.ten(measured),
+        "precision": summary.precisions(measured),
+        "figures": figures(plotting.plans(measured, searched=search.read(data / search.FILE), timed=timed)),
+        "tables": table.render(measured),
+        "kernelbench": kernelbench_rows.render(results),
+        "decoders": decoder_times.render(timed),
+    }
+
+
+def figures(planned: dict[str, plotting.Plan]) -> str:
+    """Every figure under its title, as images in the directory of the page; those that say most come first."""
+
+    def place(name):
+        family = PLACES.index(name.partition("_")[0])
+        direction = next((number for number, of in enumerate(DIRECTIONS) if f"_{of}" in name), 0)
+        arithmetic = next((number for number, of in enumerate(ARITHMETICS) if name.endswith(of)), len(ARITHMETICS))
+        return family, direction, arithmetic, name
+
+    order = sorted(planned, key=place)
+    return "\n\n".join(f"**{planned[name].title}**\n\n![{planned[name].title}]({name}.png)" for name in order)
+
+
+def section(readme: str, name: str) -> str:
+    """What stands between the markers of that name in the text of a README. Raises RowsError where one is missing."""
+    start, end = _span(readme, name)
+    return readme[start:end].strip()
+
+
+def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
+    """The text of the README at ``path`` with each of ``tables`` between its markers. Raises RowsError where a marker
+    is missing or the file cannot be read."""
+    try:
+        readme = Path(path).read_text(encoding="utf-8")
+        for name, text in tables.items():
+            start, end = _span(readme, name)
+            readme = f"{readme[:start]}\n{text}\n{readme[end:]}"
+    except OSError as error:
+        raise RowsError(f"cannot read {path}: {error.strerror}") from error
+    except RowsError as error:
+        raise RowsError(f"{path}: {error}") from error
+    return readme
+
+
+def update(path: str | os.PathLike, tables: dict[str, str]) -> bool:
+    """Write the README as ``updated``; whether that changed it. A file that cannot be updated is left as it is."""
+    return rows.replace_text(path, updated(path, tables))
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The lines of a README between which the table of that name stands."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+def _span(readme: str, name: str) -> tuple[int, int]:
+    """Where the text between the markers begins and ends."""
+    begin, finish = markers(name)
+    start, end = readme.find(begin), readme.find(finish)
+    if start < 0 or end < start:
+        raise RowsError(f"the markers {begin} and {finish} are missing")
+    return start + len(begin), end

@@ -1,0 +1,1 @@
+"""Larger measurements: KernelBench, decoders, training."""

@@ -1,0 +1,251 @@
+"""Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
+
+Both run under a torch function mode that computes each call of the transposed convolution, the layers' as well as the
+model's own, by torch's function or by ours, between two events. So the time of the transposed
+layers is that of the calls within the decoder, with its caches and its layouts, and part of the decoder's whole time.
+Some decoders wait for the GPU on their way (EnCodec and Mimi read lengths from it, BigVGAN copies its waveform to the
+host); what the GPU then waits for Python is in the times of both sides.
+
+The wall time is what a user waits for: the model as it is against a copy under ``convert`` and ``routed``, from the
+call until the GPU is idle, with nothing watched and nothing else queued.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from numba_tconv.lab.measure import bench, machine, rows
+from numba_tconv.lab.measure.accuracy import Error
+from numba_tconv.lab.measure.timing import FLUSHES, WARMUP_CALLS, Contestant, interleave, quantile
+from numba_tconv.lab.report import tables as table
+from numba_tconv.torch_api import functional
+from numba_tconv.torch_api.convert import convert
+from numba_tconv.torch_api.routed import routed
+
+from . import decoders
+
+FILE = Path("decoders", "transformers.csv")  # within the directory of all rows
+DTYPES = ("float32", "bfloat16")  # that are timed where none is named
+DEVICE = "cuda"
+FEWEST_WALLS = 30  # rounds of the wall time
+WHOLE_FLUSHES = 20 * FLUSHES  # ten milliseconds on an H200, in which Python queues a good part of a decoder
+HEADER = [
+    *("decoder", "calls", "calls: torch", "ours", "speed-up"),
+    *("whole: torch", "ours", "speed-up", "share of the calls in torch's"),
+]
+
+
+@dataclass(frozen=True)
+class Timed(machine.Measured):
+    """A decoder with torch's transposed convolutions and with ours. Times are medians in milliseconds, of the whole
+    decoder and of its ``calls`` calls of the transposed convolution together; ``seconds`` of sound for each of
+    ``batch`` inputs. ``weights`` is rows.CALL, or rows.FROZEN where calls found their weights packed already.
+    ``wall_ms_p50`` is the wall time, None in rows that were recorded without. Errors are relative norms of the waveform
+    against the same decoder in float64."""
+
+    transformers: str
+    decoder: str
+    dtype: str
+    precision: str
+    weights: str
+    batch: int
+    seconds: float
+    calls: int
+    layers_ms_p50: float
+    torch_layers_ms_p50: float
+    ms_p50: float
+    torch_ms_p50: float
+    relerr: float
+    torch_relerr: float
+    wall_ms_p50: float | None = None
+    torch_wall_ms_p50: float | None = None
+
+
+class Stopwatch(TorchFunctionMode):
+    """While it is active, ``function`` computes what calls torch's transposed convolution, each call between two
+    events, which ``spans`` keeps."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.function, self.spans = function, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not torch.conv_transpose1d:
+            return func(*args, **(kwargs or {}))
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        y = self.function(*args, **(kwargs or {}))
+        stop.record()
+        self.spans.append((start, stop))
+        return y
+
+
+class Side(Contestant):
+    """A decoder whose transposed convolutions ``function`` computes."""
+
+    def __init__(self, model: torch.nn.Module, x: torch.Tensor, function: Callable[..., torch.Tensor]):
+        super().__init__(self._decode)
+        self.model, self.x, self.function = model, x, function
+        self.spans = []  # of each call of the decoder, those of its transposed convolutions
+
+    def _decode(self) -> torch.Tensor:
+        with Stopwatch(self.function) as watch:
+            y = decoders.decode(self.model, self.x)
+        self.spans.append(watch.spans)
+        return y
+
+    def layers_times(self) -> list[float]:
+        """Milliseconds of the transposed convolutions together, in each of the timed calls, which are the last."""
+        timed = self.spans[len(self.spans) - len(self.events) :]
+        return [sum(start.elapsed_time(stop) for start, stop in spans) for spans in timed]
+
+
+def measure(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    batch: int = 4,
+    seconds: float = 4.0,
+    repeats: int = 20,
+    budget_s: float = 2.0,
+) -> Timed:
+    """A row for the decoder called ``name`` on torch's current GPU: both sides timed in turns, and checked.
+
+    float32 is computed in TF32 by both. Raises ValueError for an unknown name, RuntimeError without transformers, and
+    bench.WrongResult where our waveform is more than twice as far from float64 as torch's.
+    """
+    decoder = decoders.get(name)
+    decoders.require_transformers()
+    tf32 = dtype == torch.float32
+    torch.manual_seed(0)
+    with torch.no_grad():
+        with torch.device(DEVICE):
+            model, x = decoder.make(batch, seconds)
+        model = model.to(dtype)
+        x = x.to(dtype) if x.is_floating_point() else x
+        # Copied before it is called: some keep what they have computed.
+        in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
+        convert(converted)
+        theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
+        with bench.torch_switches(tf32):
+            interleave([theirs, ours], repeats, budget_s, f"{name} {bench.peak_name(dtype, 'tf32')}", WHOLE_FLUSHES)
+        exact = decoders.decode(in_float64, x.double() if x.is_floating_point() else x)
+        found, of_torch = error(ours.output, exact), error(theirs.output, exact)
+        del in_float64, exact, theirs.output, ours.output
+        with bench.torch_switches(tf32):
+            torch_wall, wall = wall_times(model, converted, x, max(repeats, FEWEST_WALLS))
+    precision = "tf32" if tf32 else str(dtype).removeprefix("torch.")
+    if not found.within(of_torch, dtype, precision, terms=1):
+        raise bench.WrongResult(
+            f"wrong on {name} {precision}: ours {found}; torch's own {of_torch}; no row is kept", []
+        )
+    return Timed(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **asdict(machine.describe()),
+        transformers=machine.version("transformers"),
+        decoder=name,
+        dtype=str(dtype).removeprefix("torch."),
+        precision=precision,
+        weights=rows.CALL,
+        batch=batch,
+        seconds=seconds,
+        calls=len(ours.spans[-1]),
+        layers_ms_p50=quantile(ours.layers_times(), 0.5),
+        torch_layers_ms_p50=quantile(theirs.layers_times(), 0.5),
+        ms_p50=quantile(ours.times(), 0.5),
+        torch_ms_p50=quantile(theirs.times(), 0.5),
+        relerr=found.norm,
+        torch_relerr=of_torch.norm,
+        wall_ms_p50=wall,
+        torch_wall_ms_p50=torch_wall,
+    )
+
+
+def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
+    """Median milliseconds from a call of ``model``, and of ``converted`` under ``routed``, until the GPU is idle; by
+    turns."""
+
+    def routed_call():
+        with routed():
+            return decoders.decode(converted, x)
+
+    calls = (lambda: decoders.decode(model, x)), routed_call
+    taken = [[], []]
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(WARMUP_CALLS + repeats):
+            for call, times in zip(calls, taken, strict=True):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                if turn >= WARMUP_CALLS:
+                    times.append(1e3 * (time.perf_counter() - start))
+    finally:
+        gc.enable()
+    return [quantile(times, 0.5) for times in taken]
+
+
+def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
+    """How far ``y`` is from ``exact``, the same in float64."""
+    difference = y.double() - exact
+    return Error((difference.norm() / exact.norm()).item(), (difference.abs().amax() / exact.abs().amax()).item())
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
+    """The newest row of each decoder for each GPU, dtype and size of input, which are a group each, float32 first; in a
+    group the decoders are in their usual order."""
+
+    def group(row):
+        return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds
+
+    newest = rows.newest(timed, lambda row: (*group(row), row.decoder)).values()
+    usual = [*decoders.DECODERS, *sorted({row.decoder for row in newest} - set(decoders.DECODERS))]
+    groups: dict[tuple, list[Timed]] = {}
+    for row in sorted(newest, key=lambda row: (group(row), usual.index(row.decoder))):
+        groups.setdefault(group(row), []).append(row)
+    return list(groups.values())
+
+
+def title(name: str) -> str:
+    """What the decoder is called; its name itself where there is no such decoder any more."""
+    return decoders.DECODERS[name].title if name in decoders.DECODERS else name
+
+
+def render(timed: Iterable[Timed]) -> str:
+    """The tables of results, one for each group of rows."""
+    parts = []
+    for some in grouped(timed):
+        first = some[0]
+        arithmetic = table.arithmetic(first)
+        said = f"{first.batch} inputs of {first.seconds:g} s, milliseconds (median)"
+        where = f"{table.where(some)}, transformers {first.transformers}"
+        parts.append(f"**{arithmetic}**, {said}, {where} {table.note(some)}".rstrip())
+        parts.append(table.markdown(HEADER, [_cells(row) for row in some]))
+    return "\n\n".join(parts) or table.EMPTY
+
+
+def _cells(row: Timed) -> list[str]:
+    mark = table.MARK * (row.weights == rows.FROZEN)
+
+    def pair(theirs, ours):
+        return [f"{theirs:.3g}", f"{ours:.3g}{mark}", f"{theirs / ours:.2f}x"]
+
+    layers, whole = (row.torch_layers_ms_p50, row.layers_ms_p50), (row.torch_ms_p50, row.ms_p50)
+    if row.wall_ms_p50 is not None:
+        whole = row.torch_wall_ms_p50, row.wall_ms_p50
+    share = f"{row.torch_layers_ms_p50 / row.torch_ms_p50:.0%}"
+    return [title(row.decoder), str(row.calls), *pair(*layers), *pair(*whole), share]

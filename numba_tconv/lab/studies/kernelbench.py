@@ -1,0 +1,181 @@
+"""Entries for KernelBench, level 1, problems 64, 74 and 79, and a run of them under the benchmark's rules.
+
+The benchmark looks for a class called ``ModelNew`` in a source file. That file is one line:
+
+    from numba_tconv.lab.studies.kernelbench import ModelNew64 as ModelNew
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.lab.measure.accuracy import Error, errors
+from numba_tconv.lab.measure.directions import Operands
+from numba_tconv.lab.measure.workloads import get
+from numba_tconv.torch_api.module import ConvTranspose1d
+
+CORRECTNESS_TRIALS = 5
+TIMED_TRIALS = 100
+TOLERANCE = 1e-4  # the benchmark's atol and rtol for float32
+SEED = 42
+FLUSH_BYTES = 256 << 20
+
+
+class ModelNew64(torch.nn.Module):
+    """Problem 64: transposed 1-D convolution. The same seed gives the weights of the benchmark's own ``Model``."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        output_padding: int = 0,
+        groups: int = 1,
+        bias: bool = False,
+    ):
+        super().__init__()
+        self.conv1d_transpose = ConvTranspose1d(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (N, C_in, L) to (N, C_out, L_out)."""
+        return self.conv1d_transpose(x)
+
+
+class ModelNew74(torch.nn.Module):
+    """Problem 74: dilated transposed 1-D convolution. The same seed gives the weights of the benchmark's ``Model``."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = False,
+    ):
+        super().__init__()
+        self.conv1d_transpose = ConvTranspose1d(
+            in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (N, C_in, L) to (N, C_out, L_out)."""
+        return self.conv1d_transpose(x)
+
+
+class ModelNew79(ModelNew74):
+    """Problem 79: transposed 1-D convolution, dilated, padded and strided; constructed as problem 74 is."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A problem of the benchmark: our class, its constructor's arguments, and the workload that has its sizes."""
+
+    model: type[torch.nn.Module]
+    arguments: tuple
+    workload: str
+
+
+ENTRIES = {
+    64: Entry(ModelNew64, (128, 128, 3), "kb64"),
+    74: Entry(ModelNew74, (32, 64, 5, 1, 0, 3), "kb74"),
+    79: Entry(ModelNew79, (32, 64, 3, 2, 1, 2), "kb79"),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an entry fared. Errors are the largest over the correctness trials, against float64; times are means in ms.
+
+    ``passed`` counts the trials in which our output has torch's shape and is allclose to torch's output.
+    """
+
+    number: int
+    passed: int
+    same_shape: bool
+    error: Error
+    torch_error: Error
+    ms: float
+    torch_ms: float
+
+    @property
+    def accepted(self) -> bool:
+        return self.passed == CORRECTNESS_TRIALS
+
+    @property
+    def torch_is_the_inexact_side(self) -> bool:
+        """Whether a failed comparison speaks against torch's output, which is further from float64 than ours."""
+        return self.same_shape and self.error.norm < self.torch_error.norm
+
+    @property
+    def right(self) -> bool:
+        """Whether our output has torch's shape, and is at most twice as far from float64 as torch's."""
+        return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
+
+
+def torch_model(number: int) -> torch.nn.Module:
+    """The layer that the benchmark's own ``Model`` of the problem holds."""
+    p = get(ENTRIES[number].workload).problem
+    return torch.nn.ConvTranspose1d(
+        *(p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups, p.bias),
+        dilation=p.dilation,
+    )
+
+
+def run(number: int) -> Verdict:
+    """Judge and time the entry of problem ``number`` at full size on the GPU, with torch's switches as they are.
+
+    Five correctness trials with fresh inputs from torch.rand; then the mean of 100 timed calls, each on a cold L2, for
+    torch's layer and for ours.
+    """
+    entry = ENTRIES[number]
+    p = get(entry.workload).problem
+    torch.manual_seed(SEED)
+    theirs = torch_model(number).cuda()
+    torch.manual_seed(SEED)
+    ours = entry.model(*entry.arguments).cuda()
+    passed, same_shape, found = 0, True, []
+    with torch.no_grad():
+        for trial in range(CORRECTNESS_TRIALS):
+            torch.manual_seed(SEED + trial)
+            x = torch.rand(p.batch, p.in_channels, p.length, device="cuda")
+            expected, y = theirs(x), ours(x)
+            if y.shape != expected.shape:
+                same_shape = False
+                continue
+            passed += torch.allclose(expected, y, atol=TOLERANCE, rtol=TOLERANCE)
+            found.append(errors({"ours": y, "torch": expected}, Operands(x, theirs.weight, None), p))
+        torch_ms, ms = mean_ms(theirs, x), mean_ms(ours, x)
+    return Verdict(number, passed, same_shape, _largest(found, "ours"), _largest(found, "torch"), ms, torch_ms)
+
+
+def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
+    """The mean of TIMED_TRIALS calls in milliseconds, by CUDA events, the L2 cache overwritten before each."""
+    flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(3):
+        model(x)
+    total = 0.0
+    for _ in range(TIMED_TRIALS):
+        flush.fill_(42)
+        torch.cuda.synchronize()
+        start.record()
+        model(x)
+        stop.record()
+        torch.cuda.synchronize()
+        total += start.elapsed_time(stop)
+    return total / TIMED_TRIALS
+
+
+def _largest(found: list[dict[str, Error]], name: str) -> Error:
+    """The largest of each measure over the trials; NaN, which Python's max may lose, if any is or there are none."""
+    measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
+    return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

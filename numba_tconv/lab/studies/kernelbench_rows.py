@@ -1,0 +1,81 @@
+"""What the run under KernelBench's rules measured: rows of its own columns, and the table made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from numba_tconv.lab.measure import machine, rows
+from numba_tconv.lab.report import tables as table
+
+from .kernelbench import CORRECTNESS_TRIALS, TIMED_TRIALS, Verdict
+
+FILE = Path("kernelbench", "level1.csv")  # within the directory of all rows
+HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
+
+
+@dataclass(frozen=True)
+class Result(machine.Measured):
+    """How the entry of a problem fared. ``weights`` is rows.CALL, or rows.FROZEN where calls found them packed already.
+    Times are means in milliseconds, with torch's switches at their defaults.
+
+    Of ``trials`` fresh inputs, our output was allclose to torch's on ``passed``. Errors are against float64, the
+    largest over the trials: of the relative norm, and of the largest element, relative to the largest result.
+    """
+
+    problem: int
+    weights: str
+    ms_mean: float
+    torch_ms_mean: float
+    trials: int
+    passed: int
+    relerr: float
+    torch_relerr: float
+    largest_error: float
+    torch_largest_error: float
+
+
+def result_of(verdict: Verdict) -> Result:
+    """The verdict as a row of this machine, of now."""
+    return Result(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **asdict(machine.describe()),
+        problem=verdict.number,
+        weights=rows.CALL,
+        ms_mean=verdict.ms,
+        torch_ms_mean=verdict.torch_ms,
+        trials=CORRECTNESS_TRIALS,
+        passed=verdict.passed,
+        relerr=verdict.error.norm,
+        torch_relerr=verdict.torch_error.norm,
+        largest_error=verdict.error.largest,
+        torch_largest_error=verdict.torch_error.largest,
+    )
+
+
+def markdown(results: Iterable[Result]) -> str:
+    """A line for each of ``results``."""
+    return table.markdown(HEADER, [_cells(result) for result in results])
+
+
+def render(results: Iterable[Result]) -> str:
+    """The table of results: the newest row of each problem, a table for each GPU."""
+    tables: dict[str, list[Result]] = {}
+    for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
+        tables.setdefault(gpu, []).append(result)
+    said = f"milliseconds (mean of {TIMED_TRIALS} calls)"
+    parts = [
+        f"**KernelBench level 1**, {said}, {table.where(some)} {table.note(some)}".rstrip() + f"\n\n{markdown(some)}"
+        for some in tables.values()
+    ]
+    return "\n\n".join(parts) or table.EMPTY
+
+
+def _cells(result: Result) -> list:
+    errors = f"{result.relerr:.1e}", f"{result.torch_relerr:.1e}"
+    mark = table.MARK * (result.weights == rows.FROZEN)
+    times = f"{result.ms_mean:.3g}{mark}", f"{result.torch_ms_mean:.3g}"
+    speedup = f"{result.torch_ms_mean / result.ms_mean:.2f}x"
+    return [result.problem, f"{result.passed} of {result.trials}", *errors, *times, speedup]

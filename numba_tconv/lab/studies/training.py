@@ -1,0 +1,199 @@
+"""A small decoder trained to rebuild waveforms from a low-rate representation, with torch's layers and with ours.
+
+The waveforms are synthesized: harmonics of a fundamental, and a chirp. Both decoders start from the same parameters,
+see the same batches and take their steps in turns, so that losses compare step by step, and times under equal clocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from numba_tconv.lab.cli import commands
+from numba_tconv.lab.measure import bench, machine, rows
+from numba_tconv.runtime import cache
+from numba_tconv.runtime.progress import progress
+from numba_tconv.torch_api.module import ConvTranspose1d
+from numba_tconv.torch_api.warm import warm
+
+SAMPLE_RATE = 16_000  # Hz
+HARMONICS = 5
+FRAME, COEFFICIENTS = 64, 16  # samples of a frame, and numbers that are kept of it
+STRIDES = (4, 4, 4)  # whose product is FRAME
+LAYERS = {"torch": nn.ConvTranspose1d, "numba_tconv": ConvTranspose1d}
+ARITHMETICS = ("ieee", "tf32", "bf16")
+LEARNING_RATE = 2e-3
+RECORDED_EVERY = 5  # steps
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a run; ``samples`` of a waveform must be whole frames, ``widths`` are the channels between the layers."""
+
+    batch: int = 32
+    samples: int = 32_768
+    widths: tuple[int, int] = (512, 256)
+
+
+@dataclass(frozen=True)
+class Step(machine.Measured):
+    """What was recorded after a step: its loss, and the median time in milliseconds of the steps since the last row.
+
+    ``layers`` is a name in LAYERS, ``arithmetic`` one in ARITHMETICS: float32 without or with TF32, or autocast. The
+    loss is the power of the error as a share of the waveforms' own.
+    """
+
+    layers: str
+    arithmetic: str
+    step: int
+    loss: float
+    ms: float
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Tensor:
+    """(count, 1, samples) in [-1, 1], on the generator's device: harmonics of 80 to 400 Hz, and a chirp below 2 kHz."""
+
+    def uniform(low, high, channels=1):
+        random = torch.rand((count, channels, 1), generator=generator, device=generator.device)
+        return low + (high - low) * random
+
+    seconds = torch.arange(samples, device=generator.device) / SAMPLE_RATE
+    number = torch.arange(1, HARMONICS + 1, device=generator.device)[:, None]
+    harmonics = torch.sin(2 * math.pi * (uniform(80, 400) * number * seconds + uniform(0, 1, HARMONICS)))
+    first, last = uniform(100, 2000), uniform(100, 2000)
+    chirp = torch.sin(2 * math.pi * (first + (last - first) * seconds / (2 * seconds[-1])) * seconds)
+    waves = (harmonics * uniform(0, 1, HARMONICS) / number).sum(1, keepdim=True) + uniform(0, 0.5) * chirp
+    return waves / waves.abs().amax(-1, keepdim=True)
+
+
+def representation(waves: torch.Tensor) -> torch.Tensor:
+    """(count, COEFFICIENTS, samples/FRAME): the first coefficients of each frame's cosine transform (DCT-II)."""
+    k, n = torch.arange(COEFFICIENTS, device=waves.device), torch.arange(FRAME, device=waves.device)
+    basis = torch.cos(math.pi / FRAME * (n + 0.5) * k[:, None]) * math.sqrt(2 / FRAME)
+    return basis @ waves.unflatten(-1, (-1, FRAME)).squeeze(1).transpose(1, 2)
+
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+class Snake(nn.Module):
+    """x + sin(a*x)^2 / a, with a frequency ``a`` for each channel, which is learned."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.frequency = nn.Parameter(torch.ones(channels, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sin(self.frequency * x).square() / self.frequency
+
+
+def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequential:
+    """From (N, COEFFICIENTS, L) to (N, 1, FRAME*L), through three transposed convolutions with K = 2*stride."""
+    channels, modules = (COEFFICIENTS, *widths, 1), []
+    for (before, after), stride in zip(pairwise(channels), STRIDES, strict=True):
+        modules += [weight_norm(layer(before, after, 2 * stride, stride, stride // 2)), Snake(after)]
+    return nn.Sequential(*modules[:-1])
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
+    """A row for each RECORDED_EVERY steps of each kind of layer, and for the last, from models of the same ``seed``."""
+    where = dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(machine.describe()))
+    runs = {}
+    for name, layer in LAYERS.items():
+        torch.manual_seed(seed)
+        runs[name] = _Run(decoder(layer, sizes.widths).to(device), device, arithmetic)
+    generator, recorded = torch.Generator(device).manual_seed(seed), []
+    with bench.torch_switches(tf32=arithmetic == "tf32"):
+        for step in range(1, steps + 1):
+            waves = waveforms(sizes.batch, sizes.samples, generator)
+            inputs = representation(waves)
+            for run in runs.values():
+                run.step(inputs, waves)
+            if step % RECORDED_EVERY == 0 or step == steps:
+                for name, run in runs.items():
+                    made = dict(layers=name, arithmetic=arithmetic, step=step, loss=run.loss.item(), ms=run.median_ms())
+                    recorded.append(Step(**where, **made))
+    return recorded
+
+
+def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
+    """Compile ahead what training in all ARITHMETICS launches on this GPU, by all processors; returns how many kernels:
+    0 where the cache on disk cannot be written, and each is compiled when it is launched."""
+    try:
+        cache.writable()
+    except (RuntimeError, OSError):
+        return 0
+    model, compiled = decoder(ConvTranspose1d, sizes.widths), 0
+    inputs = torch.empty(sizes.batch, COEFFICIENTS, sizes.samples // FRAME)
+    for arithmetic in ARITHMETICS:
+        with bench.torch_switches(tf32=arithmetic == "tf32"), _autocast("cpu", arithmetic):
+            compiled += warm(model, inputs, training=True, jobs=jobs)
+    return compiled
+
+
+def _autocast(device: str, arithmetic: str):
+    return torch.autocast(device, torch.bfloat16) if arithmetic == "bf16" else contextlib.nullcontext()
+
+
+class _Run:
+    """A model in training: its optimizer, its last loss, and when its latest steps began and ended."""
+
+    def __init__(self, model: nn.Module, device: str, arithmetic: str):
+        self.model, self.device, self.autocast = model, device, _autocast(device, arithmetic)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        self.loss, self.times = torch.zeros(()), []
+
+    def step(self, inputs: torch.Tensor, waves: torch.Tensor) -> None:
+        began = self._now()
+        self.optimizer.zero_grad()
+        with self.autocast:
+            rebuilt = self.model(inputs)
+        self.loss = (rebuilt.float() - waves).square().mean() / waves.square().mean()
+        self.loss.backward()
+        self.optimizer.step()
+        self.times.append((began, self._now()))
+
+    def median_ms(self) -> float:
+        """Of the steps since it was last asked for; waits for them."""
+        times, self.times = self.times, []
+        if self.device != "cuda":
+            return 1e3 * statistics.median(ended - began for began, ended in times)
+        torch.cuda.synchronize()
+        return statistics.median(began.elapsed_time(ended) for began, ended in times)
+
+    def _now(self):
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def run_train(arguments) -> int:
+    """Train in every arithmetic on the GPU, and write the rows."""
+    commands.require_gpu()
+    rows.check_writable(arguments.out, Step)
+    warm_up(Sizes())
+    recorded = []
+    for arithmetic in progress(ARITHMETICS, f"train, {arguments.steps} steps in each arithmetic"):
+        recorded += train(arithmetic, arguments.steps, Sizes(), "cuda")
+        for row in recorded[-len(LAYERS) :]:
+            print(f"{row.arithmetic} {row.layers}: loss {row.loss:.4g} after {row.step} steps of {row.ms:.3g} ms")
+    rows.replace(arguments.out, recorded, Step)
+    print(f"rows written to {arguments.out}")
+    return 0

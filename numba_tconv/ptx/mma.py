@@ -1,0 +1,163 @@
+"""Tensor-core products: mma.sync of one warp (from sm_80), wgmma of four warps (sm_90a).
+
+What each lane holds is written down as functions in kernels/common/tensor_core/fragments.py. An operand register is an
+int32: the bits of a float32 for tf32, of which the tensor core reads the upper 19, or of two 16-bit elements, the one
+of smaller k in the lower half."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from .core import asm, f32, f64, i32, i64, instruction, no_meaning, word
+
+# The k of one instruction is 32 bytes of operand row: its name in PTX by the operands' type.
+DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
+
+
+@instruction(no_meaning)
+def opaque(typingctx, value):
+    """mov.f32 that the compiler cannot see through: accumulators that it can trace make ptxas serialise wgmma."""
+
+    def codegen(context, builder, sig, args):
+        return asm(builder, f32, args, "mov.f32 $0, $1;", "=f,f")
+
+    return types.float32(types.float32), codegen
+
+
+def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
+    """Run ``text`` on ``count`` accumulators of a local array, from index ``at`` on, read and written in place."""
+    data = context.make_array(array_type)(context, builder, array).data
+    slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
+    struct = ir.LiteralStructType([kind] * count)
+    result = asm(builder, struct, [builder.load(slot) for slot in slots] + operands, text, constraints)
+    for z, slot in enumerate(slots):
+        builder.store(builder.extract_value(result, z), slot)
+    return context.get_dummy_value()
+
+
+def mma(kind):
+    """mma.sync m16n8 in ``kind`` (tf32, f16, bf16): (acc, at, a, a_at, b0, b1) adds A B to acc[at:at+4].
+
+    ``a``: a local int32 array that holds the lane's four registers of A from ``a_at`` on; b0, b1: its registers of B.
+    """
+    k = DEPTH[kind]
+    text = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 "
+    text += "{$0,$1,$2,$3}, {$8,$9,$10,$11}, {$12,$13}, {$4,$5,$6,$7};"
+    constraints = "=f,=f,=f,=f,f,f,f,f,r,r,r,r,r,r"
+
+    @instruction(no_meaning)
+    def mma_sync(typingctx, acc, at, a, a_at, b0, b1):
+        def codegen(context, builder, sig, args):
+            weights = context.make_array(sig.args[2])(context, builder, args[2]).data
+            loads = [builder.load(builder.gep(weights, [builder.add(args[3], ir.Constant(i64, z))])) for z in range(4)]
+            return _accumulate(
+                *(context, builder, sig.args[0], args[0], args[1], 4, text, constraints), [*loads, *args[4:]]
+            )
+
+        return types.void(acc, types.intp, a, types.intp, types.int32, types.int32), codegen
+
+    return mma_sync
+
+
+def mma_f64(depth):
+    """mma.sync m16n8k``depth`` in float64 (depth 4 or 8, from sm_90 on; 0: two of m8n8k4, from sm_80 on, which
+    compute what m16n8k4 does): (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
+
+    ``a`` and ``b``: local arrays that hold the lane's registers of A (two for every four of k) from ``a_at`` on, and
+    those of B (one) from ``b_at`` on.
+    """
+    fours = max(1, depth // 4)
+    if depth:
+        c, a = "{$0,$1,$2,$3}", ",".join(f"${8 + z}" for z in range(2 * fours))
+        b = ",".join(f"${8 + 2 * fours + z}" for z in range(fours))
+        text = f"mma.sync.aligned.m16n8k{depth}.row.col.f64.f64.f64.f64 {c}, {{{a}}}, {{{b}}}, {{$4,$5,$6,$7}};"
+    else:
+        half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
+        text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
+    early = "=d" if depth else "=&d"  # the first of two writes its sums before the second has read its own
+    constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
+
+    @instruction(no_meaning)
+    def mma_of(typingctx, acc, at, a, a_at, b, b_at):
+        def codegen(context, builder, sig, args):
+            loads = []
+            for k, count in ((2, 2 * fours), (4, fours)):
+                data = context.make_array(sig.args[k])(context, builder, args[k]).data
+                places = (builder.add(args[k + 1], ir.Constant(i64, z)) for z in range(count))
+                loads += [builder.load(builder.gep(data, [place])) for place in places]
+            return _accumulate(
+                *(context, builder, sig.args[0], args[0], args[1], 4, text, constraints, loads), kind=f64
+            )
+
+        return types.void(acc, types.intp, a, types.intp, b, types.intp), codegen
+
+    return mma_of
+
+
+def wgmma(kind, n):
+    """wgmma.mma_async m64 n``n`` in ``kind``, A from registers, B from shared memory.
+
+    (acc, at, a0, a1, a2, a3, descriptor, add) adds A B to acc[at:at+n/2], or, if ``add`` is 0, puts it there. The
+    operation is asynchronous: between ``wgmma_fence`` and ``wgmma_wait`` accumulators and operands belong to it.
+    """
+    count, k = n // 2, DEPTH[kind]
+    d = ",".join(f"${z}" for z in range(count))
+    a = ",".join(f"${2 * count + z}" for z in range(4))
+    flags = "1, 1" if kind == "tf32" else "1, 1, 0"  # signs of A and B; B is K-major
+    text = f"{{\n.reg .pred add;\nsetp.ne.b32 add, ${2 * count + 5}, 0;\n"
+    text += (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{d}}}, {{{a}}}, ${2 * count + 4}, add, {flags};"
+    )
+    text += "\n}"
+    constraints = ",".join(["=f"] * count + [str(z) for z in range(count)] + ["r"] * 4 + ["l", "r"])
+
+    @instruction(no_meaning)
+    def wgmma_async(typingctx, acc, at, a0, a1, a2, a3, descriptor, add):
+        def codegen(context, builder, sig, args):
+            return _accumulate(
+                *(context, builder, sig.args[0], args[0], args[1], count, text, constraints), list(args[2:])
+            )
+
+        return types.void(acc, types.intp, *[types.int32] * 4, types.int64, types.int32), codegen
+
+    return wgmma_async
+
+
+wgmma_fence = word("wgmma.fence.sync.aligned;")
+wgmma_fence.__doc__ = """(): registers written before may be read by the wgmma that follow."""
+
+wgmma_commit = word("wgmma.commit_group.sync.aligned;")
+wgmma_commit.__doc__ = """(): the wgmma issued since the last commit form a group."""
+
+
+def wgmma_wait(pending):
+    """wgmma.wait_group: () returns when at most ``pending`` of the newest groups are still under way."""
+    return word(f"wgmma.wait_group.sync.aligned {pending};")
+
+
+def wgmma_descriptor(address, leading, stride):
+    """Descriptor of a K-major operand without swizzle: bytes between core matrices along k, and along n.
+
+    A core matrix is 8 rows of 16 bytes, consecutive; all three arguments are multiples of 16 bytes.
+    """
+    return (address >> 4 & 0x3FFF) | (leading >> 4) << 16 | (stride >> 4) << 32
+
+
+def swizzled_descriptor(address):
+    """Descriptor of a K-major operand whose rows are 128 bytes, one after another, as the copy engine swizzles them.
+
+    Eight rows begin at a multiple of 1,024 bytes; ``address`` is theirs, plus 32 bytes for each product before along k.
+    """
+    return (address >> 4 & 0x3FFF) | 1 << 16 | (1024 >> 4) << 32 | 1 << 62
+
+
+@instruction(no_meaning)
+def prmt(typingctx, a, b, selector):
+    """prmt.b32: four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the digits of ``selector``; of a digit
+    of 8 or more, eight times the uppermost bit of the byte that is 8 less."""
+
+    def codegen(context, builder, sig, args):
+        return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
+
+    return types.int32(types.int32, types.int32, types.int32), codegen

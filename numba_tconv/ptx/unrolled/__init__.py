@@ -1,0 +1,1 @@
+"""Straight-line code where Numba would leave a loop."""

@@ -1,0 +1,167 @@
+"""Runs: neighbouring elements from global memory to registers and back, 16 bytes at a time, wherever they begin.
+
+A run that begins inside of a 16-byte vector is loaded as the vectors that hold it and shifted in registers: selections
+and a funnel shift cost less than loads of single elements. All of it is straight-line code, because an array that is
+indexed by a loop's variable lies in slow local memory.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from numba_tconv.ptx.core import asm, i16, i32, i64, instruction, item
+from numba_tconv.ptx.simulator.meanings import guarded_run, run, stored_run
+
+SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
+PACK = {
+    "bfloat16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
+    # ptxas makes one instruction of the second as well, and compute capabilities below 8.0 have its parts.
+    "float16": "{.reg .b16 b, a; cvt.rn.f16.f32 b, $1; cvt.rn.f16.f32 a, $2; mov.b32 $0, {a, b};}",
+}
+
+
+def pure(builder, result, arguments, text, constraints):
+    """Inline assembly that does nothing but compute its result."""
+    function = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), arguments)
+
+
+def widened(builder, name, word, upper):
+    """One of the two elements of a word, as float32."""
+    if name == "bfloat16":
+        bits = builder.and_(word, ir.Constant(i32, -65536)) if upper else builder.shl(word, ir.Constant(i32, 16))
+        return builder.bitcast(bits, ir.FloatType())
+    text = "{{.reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.f32.f16 $0, {};}}".format("high" if upper else "low")
+    return pure(builder, ir.FloatType(), [word], text, "=f,r")
+
+
+def local_of(context, builder, sig, args, k):
+    return context.make_array(sig.args[k])(context, builder, args[k]).data
+
+
+def put(builder, local, z, value):
+    builder.store(value, builder.gep(local, [ir.Constant(i64, z)]))
+
+
+def load_run(element, count):
+    """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
+
+    ``source[first]`` lies at a multiple of 16 bytes, ``skip`` is less than the elements of 16 bytes. Whole vectors are
+    read: ``vectors_of(element, count)`` of them from ``first`` on.
+    """
+    size = element.storage.bitwidth // 8
+    vectors = vectors_of(element, count)
+
+    @instruction(lambda window, source, first, skip: run(element, count, window, source, first, skip))
+    def load_run_of(typingctx, window, source, first, skip):
+        def codegen(context, builder, sig, args):
+            lanes, word = (2, i64) if size == 8 else (4, i32)
+            kind = ir.VectorType(word, lanes)
+            pointer = builder.bitcast(item(context, builder, sig.args[1], args[1], args[2]), ir.PointerType(kind))
+            words = []
+            for v in range(vectors):
+                vector = builder.load(builder.gep(pointer, [ir.Constant(i64, v)]), align=16)
+                words += [builder.extract_element(vector, ir.Constant(i32, z)) for z in range(lanes)]
+            halves = size == 2
+            need = count // 2 + 1 if halves else count
+            shift = lanes // 2
+            while shift:
+                bit = ir.Constant(i32, shift * (1 + halves))
+                moved = builder.icmp_signed("!=", builder.and_(args[3], bit), ir.Constant(i32, 0))
+                left = min(need + shift - 1, len(words))
+                words = [
+                    builder.select(moved, words[z + shift], words[z]) if z + shift < len(words) else words[z]
+                    for z in range(left)
+                ]
+                shift //= 2
+            if halves:
+                bits = builder.shl(builder.and_(args[3], ir.Constant(i32, 1)), ir.Constant(i32, 4))
+                pairs = [
+                    pure(builder, i32, [words[z], words[min(z + 1, need - 1)], bits], SHIFT, "=r,r,r,r")
+                    for z in range(-(-count // 2))
+                ]
+                values = [widened(builder, element.name, pairs[z // 2], z % 2) for z in range(count)]
+            else:
+                values = [builder.bitcast(word, context.get_value_type(element.storage)) for word in words[:count]]
+            local = local_of(context, builder, sig, args, 0)
+            for z, value in enumerate(values):
+                put(builder, local, z, value)
+            return context.get_dummy_value()
+
+        return types.void(window, source, types.intp, types.int32), codegen
+
+    return load_run_of
+
+
+def vectors_of(element, count):
+    """16-byte vectors that hold ``count`` neighbouring elements, wherever they begin."""
+    vector = 128 // element.storage.bitwidth
+    return -(-(count + vector - 1) // vector)
+
+
+def load_guarded(element, count):
+    """(window, source, at, stride, begin, length): ``window[z] = source[at + (begin + z) * stride]``, widened, or zero
+    where ``begin + z`` is not in [0, length), for z below ``count``."""
+    size = element.storage.bitwidth // 8
+    letter, words = {2: ("h", i16), 4: ("r", i32), 8: ("l", i64)}[size]
+    text = (
+        "{.reg .pred inside; setp.lt.u32 inside, $1, $2; "
+        f"mov.b{8 * size} $0, 0; @inside ld.global.b{8 * size} $0, [$3];}}"
+    )
+
+    @instruction(lambda window, *arguments: guarded_run(element, count, window, *arguments))
+    def load_guarded_of(typingctx, window, source, at, stride, begin, length):
+        def codegen(context, builder, sig, args):
+            local = local_of(context, builder, sig, args, 0)
+            kind = context.get_value_type(sig.args[0].dtype)
+            # One address moves on, and each load has its predicate: a list of addresses would fill the registers.
+            index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
+            address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
+            hop = builder.mul(args[3], ir.Constant(i64, size))
+            for z in range(count):
+                position = builder.add(args[4], ir.Constant(i32, z))
+                value = asm(builder, words, [position, args[5], address], text, f"={letter},r,r,l,~{{memory}}")
+                address = builder.add(address, hop)
+                if element.name == "bfloat16":
+                    value = builder.shl(builder.zext(value, i32), ir.Constant(i32, 16))
+                elif element.name == "float16":
+                    value = pure(builder, kind, [value], "cvt.f32.f16 $0, $1;", "=f,h")
+                put(builder, local, z, value if value.type == kind else builder.bitcast(value, kind))
+            return context.get_dummy_value()
+
+        return types.void(window, source, *[types.int64] * 2, *[types.int32] * 2), codegen
+
+    return load_guarded_of
+
+
+def pack_vector(builder, element, numbers):
+    """The numbers, narrowed, as a vector."""
+    if element.storage.bitwidth == 16:
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]
+    value = ir.Constant(ir.VectorType(numbers[0].type, len(numbers)), ir.Undefined)
+    for z, number in enumerate(numbers):
+        value = builder.insert_element(value, number, ir.Constant(i32, z))
+    return value
+
+
+def store_run(element, count=None):
+    """(target, index, values, at): ``count`` of ``values`` from ``at`` on, by default 16 bytes of them, narrowed, to
+    ``target[index]``, which lies at a multiple of their size."""
+    vector = count or 128 // element.storage.bitwidth
+    size = vector * element.storage.bitwidth // 8
+
+    @instruction(lambda target, index, values, at: stored_run(element, target, index, values, at, vector))
+    def store_run_of(typingctx, target, index, values, at):
+        def codegen(context, builder, sig, args):
+            local = builder.gep(local_of(context, builder, sig, args, 2), [args[3]])
+            numbers = [builder.load(builder.gep(local, [ir.Constant(i64, z)])) for z in range(vector)]
+            value = pack_vector(builder, element, numbers)
+            place = item(context, builder, sig.args[0], args[0], args[1])
+            builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=size)
+            return context.get_dummy_value()
+
+        return types.void(target, types.intp, values, types.intp), codegen
+
+    return store_run_of

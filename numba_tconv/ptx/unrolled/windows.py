@@ -1,0 +1,179 @@
+"""Windows: sums in registers of products of what lies in shared memory, as straight-line code; how inputs come there,
+and how sums leave.
+
+Weights are the same for all threads of a warp, so a vector of them is one broadcast; of its window a thread loads four
+elements at a time, and only those fours that some product reads.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from numba_tconv.ptx.core import SHARED, asm, i32, i64, instruction, item
+from numba_tconv.ptx.simulator.meanings import copied_vectors, gathered, multiplied_window
+
+from .runs import local_of, pack_vector, put, widened
+
+GRANULE = 4  # elements of a window in one load
+
+
+def multiply_window(element, products, apart):
+    """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]`` for every (s, i, j) of
+    ``products``, the inputs widened; with ``apart`` the products of a sum are added up first.
+
+    ``inputs`` and ``weights`` are shared arrays, of stored elements and of the type of sums. ``at`` is a multiple of
+    GRANULE, ``inputs[at]`` and ``weights[first]`` lie at multiples of 16 bytes, or of a granule's if those are fewer.
+    """
+    size = element.storage.bitwidth // 8
+    each = 128 // element.accumulator.bitwidth  # weights in one load
+
+    @instruction(lambda *arguments: multiplied_window(element, products, apart, *arguments))
+    def multiply_window_of(typingctx, sums, inputs, at, weights, first):
+        def codegen(context, builder, sig, args):
+            local = local_of(context, builder, sig, args, 0)
+            kind = context.get_value_type(element.accumulator)
+            factors, window, totals = {}, {}, {}
+
+            def load_weights(i):
+                pointer = item(context, builder, sig.args[3], args[3], builder.add(args[4], ir.Constant(i64, i)))
+                vector = _load(builder, pointer, ir.VectorType(kind, each), 16)
+                for z in range(each):
+                    factors[i + z] = builder.extract_element(vector, ir.Constant(i32, z))
+
+            def load_window(j):
+                pointer = item(context, builder, sig.args[1], args[1], builder.add(args[2], ir.Constant(i64, j)))
+                if size == 2:
+                    words = _load(builder, pointer, ir.VectorType(i32, GRANULE // 2), 8)
+                    for z in range(GRANULE):
+                        word = builder.extract_element(words, ir.Constant(i32, z // 2))
+                        window[j + z] = widened(builder, element.name, word, z % 2)
+                    return
+                lanes = 16 // size
+                for v in range(0, GRANULE, lanes):
+                    place = builder.gep(pointer, [ir.Constant(i64, v)])
+                    vector = _load(builder, place, ir.VectorType(kind, lanes), 16)
+                    for z in range(lanes):
+                        window[j + v + z] = builder.extract_element(vector, ir.Constant(i32, z))
+
+            for s, i, j in products:
+                if i not in factors:
+                    load_weights(i // each * each)
+                if j not in window:
+                    load_window(j // GRANULE * GRANULE)
+                if s not in totals and not apart:
+                    totals[s] = _get(builder, local, s)
+                if s in totals:
+                    totals[s] = builder.fma(factors[i], window[j], totals[s])
+                else:
+                    totals[s] = builder.fmul(factors[i], window[j])
+            for s, total in totals.items():
+                put(builder, local, s, builder.fadd(_get(builder, local, s), total) if apart else total)
+            return context.get_dummy_value()
+
+        return types.void(sums, inputs, types.intp, weights, types.intp), codegen
+
+    return multiply_window_of
+
+
+def spread(runs, length):
+    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; two local arrays."""
+
+    def meaning(sums, values):
+        for r in range(runs):
+            sums[r * length : (r + 1) * length] = values[r]
+
+    @instruction(meaning)
+    def spread_of(typingctx, sums, values):
+        def codegen(context, builder, sig, args):
+            target, source = (local_of(context, builder, sig, args, k) for k in range(2))
+            for r in range(runs):
+                value = _get(builder, source, r)
+                for z in range(length):
+                    put(builder, target, r * length + z, value)
+            return context.get_dummy_value()
+
+        return types.void(sums, values), codegen
+
+    return spread_of
+
+
+def store_runs(runs, length, stride):
+    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``,
+    word by word: a run may begin anywhere."""
+
+    def meaning(shared, index, sums):
+        for r in range(runs):
+            shared[index + r * stride :][:length] = sums[r * length : (r + 1) * length]
+
+    @instruction(meaning)
+    def store_runs_of(typingctx, shared, index, sums):
+        def codegen(context, builder, sig, args):
+            source = local_of(context, builder, sig, args, 2)
+            target = item(context, builder, sig.args[0], args[0], args[1])
+            for r in range(runs):
+                for z in range(length):
+                    place = builder.gep(target, [ir.Constant(i64, r * stride + z)])
+                    builder.store(_get(builder, source, r * length + z), place)
+            return context.get_dummy_value()
+
+        return types.void(shared, types.intp, sums), codegen
+
+    return store_runs_of
+
+
+def copy_vectors(count, hop):
+    """(shared, s, source, g): cp.async of 16 bytes from ``source[g + v*hop:]`` to ``shared[s + v*hop:]`` for v below
+    ``count``; the places and ``hop`` are multiples of 16 bytes."""
+
+    @instruction(lambda shared, s, source, g: copied_vectors(count, hop, shared, s, source, g))
+    def copy_vectors_of(typingctx, shared, s, source, g):
+        def codegen(context, builder, sig, args):
+            target = item(context, builder, sig.args[0], args[0], args[1])
+            window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
+            target = builder.ptrtoint(builder.addrspacecast(target, window), i32)
+            origin = builder.ptrtoint(item(context, builder, sig.args[2], args[2], args[3]), i64)
+            size = shared.dtype.bitwidth // 8
+            for v in range(count):
+                text = f"cp.async.cg.shared.global [$0+{v * hop * size}], [$1+{v * hop * size}], 16;"
+                asm(builder, ir.VoidType(), [target, origin], text, "r,l,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(shared, types.intp, source, types.intp), codegen
+
+    return copy_vectors_of
+
+
+def store_gathered(element, count, shared_hop, hop):
+    """(target, index, shared, places): for v below ``count`` 16 bytes to ``target[index + v*hop:]``, which lies at a
+    multiple of 16 bytes: element z is ``shared[places[z] + v*shared_hop]``, narrowed. ``places`` is a local array."""
+    vector = 128 // element.storage.bitwidth
+
+    @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))
+    def store_gathered_of(typingctx, target, index, shared, places):
+        def codegen(context, builder, sig, args):
+            local = local_of(context, builder, sig, args, 3)
+            sources = [
+                item(context, builder, sig.args[2], args[2], builder.sext(_get(builder, local, z), i64))
+                for z in range(vector)
+            ]
+            goes_to = item(context, builder, sig.args[0], args[0], args[1])
+            for v in range(count):
+                hop_of = ir.Constant(i64, v * shared_hop)
+                values = [builder.load(builder.gep(source, [hop_of])) for source in sources]
+                value = pack_vector(builder, element, values)
+                place = builder.gep(goes_to, [ir.Constant(i64, v * hop)])
+                builder.store(value, builder.bitcast(place, ir.PointerType(value.type)), align=16)
+            return context.get_dummy_value()
+
+        return types.void(target, types.intp, shared, places), codegen
+
+    return store_gathered_of
+
+
+def _get(builder, local, z):
+    return builder.load(builder.gep(local, [ir.Constant(i64, z)]))
+
+
+def _load(builder, pointer, vector, align):
+    return builder.load(builder.bitcast(pointer, ir.PointerType(vector)), align=align)

@@ -1,0 +1,118 @@
+"""Compiled kernels on disk, so that a second process need not compile them again.
+
+What is kept is PTX, the result of the seconds that Numba and NVVM take; the driver keeps the machine code that it makes
+of PTX in a cache of its own. A file's name is a digest of everything that the PTX depends on: the text of the layers
+that decide machine code, the kernel and its configuration, the compute capability, and the versions of Python and of
+the compilers.
+
+The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty)
+turns the cache off. Files are written beside and renamed, so any number of processes may share it; one that is damaged
+is compiled anew, and a directory that cannot be written costs one warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "cuda-toolkit", "numpy")
+LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # that decide what a kernel compiles to
+
+
+def directory() -> Path | None:
+    """Where the files are; None if the cache is off."""
+    chosen = os.environ.get("NUMBA_TCONV_CACHE")
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba_tconv"
+
+
+@cache
+def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
+    """Digest of the text of LAYERS in ``source`` and of the versions of what compiles it."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
+        digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
+    for name in COMPILERS:
+        try:
+            digest.update(f"{name} {version(name)}".encode())
+        except PackageNotFoundError:
+            digest.update(f"{name} none".encode())
+    return digest.hexdigest()
+
+
+def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
+    """The PTX of kernel ``name`` for compute capability ``cc``: as kept, or by ``compile``, which is then kept.
+
+    ``key`` tells the kernel's configurations apart.
+    """
+    folder = directory()
+    if folder is None:
+        return compile()
+    path = _path(folder, name, key, cc)
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    text = compile()
+    _write(path, text)
+    return text
+
+
+def writable() -> Path:
+    """The directory, which exists then. Raises RuntimeError if the cache is off, OSError if nothing can be written."""
+    folder = directory()
+    if folder is None:
+        raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {folder}: {error.strerror}") from error
+    return folder
+
+
+def holds(name: str, key: str, cc: tuple) -> bool:
+    """Whether ``ptx`` finds it kept, and not damaged."""
+    folder = directory()
+    return folder is not None and _read(_path(folder, name, key, cc)) is not None
+
+
+def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
+    identity = "\n".join([fingerprint(), name, key, repr(cc)])
+    return folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:40]}.ptx"
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file whose first line is the digest of the rest; None if it is missing or damaged."""
+    try:
+        digest, _, text = path.read_text().partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if digest == hashlib.sha256(text.encode()).hexdigest() else None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
+            os.replace(beside, path)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        _warn_once(str(path.parent), str(error))
+
+
+@cache
+def _warn_once(folder: str, why: str) -> None:
+    warnings.warn(f"compiled kernels are not kept in {folder}, so each process compiles them: {why}", stacklevel=2)

@@ -1,0 +1,109 @@
+"""Which rung computes a problem when the caller names none: decided from sizes alone, without a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.precision import TF32_ALLOWED
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
+from numba_tconv.kernels.depthwise.tile import choose
+from numba_tconv.kernels.rung import Rung
+from numba_tconv.runtime.device import Device
+
+from .registry import RUNGS
+
+# For the tensor cores and for k4; below, packing the weights costs more than it saves, where sums are short: with 32
+# products an output k2 takes 9 us and k6 as long, with 128 k2 takes 16 and k6 10, or 14 if it packs (a probe; no
+# recorded row).
+SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
+OLDEST = 8, 0  # compute capability: below, no rung is as fast as torch on dense layers
+STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rung that computes a problem, and for every other one the reason why it does not.
+
+    ``rung`` is None where torch's own operator computes it (``by_torch``), and where nothing can in that precision.
+    """
+
+    rung: Rung | None
+    passed_over: dict[str, str]
+    by_torch: bool = False
+
+
+def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
+    """The highest rung that can compute ``problem`` and is meant for such, or None: see Decision."""
+    return decide(problem, dtype, precision, device).rung
+
+
+def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
+    """What ``select`` selects, with its reasons."""
+    refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
+    able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
+    if special := _special(problem, dtype, able, device):
+        taken, reason = special
+        reasons = dict.fromkeys(able, reason)
+    elif device.cc < OLDEST:
+        taken, least = None, ".".join(map(str, OLDEST))
+        reasons = dict.fromkeys(able, f"below compute capability {least} torch's own operator is for dense layers")
+    else:
+        misfits = {name: _misfit(rung, problem, dtype, precision, device) for name, rung in able.items()}
+        suited = [rung for name, rung in able.items() if misfits[name] is None]
+        taken = [None, *able.values(), *suited][-1]
+        reasons = {name: misfit or f"{taken.name} is above it" for name, misfit in misfits.items()}
+    reasons = {name: refusals[name] or reasons[name] for name in RUNGS}
+    if taken:
+        del reasons[taken.name]
+    return Decision(taken, reasons, not taken and device.cc < OLDEST and precision not in ("tf32", "tf32x3"))
+
+
+def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
+    """``precision``, or what the permission to use TF32 comes to: "tf32" where a rung gains by it, else "ieee".
+
+    "tf32x3" promises errors like those of float32, not tensor cores: where no rung can do the problem in it, that
+    comes to "ieee", which is no further from the exact result.
+
+    ``variant``: the name of the one rung that may compute it, or "". A rung that is named is never replaced, so what
+    it cannot do stays.
+    """
+    if precision == "tf32x3" and not variant:
+        return precision if select(problem, dtype, precision, device) else "ieee"
+    if precision != TF32_ALLOWED:
+        return precision
+    if variant:
+        return "ieee" if RUNGS[variant].refusal(problem, dtype, "tf32", device) else "tf32"
+    able = {name: rung for name, rung in RUNGS.items() if rung.refusal(problem, dtype, "ieee", device) is None}
+    if _special(problem, dtype, able, device):
+        return "ieee"
+    return "tf32" if select(problem, dtype, "tf32", device) else "ieee"
+
+
+def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
+    """The rung among ``able`` for a problem that is no work for the ladder's upper end, and why the others are not; or
+    None if it is."""
+    # depthwise packs nothing, so it is for small problems too; with more weights than registers it is for short sums,
+    # and stands in for those that cannot do groups of few channels, or not the dtype.
+    if "depthwise" in able:
+        if choose(problem, dtype).keeps_weights:
+            return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
+        if depthwise_long_config.is_meant(problem, dtype, device.cc):
+            most = f"of up to {depthwise_long_config.MOST_TERMS} products an output"
+            return able["depthwise"], f"depthwise is for few channels a group, {most}"
+        if not able.keys() & STRONGER:
+            return able["depthwise"], "depthwise is for few channels a group where no rung above k3 can do them"
+    short = problem.in_channels_per_group * problem.taps.taps_per_row <= SHORT_SUM or dtype == torch.float64
+    if "k2_polyphase" in able and problem.flops < SMALL_FLOPS and short:
+        small = f"k2_polyphase is for short sums of fewer than {SMALL_FLOPS:,} FLOPs"
+        return able["k2_polyphase"], f"{small}, where packed weights and tiles cost more than they save"
+    return None
+
+
+def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
+    """Why a problem that ``rung`` can compute, and that is not special, is not one that it is meant for, or None."""
+    if rung.name == "depthwise":
+        return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
+    return rung.unsuited(problem, dtype, precision, device)

@@ -1,0 +1,112 @@
+"""The gradients of transposed convolution: their rungs by name, and one function for each gradient.
+
+Which gradients they compute for torch.autograd, and which torch does, is decided in torch_api/operators.py.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import bias as bias_split
+from numba_tconv.gradients.input import by_planes as grad_input_planes
+from numba_tconv.gradients.input import depthwise as grad_input_depthwise
+from numba_tconv.gradients.input import gather as grad_input_gather
+from numba_tconv.gradients.input.tile import kernel as grad_input_tile
+from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
+from numba_tconv.gradients.rung import GradientRung
+from numba_tconv.gradients.weight import depthwise as grad_weight_depthwise
+from numba_tconv.gradients.weight.split import kernel as grad_weight_split
+from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
+from numba_tconv.runtime import device
+from numba_tconv.runtime.device import Device
+from numba_tconv.runtime.layout import Layout, layout_of
+from numba_tconv.runtime.ready import Ready
+
+# Of each gradient from the simplest to the one that is meant to be the fastest.
+GRADIENTS: dict[str, GradientRung] = {
+    rung.name: rung
+    for rung in (
+        grad_input_gather.InputGather(),
+        grad_input_tile.InputTile(),
+        grad_input_depthwise.InputDepthwise(),
+        grad_input_planes.InputPlanes(),
+        grad_input_wgmma.InputWarpgroup(),
+        grad_weight_split.WeightSplit(),
+        grad_weight_depthwise.WeightDepthwise(),
+        grad_weight_wgmma.WeightWarpgroup(),
+        bias_split.Bias(),
+    )
+}
+
+
+# The precision of a dtype where the caller names none: products that no operand is rounded for.
+EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
+    """The gradient for the input, (N, C_in, L), contiguous, of the dtype and on the device of ``grad_output``.
+
+    grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides. ``variant`` names a rung of
+    GRADIENTS, None the one that ``select`` picks; ``config`` is a configuration of the rung; ``precision`` is as for
+    the forward pass, None that of EXACT. Equal calls give equal bits. Shapes are not checked. Raises ValueError for a
+    variant that does not compute this gradient, NotImplementedError where no rung, or not the named one, takes the
+    dtype in that precision or runs on the GPU.
+    """
+    return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
+
+
+def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
+    """The gradient for the weight, (C_in, C_out/groups, K), from grad_output and the input; else as ``grad_input``.
+
+    An infinity or NaN in the input or in grad_output may also reach taps that do not use it: those around it meet zeros
+    that stand for what lies outside of the signal, as they do in torch.
+    """
+    return _compute("grad_weight", variant, (grad_output, x), problem, config, precision)
+
+
+def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
+    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. It has no products to round."""
+    return _compute("grad_bias", variant, (grad_output,), problem, config, precision)
+
+
+def select(
+    of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
+) -> GradientRung:
+    """The rung that computes the gradient ``of``: the named one, or the last that can do it and is meant for such."""
+    if variant is not None and variant not in GRADIENTS:
+        raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
+    rungs = [GRADIENTS[variant]] if variant else [rung for rung in GRADIENTS.values() if rung.of == of]
+    if rungs[0].of != of:
+        raise ValueError(f"{variant} computes {rungs[0].of}, not {of}")
+    precision = precision or EXACT.get(dtype, "")
+    refusals = {rung.name: rung.refusal(problem, dtype, precision, gpu) for rung in rungs}
+    able = [rung for rung in rungs if not refusals[rung.name]]
+    if not able:
+        raise NotImplementedError("; ".join(f"{name} cannot do {problem}: {why}" for name, why in refusals.items()))
+    return [*able[-1:], *(rung for rung in able if not rung.unsuited(problem, dtype, precision, gpu))][-1]
+
+
+def _compute(of: str, variant, operands, problem: Problem, config, precision) -> torch.Tensor:
+    return ready(of, problem, *map(layout_of, operands), variant=variant, config=config, precision=precision)(*operands)
+
+
+@lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
+def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
+    """What computes the gradient ``of`` from operands of these layouts (the tuples); without outputs, which nothing
+    reached, it is zero. Raises what ``grad_input`` raises."""
+    laid_out = [Layout(*operand) for operand in operands]
+    _, _, dtype, index, _ = grad_output = laid_out[0]
+    precision = precision or EXACT.get(dtype, "")
+    rung = select(of, problem, dtype, device.of(index), variant, precision)
+    shape = {
+        "grad_input": (problem.batch, problem.in_channels, problem.length),
+        "grad_weight": (problem.in_channels, problem.out_channels_per_group, problem.kernel_size),
+        "grad_bias": (problem.out_channels,),
+    }[of]
+    if 0 in grad_output.shape:
+        return Ready(shape, dtype, index, lambda *operands_result: operands_result[-1].zero_())
+    result = Layout.contiguous(shape, dtype, index)
+    return Ready(shape, dtype, index, rung.prepare(*laid_out, result, problem, config=config, precision=precision))

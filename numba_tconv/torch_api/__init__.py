@@ -1,0 +1,1 @@
+"""What torch sees: function, layer, operators, autograd, transforms."""

@@ -1,0 +1,142 @@
+"""Kernels compiled ahead of their first use, into the cache on disk (runtime/cache.py), by several processes at a time.
+
+A call compiles what it lacks, one kernel after the other. Which kernels those will be follows from sizes, precision and
+GPU alone, so that they can be compiled together and anywhere: before a measurement, or while a container is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from numba_tconv.formula.precision import TF32_ALLOWED
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
+from numba_tconv.kernels.k4_register_tile import pack as k4_pack
+from numba_tconv.kernels.k4_register_tile.kernel import RegisterTile
+from numba_tconv.kernels.k4_register_tile.plan import vectors_align
+from numba_tconv.kernels.k6_wgmma import input as k6_input
+from numba_tconv.kernels.k6_wgmma import tail as k6_tail
+from numba_tconv.lab.measure.contestants import rungs_for
+from numba_tconv.runtime import cache, workers
+from numba_tconv.runtime.device import Device
+from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.runtime.layout import NO_GPU, Layout
+from numba_tconv.selection import gradient as gradients
+from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
+from numba_tconv.selection.forward import arithmetic, select
+from numba_tconv.selection.registry import RUNGS
+
+from . import operators as ops
+from .noted import Noted
+
+
+@dataclass(frozen=True)
+class Call:
+    """A rung's computation of contiguous tensors, of the forward pass or of a gradient. Unlike the kernels that it
+    launches, it can be told to a process."""
+
+    rung: str
+    problem: Problem
+    dtype: torch.dtype
+    precision: str
+    device: Device
+
+    def kernels(self) -> list[Kernel]:
+        """What ``run`` of the rung launches: its kernel, and those that pack the weights, copy the input, add up
+        partial sums and compute what it leaves out, where it has them.
+
+        A gradient may also launch the kernels that add up parts of long sums and copy operands in rows; here it does.
+        """
+        if self.rung in gradients.GRADIENTS:
+            return self._kernels_of_gradient()
+        rung = RUNGS[self.rung]
+        config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
+        kernels = [rung.kernel(config)]
+        if isinstance(rung, RegisterTile):
+            kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
+        if self.rung in tensor_pack.ORDERS:
+            kernels.append(tensor_pack.kernel_of(config.tile, tensor_pack.ORDERS[self.rung]))
+        if self.rung == "k6_wgmma":
+            kernels += k6_input.copy_kernels(self.problem, config)
+        return kernels + partial_sum.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)
+
+    def _kernels_of_gradient(self) -> list[Kernel]:
+        rung, p = gradients.GRADIENTS[self.rung], self.problem
+        config = rung.config(p, self.dtype, device=self.device, precision=self.precision)
+        if self.rung == "grad_weight_split" and self.dtype in (torch.float32, torch.float64):
+            x = Layout.contiguous((p.batch, p.in_channels, p.length), self.dtype, NO_GPU)
+            config = config.copying_vectors() if vectors_align(x, 16 // x.dtype.itemsize) else config
+        return [kernel for kernel, _ in rung.kernels(config)]
+
+
+def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
+    """The calls of the rungs that ``name`` stands for. Where TF32 is allowed, a rung that has it computes in it."""
+    found = {}
+    for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
+        with contextlib.suppress(NotImplementedError):
+            rungs, _ = rungs_for([name], problem, dtype, precision, device, direction)
+            for rung in rungs:
+                if rung in rungs_of(direction):
+                    found.setdefault(rung, Call(rung, problem, dtype, precision, device))
+    return found.values()
+
+
+def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
+    """What this package's operators launch for these on ``device``: "forward", or a "step" with all gradients.
+
+    Raises NotImplementedError for a variant that cannot do its problem.
+    """
+    found = []
+    for problem, dtype, variant, precision in noted:
+        for one in _parts(direction):
+            if one != FORWARD or not variant:
+                found += _selected(one, problem, dtype, precision, device)
+                continue
+            own = arithmetic(problem, dtype, variant, precision, device)
+            if refusal := RUNGS[variant].refusal(problem, dtype, own, device):
+                raise NotImplementedError(f"{variant} cannot do {problem}: {refusal}")
+            found.append(Call(variant, problem, dtype, own, device))
+    return list(dict.fromkeys(found))
+
+
+def _parts(direction: str) -> tuple[str, ...]:
+    return (FORWARD, *OF_GRADIENTS) if direction == STEP else (direction,)
+
+
+def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
+    """What this package's operator launches for the forward pass or one gradient; nothing where it leaves it to torch.
+    ``precision`` is one of functional.PRECISIONS, or TF32_ALLOWED."""
+    if direction == FORWARD:
+        own = arithmetic(problem, dtype, "", precision, device)
+        picked = select(problem, dtype, own, device)
+        return [Call(picked.name, problem, dtype, own, device)] if picked else []
+    p = problem
+    if direction == "grad_bias":
+        p = ops.sum_problem((p.batch, p.out_channels, p.out_length))
+    named = ops.gradient_precision(direction, p, dtype, precision, device)
+    if not named:
+        return []
+    rung = gradients.select(direction, p, dtype, device, precision=named)
+    return [Call(rung.name, p, dtype, named, device)]
+
+
+def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
+    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes; a single one in this process.
+
+    Returns how many were compiled, and how many were there. Kernels without a key, which are not kept, do not count.
+    """
+    # Of the calls that share a kernel, one that leads to it.
+    needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
+    missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
+    workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")
+    return len(missing), len(needed) - len(missing)
+
+
+def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
+    """The kernel with that name and key, of those that ``call`` launches. It can be told to another process."""
+    (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
+    kernel.kept_ptx(cc)

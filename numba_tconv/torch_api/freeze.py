@@ -1,0 +1,192 @@
+"""``freeze`` and ``unfreeze``: layers of a served model that pack and normalise their weights once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from numba_tconv.kernels.common.packed_weights import FrozenWeights
+
+from .functional import autocasts
+from .module import ConvTranspose1d
+
+
+@dataclass(frozen=True)
+class Freezing:
+    """What ``freeze`` did; ``str`` tells it in lines.
+
+    ``frozen`` is the number of layers that are frozen now, and so is ``int(freezing)``. ``bytes`` is the memory that
+    they hold beside their parameters: normalised weights now, and packed weights as far as calls have made them.
+    ``left`` has the reason for each layer that was left, by its name in ``model.named_modules()``.
+    """
+
+    frozen: int
+    bytes: int
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __int__(self) -> int:
+        return self.frozen
+
+    def __str__(self) -> str:
+        lines = [f"{self.frozen} frozen, {self.bytes:,} bytes beside their parameters, {len(self.left)} left"]
+        return "\n".join(lines + [f"{name or 'the model itself'}: {why}" for name, why in self.left.items()])
+
+
+def freeze(model: nn.Module) -> Freezing:
+    """Let every ConvTranspose1d of this package in ``model`` take its weights as constant, in place.
+
+    A frozen layer packs its weights once for each order that its inputs need, at the first call that needs it, and
+    computes what ``weight_norm`` or another parametrization makes of them once, now. Calls then run no Python for
+    either. The outputs are those of the layer before. Parameters, state_dict, hooks and copies stay as they are; a copy
+    (deepcopy, pickle) is not frozen. Under torch.compile and torch.export a frozen layer is traced as if it were not.
+
+    What ends it: ``train()``, ``load_state_dict``, ``to``, ``cuda``, ``half`` and all else that moves or casts the
+    layer, its ``requires_grad_``, a call in which a gradient for its weights is wanted (so call a frozen model under
+    ``torch.no_grad`` or ``torch.inference_mode``, or with parameters that require no gradient), and ``unfreeze``. A
+    replaced parameter is used from the next call on. What freezing cannot see is a write to the weights of a frozen
+    layer, as through ``weight.data``, ``weight.mul_`` or an optimizer: unfreeze before, freeze again afterwards.
+
+    A CUDA graph that was captured on frozen layers is right until they are unfrozen, as their packed weights are freed
+    then; it must not be replayed afterwards. Call the model once with the sizes of the graph before the capture: what
+    is packed during a capture is packed at every replay.
+
+        model.eval()
+        numba_tconv.convert(model)
+        numba_tconv.freeze(model)
+
+    Args:
+        model: changed in place; it may itself be a layer. In eval mode.
+
+    Returns:
+        A Freezing: the number of frozen layers, bytes, and the reasons why others were left. Frozen layers stay frozen.
+
+    Raises:
+        TypeError: ``model`` is no torch.nn.Module.
+        RuntimeError: ``model``, or a layer in it, is in train mode. Nothing was frozen.
+    """
+    check_frozen_mode(model)
+    frozen, left = [], {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, ConvTranspose1d):
+            if layer._frozen is None or not layer._frozen.stands(layer):
+                layer._unfreeze()
+                vars(layer)["_frozen"] = FrozenLayer(layer)
+            frozen.append(layer._frozen)
+        elif isinstance(layer, nn.ConvTranspose1d):
+            left[name] = "it is torch's layer: convert it first"
+    return Freezing(len(frozen), sum(one.nbytes for one in frozen), left)
+
+
+def unfreeze(model: nn.Module) -> int:
+    """Undo ``freeze`` in place, and free what the layers kept: see there.
+
+    Returns:
+        How many layers were frozen.
+
+    Raises:
+        TypeError: ``model`` is no torch.nn.Module.
+    """
+    _check_module(model)
+    layers = [one for one in model.modules() if isinstance(one, ConvTranspose1d) and one._frozen is not None]
+    for layer in layers:
+        layer._unfreeze()
+    return len(layers)
+
+
+def check_frozen_mode(model: nn.Module) -> None:
+    """Raise what ``freeze`` raises."""
+    _check_module(model)
+    for name, module in model.named_modules():
+        if module.training and (module is model or isinstance(module, nn.ConvTranspose1d)):
+            raise RuntimeError(f"{name or 'the model'} is in train mode: call eval() before it is frozen")
+
+
+def _check_module(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+
+
+class FrozenLayer:
+    """The weight and bias of a frozen ``layer``, computed once, and its packed weights.
+
+    ``sources`` are the tensors from which they were computed. A copy of the layer gets None in the place of this.
+    """
+
+    def __init__(self, layer: ConvTranspose1d):
+        self.layer = weakref.ref(layer)
+        self.sources = [
+            (place, name, tensor)
+            for module in layer.modules()
+            for place in (module._parameters, module._buffers)
+            for name, tensor in place.items()
+        ]
+        self.parameters = list(layer.parameters())
+        with torch.inference_mode(False), torch.no_grad():
+            hooks = [hook for hook in layer._forward_pre_hooks.values() if type(hook) in HELD]
+            for hook in hooks:
+                hook(layer, ())
+            weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
+        self.weights = {weights.tensor.dtype: weights}
+        for hook in hooks:
+            hook.__class__ = HELD[type(hook)]
+
+    def restore(self, layer: ConvTranspose1d) -> None:
+        """Let the hooks of ``layer`` compute again."""
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, _Held):
+                hook.__class__ = type(hook).__mro__[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds beside the parameters."""
+        shared = {tensor.data_ptr() for tensor in self.parameters}
+        own = [one.tensor for one in self.weights.values() if one.tensor.data_ptr() not in shared]
+        return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
+
+    def stands(self, layer: ConvTranspose1d) -> bool:
+        """Whether this is of ``layer`` itself, with the very tensors that it had when it was frozen."""
+        return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
+
+    def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Weight and bias for a call of ``layer``; None if it has to take its own. Unfreezes a layer that trains."""
+        if torch.compiler.is_compiling() or not self.stands(layer):
+            return None
+        if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
+            layer._unfreeze()
+            return None
+        (weights,) = list(self.weights.values())[:1]
+        if torch._C._is_any_autocast_enabled() and autocasts(weights.tensor):
+            dtype = torch.get_autocast_dtype(weights.tensor.device.type)
+            if dtype not in self.weights:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.weights[dtype] = FrozenWeights(weights.tensor.to(dtype))
+            weights = self.weights[dtype]
+        return weights.tensor, self.bias
+
+    def __reduce__(self):
+        return type(None), ()
+
+
+class _Held:
+    """A hook that computes the weight before each call, but not of a frozen layer."""
+
+    def __call__(self, module, inputs):
+        compute = super().__call__  # of a layer that trains, ``operands`` makes this hook the plain one again
+        if module._frozen is None or module._frozen.operands(module) is None:
+            compute(module, inputs)
+
+
+class _HeldWeightNorm(_Held, WeightNorm):
+    pass
+
+
+class _HeldSpectralNorm(_Held, SpectralNorm):
+    pass
+
+
+HELD = {WeightNorm: _HeldWeightNorm, SpectralNorm: _HeldSpectralNorm}

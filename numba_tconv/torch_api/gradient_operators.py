@@ -1,0 +1,229 @@
+"""The operators of the backward pass: grad_input, grad_weight and grad_bias, differentiable themselves.
+
+The forward pass T(x, w) is linear in each operand, so each gradient's own derivatives are T and the gradients again:
+
+    sum of grad_input(g, w) * v  = sum of g * T(v, w)    its gradient for g: T(v, w);   for w: grad_weight(g, v)
+    sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
+    grad_bias(g): its gradient for g repeats one number a channel
+
+Registered with torch.library like the forward operator, whose derivative ``setup_context`` and ``backward`` state. They
+take batched operands and plain integers, in the order of ops.conv_transpose1d. On the CPU torch computes them; what a
+GPU does is decided, and registered, in operators.py.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+
+from . import fast_path as direct
+from . import transforms
+
+# `precision` is that of the forward pass, which their own derivatives are computed in again.
+PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
+SCHEMAS = {
+    "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
+    "grad_weight": f"(Tensor grad_output, Tensor input, SymInt kernel_size, {PARAMETERS}) -> Tensor",
+    "grad_bias": "(Tensor grad_output, str precision) -> Tensor",
+}
+for name, schema in SCHEMAS.items():
+    torch.library.define(f"numba_tconv::{name}", schema)
+
+grad_input = torch.ops.numba_tconv.grad_input.default
+grad_weight = torch.ops.numba_tconv.grad_weight.default
+grad_bias = torch.ops.numba_tconv.grad_bias.default
+
+
+def forward(x, weight, parameters):
+    """T(x, weight): the forward pass without bias, by the rung that is selected for it."""
+    *parameters, precision = parameters
+    operator = torch.ops.numba_tconv.conv_transpose1d.default
+    return transforms.apply(operator, x, weight, None, *parameters, "", precision)
+
+
+def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
+    """The problem of the forward pass; ``grad_output`` is a shape. Raises RuntimeError where that is not the shape of
+    the output."""
+    batch, out_channels, out_length = grad_output
+    problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
+    if problem.out_length != out_length:
+        raise RuntimeError(
+            f"grad_output must have the {problem.out_length} samples of the output of {problem}, got {out_length}"
+        )
+    return problem
+
+
+def _product_jvp(operator, tangents, arguments):
+    """The tangent of what ``operator``, linear in each of its first two arguments, makes of them."""
+    first, second, *others = arguments
+    with_first = transforms.apply(operator, tangents[0], second, *others)
+    return with_first + transforms.apply(operator, first, tangents[1], *others)
+
+
+# grad_input
+
+
+@direct.implementation(grad_input, "cpu")
+def _input_cpu(grad_output, weight, length, *parameters):
+    problem_of(grad_output.shape, weight.shape[0], length, weight.shape[2], parameters)
+    return torchs_input(grad_output, weight, length, parameters)
+
+
+@torch.library.register_fake("numba_tconv::grad_input")
+def _input_fake(grad_output, weight, length, *parameters):
+    return grad_output.new_empty((grad_output.shape[0], weight.shape[0], length))
+
+
+def _input_context(ctx, inputs, output):
+    grad_output, weight, _, *ctx.parameters = inputs
+    ctx.save_for_backward(grad_output, weight)
+
+
+def _input_backward(ctx, v):
+    grad_output, weight = ctx.saved_tensors
+    for_grad_output = for_weight = None
+    if ctx.needs_input_grad[0]:
+        for_grad_output = forward(v, weight, ctx.parameters)
+    if ctx.needs_input_grad[1]:
+        for_weight = transforms.apply(grad_weight, grad_output, v, weight.shape[2], *ctx.parameters)
+    return for_grad_output, for_weight, *[None] * 7
+
+
+# grad_weight
+
+
+@direct.implementation(grad_weight, "cpu")
+def _weight_cpu(grad_output, input, kernel_size, *parameters):
+    problem_of(grad_output.shape, *input.shape[1:], kernel_size, parameters)
+    return torchs_weight(grad_output, input, kernel_size, parameters)
+
+
+@torch.library.register_fake("numba_tconv::grad_weight")
+def _weight_fake(grad_output, input, kernel_size, stride, padding, output_padding, groups, dilation, precision):
+    return input.new_empty((input.shape[1], grad_output.shape[1] // groups, kernel_size))
+
+
+def _weight_context(ctx, inputs, output):
+    grad_output, input, _, *ctx.parameters = inputs
+    ctx.save_for_backward(grad_output, input)
+
+
+def _weight_backward(ctx, v):
+    grad_output, input = ctx.saved_tensors
+    for_grad_output = for_input = None
+    if ctx.needs_input_grad[0]:
+        for_grad_output = forward(input, v, ctx.parameters)
+    if ctx.needs_input_grad[1]:
+        for_input = transforms.apply(grad_input, grad_output, v, input.shape[2], *ctx.parameters)
+    return for_grad_output, for_input, *[None] * 7
+
+
+# grad_bias
+
+
+@direct.implementation(grad_bias, "cpu")
+def _bias_cpu(grad_output, precision):
+    return grad_output.sum((0, 2))
+
+
+@torch.library.register_fake("numba_tconv::grad_bias")
+def _bias_fake(grad_output, precision):
+    return grad_output.new_empty((grad_output.shape[1],))
+
+
+def _bias_context(ctx, inputs, output):
+    ctx.shape = inputs[0].shape
+
+
+def _bias_backward(ctx, v):
+    return v[:, None].expand(ctx.shape), None
+
+
+def _bias_jvp(tangents, arguments):
+    return transforms.apply(grad_bias, tangents[0], arguments[1])
+
+
+transforms.register(grad_input, _input_backward, _input_context, partial(_product_jvp, grad_input))
+transforms.register(grad_weight, _weight_backward, _weight_context, partial(_product_jvp, grad_weight))
+transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
+
+
+# The derivative of the forward operator
+
+
+def setup_context(ctx, inputs, output):
+    """Keep what ``backward`` needs of the arguments of ops.conv_transpose1d, and no more."""
+    input, weight, _, *others = inputs
+    keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
+
+
+def constants_of(input, weight, others) -> tuple:
+    """What ``backward`` needs of a call beside its tensors, ``input`` and ``weight`` their shapes, ``others`` the other
+    arguments: the input's length, the kernel's size, and the parameters of the operators of the gradients."""
+    *parameters, _, precision = others
+    return input[2], weight[2], *parameters, precision
+
+
+def keep(constants, ctx, input, weight, bias=None):
+    """Keep the ``constants_of`` the call, and its tensors where a gradient that is wanted needs them."""
+    ctx.constants = constants
+    wants_input, wants_weight, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)
+
+
+def backward(ctx, grad_output, input, weight):
+    """Gradients for input, weight and bias, those that are wanted, from the tensors that were saved."""
+    length, kernel_size, *parameters = ctx.constants
+    wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+    return (
+        transforms.apply(grad_input, grad_output, weight, length, *parameters) if wants_input else None,
+        transforms.apply(grad_weight, grad_output, input, kernel_size, *parameters) if wants_weight else None,
+        transforms.apply(grad_bias, grad_output, parameters[-1]) if wants_bias else None,
+    )
+
+
+def jvp(tangents, arguments):
+    """The tangent of the forward operator's output."""
+    without_bias = [*arguments[:2], None, *arguments[3:]]
+    tangent = _product_jvp(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias)
+    return tangent if tangents[2] is None else tangent + tangents[2][:, None]
+
+
+# torch's own gradients
+
+
+def torchs_input(grad_output, weight, length: int, parameters):
+    """torch's own gradient for the input."""
+    # An ordinary convolution needs no input, but rounds otherwise than torch's gradient.
+    input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
+    if not grad_output.numel():  # which torch's convolution refuses
+        return input.zero_()
+    return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
+
+
+def torchs_weight(grad_output, input, kernel_size: int, parameters):
+    """torch's own gradient for the weight."""
+    groups = parameters[3]
+    weight = _shape_alone((input.shape[1], grad_output.shape[1] // groups, kernel_size), input)
+    if not grad_output.numel():
+        return weight.zero_()
+    return _torchs(grad_output, input, weight, parameters, [False, True, False])[1]
+
+
+def _shape_alone(shape, like):
+    """A contiguous tensor that is read for its shape only: on the memory of ``like``, where that is enough, because it
+    may be as large as the signals. One number expanded would not do: torch makes it contiguous."""
+    if like.is_contiguous() and like.numel() >= math.prod(shape):
+        return like.view(-1)[: math.prod(shape)].view(shape)
+    return like.new_empty(shape)
+
+
+def _torchs(grad_output, input, weight, parameters, wanted):
+    stride, padding, output_padding, groups, dilation, _ = parameters
+    lists = [stride], [padding], [dilation], True, [output_padding]
+    gradients = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)
+    return [None if gradient is None else gradient.contiguous() for gradient in gradients]

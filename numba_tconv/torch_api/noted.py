@@ -1,0 +1,123 @@
+"""The transposed convolutions that a function computes, found by a call that computes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+
+from . import operators as ops
+from .functional import default_precision
+
+MOST_VALUES = 1024  # elements of an integer buffer whose values a model may ask for, as codecs do for their paddings
+
+
+class Noted(NamedTuple):
+    """A call: ``variant`` and ``precision`` are those of the operator (operators.py), as this package would compute
+    it."""
+
+    problem: Problem
+    dtype: torch.dtype
+    variant: str
+    precision: str
+
+
+def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
+    """Those of ``function(*arguments, **keywords)``, each once, by torch's operator or by this package's; of one
+    dimension, and of dtypes that this package has. It is called on fake tensors, which have sizes and no values; but
+    small buffers of integers keep theirs.
+
+    Raises:
+        RuntimeError: the function asks for values of tensors, or refuses its arguments; or it is a module, or a method
+            of one, with lazy parameters, which such a call would initialise.
+    """
+    owner = getattr(function, "__self__", function)
+    modules = owner.modules() if isinstance(owner, nn.Module) else ()
+    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # which keep nothing
+    if lazy := [name for module in modules for name, one in module.named_parameters(recurse=False) if is_lazy(one)]:
+        raise RuntimeError(f"{lazy[0]} is lazy: its sizes are known after the first call of the model")
+    mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
+    arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
+    # In inference mode operators that are made of others are not taken apart.
+    plain = torch.inference_mode(False)
+    with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
+        function(*arguments, **keywords)
+    return list(dict.fromkeys(noting.found))
+
+
+@contextlib.contextmanager
+def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
+    """The modules have fake parameters and buffers, and copies of small buffers of integers, which it gives. None is
+    left behind: nor as the cast of a parameter that autocast keeps, or an attribute that the call sets of a module."""
+    real = {}
+
+    def stand_in(one):
+        if not isinstance(one, nn.Parameter) and _has_values(one):
+            return real.setdefault(id(one), one.clone())
+        return mode.from_tensor(one)
+
+    kept = torch.is_autocast_cache_enabled()
+    places = [one for module in modules for one in (vars(module), module._parameters, module._buffers)]
+    before = [dict(place) for place in places]
+    torch.set_autocast_cache_enabled(False)
+    try:
+        for place in places:
+            place.update({name: stand_in(one) for name, one in place.items() if isinstance(one, torch.Tensor)})
+        yield [*real.values()]
+    finally:
+        torch.set_autocast_cache_enabled(kept)
+        for place, then in zip(places, before, strict=True):
+            place.clear()
+            place.update(then)
+
+
+def _has_values(one: torch.Tensor) -> bool:
+    """Whether it is a small tensor of integers, with memory."""
+    fake = isinstance(one, FakeTensor) or one.is_meta
+    return not (fake or one.is_floating_point() or one.is_complex()) and one.numel() <= MOST_VALUES
+
+
+class _Noting(TorchDispatchMode):
+    """Sees what is left of a call when autocast and all that wraps tensors are done with it. What follows from small
+    tensors of integers alone is computed; those that are ``real`` may be written."""
+
+    def __init__(self, real: list[torch.Tensor]):
+        super().__init__()
+        self.found, self.real = [], {id(one): one for one in real}  # which keeps them, so that no other has their ids
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        # Those of the caller, as a closure's, are read and never written.
+        may_read = not func._schema.is_mutable
+        if tensors and all(id(one) in self.real or (may_read and _has_values(one)) for one in tensors):
+            with unset_fake_temporarily():
+                result = func(*args, **(kwargs or {}))
+            made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.numel() <= MOST_VALUES]
+            self.real |= {id(one): one for one in made}
+            return result
+        result = func(*args, **(kwargs or {}))  # which raises what torch raises
+        if func is ops.conv_transpose1d:
+            x, weight, bias, *parameters, variant, precision = args
+            self._note(x, weight, bias, parameters, variant, precision)
+        elif func is torch.ops.aten.convolution.default:
+            x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+            if transposed and x.dim() == 3 and x.dtype in PRECISIONS:
+                parameters = stride[0], padding[0], output_padding[0], groups, dilation[0]
+                self._note(x, weight, bias, parameters, "", default_precision(x.dtype))
+        return result
+
+    def _note(self, x, weight, bias, parameters, variant, precision):
+        if x.size(0) and weight.size(1):  # torch computes the others, which are empty
+            problem = ops.check(x, weight, bias, *parameters)
+            self.found.append(Noted(problem, x.dtype, variant, precision))

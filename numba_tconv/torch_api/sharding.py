@@ -1,0 +1,81 @@
+"""How DTensors, each one tensor on several devices, compute the operators: their sharding rules.
+
+An operator is linear in each of its signals and weights. So it is computed in shares of the batch, of the output
+channels, or of the input channels, whose results are partial sums. With groups it is computed in shares of the batch
+only, because the number of groups is an argument, the same for all shares.
+
+torch.distributed.tensor takes long to import, and who has a DTensor has imported it. So the rules are registered when
+this package may meet one.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+import torch
+
+from . import gradient_operators as grad_ops
+from . import operators as ops
+
+MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor."""
+    module = sys.modules.get(MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def prepare() -> None:
+    """Let the operators take DTensors, where there are any."""
+    if MODULE in sys.modules:
+        register()
+
+
+# As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package.
+prepare._dynamo_marked_constant = True
+
+
+@cache
+def register() -> None:
+    """Register the rules, once."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    whole, terms = Replicate(), Partial()
+    batch, channels = Shard(0), Shard(1)  # of a signal
+    by_input, by_output = Shard(0), Shard(1)  # the channels of a weight
+
+    def rules(numbers, groups, always, alone):
+        """Pairs of the result's placements and those of the arguments, of which the last are numbers; ``alone`` are
+        the rules that hold for one group."""
+        return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
+
+    @register_sharding(ops.conv_transpose1d)
+    def _forward(input, weight, bias, stride, padding, output_padding, groups, *_):
+        # A bias that is added to partial sums is a partial sum itself: one share has it, the others zeros.
+        always = (
+            (whole, whole, whole, whole),
+            (batch, batch, whole, whole),
+            (terms, terms, whole, terms),
+            (terms, whole, terms, terms),
+        )
+        alone = (channels, whole, by_output, Shard(0)), (terms, channels, by_input, terms)
+        if bias is None:
+            always, alone = ([(*rule[:3], None) for rule in some] for some in (always, alone))
+        return rules(7, groups, always, alone)
+
+    @register_sharding(grad_ops.grad_input)
+    def _grad_input(grad_output, weight, length, stride, padding, output_padding, groups, *_):
+        always = (whole, whole, whole), (batch, batch, whole), (terms, terms, whole), (terms, whole, terms)
+        return rules(7, groups, always, ((terms, channels, by_output), (channels, whole, by_input)))
+
+    @register_sharding(grad_ops.grad_weight)
+    def _grad_weight(grad_output, input, kernel_size, stride, padding, output_padding, groups, *_):
+        always = (whole, whole, whole), (terms, batch, batch), (terms, terms, whole), (terms, whole, terms)
+        return rules(7, groups, always, ((by_output, channels, whole), (by_input, whole, channels)))
+
+    @register_sharding(grad_ops.grad_bias)
+    def _grad_bias(grad_output, precision):
+        return rules(1, 1, ((whole, whole), (terms, batch), (Shard(0), channels), (terms, terms)), ())

@@ -1,0 +1,130 @@
+"""Windows of k6 that are filled row by row: every element is written, with what its sample has there or with zero."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k6_wgmma import boxes as k6_box
+from numba_tconv.kernels.k6_wgmma import producer as k6_load
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.boxes import Rows
+from tests.kernels.test_tensor_store import cast_quickly
+
+LANES = 32
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Shared memory, by the byte, as the instructions fill it."""
+    found = {}
+
+    def cp_async(address, x, source, size):
+        assert address % 16 == source * x.itemsize % 16 == 0
+        assert size in (0, 16)
+        for e in range(16 // x.itemsize):
+            place = int(address + e * x.itemsize)
+            assert place not in found, "once"
+            found[place] = float(x[source + e]) if size else 0.0
+
+    cast_quickly(monkeypatch, k6_box, k6_load)
+    monkeypatch.setattr(k6_load, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_load, "place", k6_box.place.py_func)
+    monkeypatch.setattr(k6_load, "recomputed", lambda value: value)
+    monkeypatch.setattr(k6_load, "nounroll", lambda: None)
+    monkeypatch.setattr(
+        k6_load, "repeated", lambda step, count: lambda k, state: [step(k + z, state) for z in range(count)]
+    )
+    local = SimpleNamespace(array=lambda size, dtype: [None] * size)
+    monkeypatch.setattr(k6_load, "cuda", SimpleNamespace(local=local))
+    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
+    arrived = []
+    monkeypatch.setattr(k6_load, "mbarrier_await_copies", lambda barrier: arrived.append((barrier, len(found))))
+    return found, arrived
+
+
+# Element of the sample at which the window begins: before the sample, in it, behind it; in units of a column.
+@pytest.mark.parametrize("begin", [-16, -8, 0, 24, 40, 64])
+@pytest.mark.parametrize("channels_left", [0, 3, 100])
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
+def test_in_vectors(memory, precision, dtype, channels_left, begin):
+    memory, arrived = memory
+    problem = Problem(3, 40, 16, 7, 48, stride=3, dilation=2, padding=3)
+    config = k6_config.configs(problem, precision)[0]
+    first, columns = config.tile.columns(problem)
+    geometry = k6_box.geometry(config, None)
+    x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
+    strides = problem.in_channels * problem.length, problem.length
+    fill_in_vectors, _ = k6_load.make_fill(config)
+    for sample in range(-1, problem.batch):
+        memory.clear()
+        arrived.clear()
+        for lane in range(LANES):
+            in_stage = 0, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
+            fill_in_vectors(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
+                            columns, lane, 0)  # fmt: skip
+            # Each lane arrives once, behind what it has written.
+            assert len(arrived) == lane + 1
+            assert arrived[-1] == (0, len(memory))
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, None, 0)
+
+
+# Rows that no map describes, and as a box would have them; x begins as many elements after a multiple of 16 bytes.
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("begin", [-16, 24, 41])
+@pytest.mark.parametrize("channels_left", [0, 3, 11, 100])
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
+def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin, early):
+    memory, arrived = memory
+    problem = Problem(3, 40, 16, 7, 47, stride=3, dilation=2, padding=3)
+    config = k6_config.configs(problem, precision)[0]
+    tile, (first, columns) = config.tile, config.tile.columns(problem)
+    every = 16 // tile.itemsize
+    rows = Rows(every, problem.length % every, False) if early else None
+    geometry = k6_box.geometry(config, rows)
+    x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
+    strides = problem.in_channels * problem.length, problem.length
+    base, region = 1 << 20, 1 << 12
+
+    class Shared:
+        def __setitem__(self, index, value):
+            assert tile.itemsize == 2
+            memory[int(index) * tile.itemsize - region] = float(value)
+
+    def cp_async(address, x, source, size):
+        assert tile.itemsize == 4
+        memory[int(address) - base - region] = float(x[source]) if size else 0.0
+
+    monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
+    _, fill = k6_load.make_fill(config)
+    in_stage = geometry.alike.bit_length() - 1, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
+    for sample in range(-1, problem.batch):
+        memory.clear()
+        for lane in range(LANES):
+            fill(x, *strides, rows is None, early, sample, begin, 0, channels_left, base, region, Shared(), in_stage,
+                 problem.batch, problem.length, columns, lane, 0)  # fmt: skip
+            assert arrived.pop() == (0, len(memory))
+        assert first == 0
+        check(memory, config, problem, (first, columns), x, sample, begin, channels_left, rows, early)
+
+
+def check(memory, config, problem, columns, x, sample, begin, channels_left, rows, early):
+    """Every element of the window stands where a box of ``rows`` would have it."""
+    tile, (first, columns), g = config.tile, columns, k6_box.geometry(config, rows)
+    written = defaultdict(int)
+    for channel in range(config.depth):
+        row = k6_box.place.py_func(channel, g.alike.bit_length() - 1, g.pitch, g.shear)
+        if rows:
+            row += (early + begin) % (16 // tile.itemsize) * tile.itemsize
+        for column in range(config.width):
+            n, i = sample, begin + column
+            while i >= first + columns:
+                n, i = n + 1, i - columns
+            exists = channel < channels_left and 0 <= n < problem.batch and 0 <= i < problem.length
+            expected = float(x[(n * problem.in_channels + channel) * problem.length + i]) if exists else 0.0
+            at = int(row + column * tile.itemsize)
+            assert memory[at] == expected, (channel, column)
+            written[at] += 1
+    assert set(written.values()) == {1}

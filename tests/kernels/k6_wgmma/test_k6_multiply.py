@@ -1,0 +1,208 @@
+"""The products of split operands, in Python: each once, small ones first, few of them summed without CUDA cores."""
+
+from dataclasses import replace
+
+import pytest
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.tensor_core.split_operand import MOST_SPLIT_TAPS
+from numba_tconv.kernels.k6_wgmma import mainloop as k6_multiply
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.tile import BLOCKS
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+LARGE, SMALL = 0, 1  # parts of an operand
+EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is free, and that it has arrived
+# What a window is loaded with, first where its inverse is if it is split ahead; and what of its products is added up.
+SCALES, INVERSE = (4000, 0), 0.5
+SLOT = 3  # in which the stage of a test of one is
+TURN = 2000  # and that which says that it is the warpgroup's turn
+
+
+def in_python(monkeypatch, config, multiply_all=None):
+    """The device function of ``config`` in Python, and what it does to the stages, in its order."""
+    done = []
+    for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait"):
+        monkeypatch.setattr(k6_multiply, name, lambda *_: None)
+    monkeypatch.setattr(k6_multiply, "recomputed", lambda value: value)
+    monkeypatch.setattr(k6_multiply, "mbarrier_arrive", lambda barrier: done.append(int(barrier)))
+    monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
+    monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all or (lambda *_: done.append("products")))
+    monkeypatch.setattr(k6_multiply, "wgmma_wait", lambda count: lambda: done.append(f"wait {count}"))
+
+    def window(*arguments):
+        assert arguments[-1] is SCALES
+        done.append("window")
+        return None if config.split_ahead else INVERSE
+
+    def load_inverse(address):
+        assert config.split_ahead
+        assert address == SCALES[0] + 8 * SLOT
+        return INVERSE
+
+    monkeypatch.setattr(k6_multiply, "ld_shared", lambda count, kind: load_inverse)
+    monkeypatch.setattr(k6_multiply, "make_window", lambda config, first=0, end=None: window)
+    monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
+    return k6_multiply.make_stages(config), done
+
+
+# Problem, and taps of the chunk: all of one; all of several; and those of the last, that are fewer.
+CHUNKS = [(Problem(2, 16, 64, taps, 256), taps) for taps in range(1, 6)]
+CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=4), taps) for taps in (3, 2)]
+CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=3), 5), (Problem(2, 16, 64, 3, 256, dilation=6), 3)]
+CHUNKS += [(Problem(2, 16, 64, 11, 256), taps) for taps in (4, 3, 1)]
+
+
+@pytest.mark.parametrize(("problem", "taps"), CHUNKS)
+def test_split_operands(monkeypatch, problem, taps):
+    config = k6_config.configs(problem, "tf32x3")[0]
+    tile = config.tile
+    sums, window, chunk = tile.rows // 2, 4 + tile.halo, tile.tap_chunk
+    assert taps in (chunk, tile.last_taps(problem)) or taps < chunk
+    groups = []  # of each sum from zero on, the products: first register of x, lower half of the descriptor
+
+    def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
+        # The columns of a block, and of the row of the next four channels.
+        assert (x1, x2, x3) == (x0 + 1, x0 + window, x0 + window + 1)
+        if not add:
+            groups.append([])
+            acc[at : at + sums] = [0] * sums
+        groups[-1].append((at // sums, x0, descriptor & 0xFFFFFFFF))
+        for e in range(sums):
+            acc[at + e] += 1
+
+    stages_of, _ = in_python(monkeypatch, config, multiply_all)
+    acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
+    v = range(tile.parts * 2 * window)  # each register holds its own number
+    ring = 1 << 12, config.stages
+    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT, 0, 0, 0, 1,
+              TURN, 0)  # fmt: skip
+
+    tap_bytes, expected = tile.rows * tile.depth * 2 >> 4, []
+    for block in range(BLOCKS):
+        for b in range(taps):
+            x = tile.halo - b * tile.taps.step + 2 * block
+            for x_part, w_part in ((SMALL, LARGE), (LARGE, SMALL), (LARGE, LARGE)):
+                expected.append((block, x + 2 * x_part * window, (w_part * chunk + b) * tap_bytes))
+    assert sorted(product for group in groups for product in group) == sorted(expected)
+    assert total == [3 * taps * INVERSE] * len(total), "every product is added up, once, and scaled back"
+    for group in groups:
+        assert len({block for block, _, _ in group}) == 1
+        assert len(group) <= 3 * MOST_SPLIT_TAPS
+        small = [x >= 2 * window or w >= chunk * tap_bytes for _, x, w in group]
+        assert small == sorted(small, reverse=True), "the small ones come first"
+
+
+@pytest.mark.parametrize(("problem", "taps"), CHUNKS)
+def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch, problem, taps):
+    """A window that is split ahead in two pieces, if all taps' operands would take too many registers."""
+    config = k6_config.configs(problem, "tf32x3")[0]
+    tile = config.tile
+    window, sums = 4 + tile.halo, tile.rows // 2
+    loaded, under_way, pieces = set(), [set()], []  # columns of the window; of each batch of products not waited for
+
+    def make_window(config, first=0, end=None):
+        def load(*arguments):
+            columns = set(range(first, window if end is None else end))
+            assert not columns & set().union(*under_way), "the registers of products that are under way"
+            assert arguments[3] == SLOT << 12
+            assert arguments[-1] is SCALES
+            loaded.update(columns)
+            pieces.append(len(columns))
+            return None if config.split_ahead else INVERSE
+
+        return load
+
+    def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
+        columns = {x % window for x in (x0, x1, x2, x3)}
+        assert columns <= loaded
+        under_way[-1] |= columns
+        acc[at : at + sums] = [0] * sums
+
+    def wgmma_wait(most):
+        return lambda: under_way.__setitem__(slice(0, len(under_way) - 1 - most), [])
+
+    in_python(monkeypatch, config, multiply_all)
+    monkeypatch.setattr(k6_multiply, "make_window", make_window)
+    monkeypatch.setattr(k6_multiply, "wgmma_commit", lambda: under_way.append(set()))
+    monkeypatch.setattr(k6_multiply, "wgmma_wait", wgmma_wait)
+    stages_of = k6_multiply.make_stages(config)
+    acc, total = [0] * (BLOCKS * sums), [0] * (BLOCKS * sums)
+    ring = 1 << 12, config.stages
+    stages_of(acc, total, None, None, None, range(4 * window), 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT,
+              0, 0, 0, 1, TURN, 0)  # fmt: skip
+    assert sum(pieces) == window, "each column is loaded once"
+    assert len(pieces) == (2 if taps > MOST_SPLIT_TAPS and tile.halo > 4 else 1)
+
+
+# Weights resident or streamed, and one or two depths a stage; two are unrolled.
+kinds = pytest.mark.parametrize(("resident", "depths"), [(r, depths) for r in (False, True) for depths in (1, 2)])
+
+
+def config_of(resident, depths):
+    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
+    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
+    assert config.unroll == 2
+    return replace(config, depths=depths)
+
+
+@kinds
+def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depths):
+    """Of streamed weights, when the next one's products are on their way."""
+    config = config_of(resident, depths)
+    stages_of, done = in_python(monkeypatch, config)
+    ring = 1 << 12, config.stages
+    acc = [0] * (BLOCKS * config.tile.rows // 2)
+    v = [0] * 1000
+    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, 0, config.tile.tap_chunk, 0,
+              0, 0, EMPTY, 4, TURN, 0)  # fmt: skip
+    slots = list(range(4 // depths)) if resident else list(range(4 // depths - 1))
+    assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
+    windows = [at for at, e in enumerate(done) if e == "window"]
+    waits = [at for at, e in enumerate(done) if e == "wait 1"]
+    assert len(windows) == len(waits) == 4
+    for slot in slots:
+        last = slot * depths + depths - 1
+        assert done.index(EMPTY + 8 * slot) > (windows[last] if resident else waits[last + 1])
+
+
+@kinds
+def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
+    """Its windows and, if they are streamed, its weights; around the end of the ring. It is waited for once."""
+    config = config_of(resident, depths)
+    windows, weights, waited = [], [], []
+    in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
+    monkeypatch.setattr(
+        k6_multiply,
+        "make_window",
+        lambda config, first=0, end=None: lambda v, at, x_at, offset, *_: windows.append(int(x_at + offset)),
+    )
+    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
+    stages_of = k6_multiply.make_stages(config)
+    slot, stages, first, x_at, descriptor0, h_step = 5 << 7, 3, 2, 7 << 20, 9 << 4, 1 << 6
+    acc = [0] * (BLOCKS * config.tile.rows // 2)
+    stages_of(acc, None, None, None, None, [0] * 1000, x_at, h_step, 0, 0, 0, False, SCALES, (slot, stages),
+              descriptor0, descriptor0, 0, config.tile.tap_chunk, first, 0, FULL, EMPTY, 4, TURN, 0)  # fmt: skip
+    places = [(2, 0), (0, 0), (1, 0), (2, 0)] if depths == 1 else [(2, 0), (2, 1), (0, 0), (0, 1)]  # slot, depth in it
+    assert windows == [x_at + slot * s + z * 2 * h_step for s, z in places]
+    own = config.tile.depth_weights
+    at = range(0, 4 * own, own) if resident else [slot * s + z * own for s, z in places]
+    assert weights[:: len(weights) // 4] == [descriptor0 + (bytes >> 4) for bytes in at]
+    of_stages = [(FULL + 8 * s, int(number > 0)) for number, (s, z) in enumerate(places) if z == 0]
+    assert [barrier for barrier in waited if barrier[0] != TURN] == of_stages
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_tile_waits_for_its_turn_before_its_first_stage(monkeypatch, resident):
+    """Where the warpgroups take tiles in turn; not again for the next chunk of taps."""
+    problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
+    config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
+    stages_of, done = in_python(monkeypatch, config)
+    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: done.append((int(barrier), parity)))
+    ring, acc, v = (1 << 12, config.stages), [0] * (BLOCKS * config.tile.rows // 2), [0] * 1000
+    for add in (0, 1):
+        stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, add, config.tile.tap_chunk,
+                  0, 0, 0, EMPTY, 2, TURN, 1)  # fmt: skip
+    turns = [at for at, e in enumerate(done) if e == (TURN, 1)]
+    assert turns == ([0] if resident else [])

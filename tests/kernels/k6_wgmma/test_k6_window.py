@@ -1,0 +1,60 @@
+"""What a lane reads as its window, on the CPU: the device functions of kernels/k6_wgmma/window.py run as they are, in
+Python."""
+
+import numpy as np
+import pytest
+
+from numba_tconv.kernels.k6_wgmma import window as k6_window
+from numba_tconv.kernels.k6_wgmma.cost import choose
+from numba_tconv.kernels.k6_wgmma.window import ALIGNED
+from numba_tconv.lab.measure import workloads
+from tests.shared_memory import shared_memory
+
+BESIDE = 9999  # stands in memory where a row is not
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    return shared_memory(monkeypatch, k6_window)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
+@pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
+@pytest.mark.parametrize(("before", "behind"), [(0, 0), (7, 0), (1, 0), (0, 1), (0, 6), (2, 3), (99, 0), (0, 99)])
+# Where the rows of a pair of channels begin, in elements; those of 32 bits all like the first.
+@pytest.mark.parametrize(
+    ("together", "begins"), [(ALIGNED, (0, 4)), (4, (4, 8)), (2, (2, 4)), (1, (1, 2)), (1, (2, 1)), (1, (1, 3))]
+)
+def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, before, behind, together, begins):
+    config = choose(workloads.get(workload).problem, precision)
+    tile, window = config.tile, 4 + config.tile.halo
+    before, behind = min(before, window), min(behind, window)
+    if together == ALIGNED:
+        before = behind = 0  # the copy engine makes the zeros around rows at multiples of 16 bytes
+    memory.itemsize, pitch = tile.itemsize, window + 16
+    halves = 2 if tile.itemsize == 2 else 1
+    # Row c, from register 0 on; elements that are none of the row's hold what is beside it in memory.
+    begins = [begins[c % halves] for c in range(16)]
+    own = range(before, window - behind)
+    rows = [[1000 * c + 100 + q if q in own else BESIDE for q in range(pitch)] for c in range(16)]
+    memory.elements = np.array(
+        [[BESIDE] * begin + row[: pitch - begin] for begin, row in zip(begins, rows, strict=True)]
+    )
+    slot = 32 // tile.itemsize  # elements from the first slot to the window's
+    memory.elements = np.concatenate([np.full(slot, BESIDE), memory.elements.reshape(-1)])
+    lane_rows = k6_window.lane_rows_of(tile)
+    assert lane_rows == (4 if precision == "tf32x3" else 2)
+    v = [0] * (lane_rows * window)
+    h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
+    beyond = before + behind > 0, before | behind << 8
+    x_at, offset = begins[0] * tile.itemsize, slot * tile.itemsize
+    ahead = precision == "tf32x3" and workload == "kb74"
+    for piece in ((8,), (0, 8)) if ahead else ((),):  # half of its columns, the others; or all
+        k6_window.make_window(config, *piece)(v, 0, x_at, offset, h_step, odd_step, beyond, together, True, None)
+    assert config.split_ahead == ahead
+    around = BESIDE if ahead else 0  # zeros are in the stage already
+    register_rows = (0, 2, 1, 3) if ahead else range(lane_rows)  # larger parts, then smaller ones
+    for h, register_row in enumerate(register_rows):
+        for q in range(tile.halo - tile.reach, window):
+            values = [rows[4 * halves * h + c][q] if q in own else around for c in range(halves)]
+            assert v[register_row * window + q] == sum(value << 16 * c for c, value in enumerate(values))

@@ -1,0 +1,27 @@
+"""Tensor maps as the host makes them, without a GPU: what the driver is asked, and in whose context."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from numba_tconv.kernels.common import tensor_map
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no copy engine")
+
+
+def test_a_thread_that_has_no_context_gets_torchs_first(monkeypatch):
+    """As one of autograd's threads, whose first work may be a map: torch gives it none before it launches."""
+    asked = []
+
+    def encode_tiled(*arguments):
+        asked.append("map")
+        return 0, SimpleNamespace(opaque=[1 << 63] + 15 * [7])
+
+    monkeypatch.setattr(tensor_map.driver, "cuTensorMapEncodeTiled", encode_tiled)
+    monkeypatch.setattr(tensor_map, "enter_context", lambda device: asked.append(f"context of {device}"))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    words = tensor_map.encode("bf16", (64, 8, 2), (128, 1024), (64, 8, 1))
+    assert asked == ["context of 3", "map"]
+    assert words == (-(1 << 63), *15 * [7]), "as the signed numbers that a kernel's argument holds"

@@ -1,0 +1,308 @@
+"""The command line: what it does, without a GPU too. `figures`: test_cli_figures.py; mistakes: test_cli_mistakes.py."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from numba_tconv import explain
+from numba_tconv.lab.cli import commands
+from numba_tconv.lab.machine_code import inspection
+from numba_tconv.lab.measure import accuracy, bench, check, rows, workloads
+from numba_tconv.lab.measure import contestants as named
+from numba_tconv.runtime.device import A100, GPUS, H200
+from numba_tconv.selection.forward import select
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+from tests.command_line import no_gpu, run
+from tests.samples import ladder, row, sweep
+
+ROOT = Path(__file__).parents[2]
+RUNGS_OF = {"forward": RUNGS} | {
+    of: [name for name, rung in GRADIENTS.items() if rung.of == of] for of in ("grad_input", "grad_weight", "grad_bias")
+}
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Directories for rows and figures, the first with rows in it."""
+    data = tmp_path / "data"
+    rows.append(data / "some.csv", [*ladder(), *sweep()])
+    return "--data", data, "--plots", tmp_path / "plots"
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """As if there were a GPU, on which a measurement returns made-up rows; the workloads that were measured."""
+    seen = []
+
+    def measure(workload, rungs, dtype, precision, direction, *, weights, repeats, budget_s):
+        seen.append(workload.name)
+        return [row(workload, rung, direction=direction, weights=weights) for rung in rungs]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(named, "current_device", lambda: H200)
+    monkeypatch.setattr(bench, "measure", measure)
+    return seen
+
+
+def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    rows.append(out, [row("patch")])
+    code, printed, _ = run(capsys, "bench", "kb64", "audio", "--rung", "k1_gather", "--out", out)
+    assert code == 0
+    assert [one.workload for one in rows.read(out)] == ["patch", *measuring]
+    assert len(measuring) == 6
+    assert "kb64 L 65536 float32 ieee k1_gather" in printed
+
+
+def test_bench_measures_at_another_batch(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    assert run(capsys, "bench", "head", "istft", "--batch", "1", "--rung", "k1_gather", "--out", out)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [("head@batch1", 86), ("istft@batch1", 512)]
+    assert workloads.of_row("istft@batch1", 512).problem.batch == 1
+
+
+@pytest.mark.parametrize("direction", ["grad_input", "grad_weight", "step"])
+def test_bench_measures_the_direction_that_is_named(capsys, measuring, tmp_path, direction):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, "bench", "kb64", "kb74", "--direction", direction, "--out", out)
+    assert code == 0
+    names, _ = named.rungs_for(["all"], workloads.get("kb64").problem, torch.float32, "ieee", H200, direction)
+    assert [(one.workload, one.direction, one.rung) for one in rows.read(out)] == [
+        (workload, direction, name) for workload in ("kb64", "kb74") for name in names
+    ]
+    assert f"kb64 L 65536 {direction} float32 ieee auto" in printed
+
+
+def test_a_named_rung_is_left_out_where_it_cannot_do_one_of_several_workloads(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, "bench", "kb64", "depthwise", "--rung", "depthwise", "--out", out)
+    assert code == 0
+    assert [one.workload for one in rows.read(out)] == ["depthwise"]
+    assert "left out: depthwise cannot do" in printed
+
+
+def test_sweep_names_what_was_held(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    limits = ("--min", "2**10", "--max", "2**11", "--rung", "k1_gather", "--out", out)
+    assert run(capsys, "sweep", *limits)[0] == 0
+    assert run(capsys, "sweep", "--fixed", "batch", "--batch", "8", *limits)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [
+        ("kb64@total", 1024), ("kb64@total", 2048), ("kb64@batch8", 1024), ("kb64@batch8", 2048)
+    ]  # fmt: skip
+
+
+def test_sweep_of_single_lengths(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    lengths = ("--length", "65537", "--length", "2**16")
+    assert run(capsys, "sweep", "--fixed", "batch", *lengths, "--rung", "k1_gather", "--out", out)[0] == 0
+    assert [(one.workload, one.length) for one in rows.read(out)] == [("kb64@batch16", 65537), ("kb64@batch16", 65536)]
+
+
+def test_a_wrong_result_fails_but_keeps_what_is_right(capsys, measuring, tmp_path, monkeypatch):
+    def measure(workload, *_, **__):
+        raise bench.WrongResult(f"wrong on {workload.name}", [row(workload, "k2_polyphase")])
+
+    monkeypatch.setattr(bench, "measure", measure)
+    out = tmp_path / "rows.csv"
+    code, _, err = run(capsys, "bench", "kb64", "kb74", "--out", out)
+    assert code == commands.FAILED
+    assert err.splitlines() == ["numba_tconv: wrong on kb64", "numba_tconv: wrong on kb74"]
+    assert [one.rung for one in rows.read(out)] == ["k2_polyphase"] * 2
+
+
+def test_too_little_memory_is_one_line_and_rows_so_far_are_kept(capsys, measuring, tmp_path, monkeypatch):
+    def measure(workload, *_, **__):
+        if workload.name == "kb74":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.\nmore")
+        return [row(workload)]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    out = tmp_path / "rows.csv"
+    code, _, err = run(capsys, "bench", "kb64", "kb74", "--out", out)
+    assert code == commands.MISTAKE
+    assert err == "numba_tconv: not enough GPU memory: CUDA out of memory. Tried to allocate 1 TiB.\n"
+    assert [one.workload for one in rows.read(out)] == ["kb64"]
+
+
+def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, measuring, tmp_path):
+    out = tmp_path / "rows.csv"
+    out.write_text("time,speed\nnow,fast\n")
+    code, _, err = run(capsys, "bench", "kb64", "--out", out)
+    assert code == commands.MISTAKE
+    assert "columns of another version" in err
+    assert err.count("\n") == 1
+    assert out.read_text() == "time,speed\nnow,fast\n"
+    assert measuring == []
+
+
+@pytest.mark.parametrize("weights", ["call", "frozen"])
+@pytest.mark.parametrize("command", [("bench", "kb64"), ("sweep", "--length", "1024")])
+def test_rows_say_where_weights_were_packed(capsys, measuring, tmp_path, command, weights):
+    out = tmp_path / "rows.csv"
+    code, printed, _ = run(capsys, *command, "--rung", "auto", "--weights", weights, "--out", out)
+    assert code == 0
+    assert [one.weights for one in rows.read(out)] == [weights]
+    assert (" auto frozen: " in printed) == (weights == "frozen")
+    run(capsys, *command, "--rung", "auto", "--out", out)
+    assert [one.weights for one in rows.read(out)] == [weights, "call"]
+
+
+def test_unwritable_output_is_refused_before_anything_is_measured(capsys, measuring, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "bench", "kb64", "--out", tmp_path / "file" / "rows.csv")
+    assert code == commands.MISTAKE
+    assert "cannot write" in err
+    assert measuring == []
+
+
+@pytest.mark.parametrize("cc", ["8.0", "12.0"])
+def test_inspect_works_without_a_gpu(capsys, cc):
+    code, out, _ = run(capsys, "inspect", "k1_gather", "kb79", "--cc", cc)
+    assert code == 0
+    assert f"sm_{cc.replace('.', '')} " in out
+    assert "registers" in out
+
+
+def test_what_is_inspected_is_the_configuration_of_the_gpu(monkeypatch):
+    """Tiles go by its shared memory."""
+    monkeypatch.setattr(inspection.offline, "report", lambda *arguments: arguments)
+    problem = workloads.get("kb64").problem
+    for device in GPUS.values():
+        if device.cc >= (8, 0):
+            rung = select(problem, torch.bfloat16, "bf16", device)
+            config, ((kernel, cc, _),) = inspection.compiled(rung.name, problem, torch.bfloat16, "bf16", device)
+            assert config == rung.config_on(device, problem, torch.bfloat16, "bf16")
+            assert (kernel, cc) == (rung.kernel(config), device.cc)
+
+
+@pytest.mark.parametrize("cc", commands.DEVICES)
+def test_explain_takes_every_gpu(capsys, cc):
+    code, out, _ = run(capsys, "explain", "dac_u1", "--cc", cc, "--precision", "ieee")
+    assert code == 0
+    dense = "none: torch's own operator computes it" if cc == "7.5" else "k4_register_tile: "
+    assert f"taken      {dense}" in out
+
+
+def test_inspect_shows_every_kernel_of_a_gradient(capsys):
+    code, out, _ = run(capsys, "inspect", "grad_bias", "kb79", "--cc", "8.0", "--dtype", "bfloat16")
+    assert code == 0
+    assert re.findall(r"^kernel (\w+):", out, re.MULTILINE) == ["grad_bias", "grad_sum"]
+    assert out.count("| sm_80 ") == out.count("instructions, most often") == 2
+
+
+def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):
+    """Rungs on tensor cores have a configuration for each precision."""
+    asked = []
+    rung = GRADIENTS["grad_input_gather"]
+    monkeypatch.setattr(type(rung), "config", lambda _, problem, dtype, **given: asked.append(given))
+    monkeypatch.setattr(type(rung), "kernels", lambda *_: [])
+    problem = workloads.get("kb64").problem
+    inspection.compiled("grad_input_gather", problem, torch.bfloat16, "ieee", A100)
+    assert asked == [{"device": A100, "precision": "bf16"}]
+
+
+def test_explain_takes_a_workload_or_sizes(capsys, places):
+    sizes = ("--in-channels", 128, "--out-channels", 128, "--kernel-size", 3, "--length", 65536, "--batch", 64)
+    texts = [
+        run(capsys, "explain", *what, "--precision", "ieee", "--cc", "9.0", *places[:2]) for what in (["kb64"], sizes)
+    ]
+    assert texts[0] == texts[1]
+    code, out, err = texts[0]
+    assert (code, err) == (0, "")
+    expected = explain("kb64", precision="ieee", device=H200, data=places[1])
+    assert out == f"{expected}\n"
+    assert expected.recorded_ms
+
+
+def test_explain_takes_dtype_gpu_and_precision(capsys):
+    code, out, _ = run(capsys, "explain", "kb79", "--length", "1000", "--dtype", "bfloat16", "--cc", "8.0")
+    assert code == 0
+    assert out.startswith("(16, 32->64, k3, s2, p1, d2, L 1000) in bfloat16 on NVIDIA A100\n")
+    assert "it needs a GPU of compute capability 9.0, not 8.0" in out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = (sys.executable, "-m", "numba_tconv", "explain", "kb64")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_info_tells_versions(capsys):
+    code, out, _ = run(capsys, "info")
+    assert code == 0
+    for name in ("Python", "driver", "torch", "numba-cuda", "ptxas"):
+        assert name in out
+
+
+@no_gpu
+def test_fuzz_runs_in_the_simulator_where_there_is_no_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "in_simulator", lambda argv: 1 if argv == ["fuzz", "--count", "3"] else 0)
+    assert run(capsys, "fuzz", "--count", "3")[0] == 1
+
+
+@no_gpu
+def test_check_runs_in_the_simulator_where_there_is_no_gpu():
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    sizes = ("--batch", "1", "--in-channels", "2", "--out-channels", "2", "--length", "6", "--no-bias")
+    command = (sys.executable, "-m", "numba_tconv", "check", *sizes)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "in the CUDA simulator" in done.stdout
+    for result, rungs in RUNGS_OF.items():
+        _, after = done.stdout.split(f"| {result} by ")
+        shown = after.partition("\n\n")[0].splitlines()
+        for name in ("scatter loops", *rungs):
+            (line,) = [line for line in shown if line.startswith(f"| {name} ")]
+            assert "right" in line or "the CUDA simulator has no tensor cores" in line
+
+
+@pytest.mark.parametrize("result", RUNGS_OF)
+def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
+    monkeypatch.setattr(check, "where", lambda: "here")
+    outcomes = [(of, check.Outcome("torch", accuracy.Error(0, 0), of != result)) for of in RUNGS_OF]
+    monkeypatch.setattr(check, "parity", lambda *_: iter(outcomes))
+    found = commands.check_one(check.SMALL[0], torch.float32, "ieee")
+    assert [outcome.right for _, outcome in found] == [of != result for of in RUNGS_OF]
+    out, _ = capsys.readouterr()
+    assert out.count("| WRONG |") == 1
+    assert out.index(f"| {result} by ") < out.index("WRONG")
+
+
+@pytest.mark.parametrize("right", [True, False, None])
+def test_check_that_no_rung_can_do_is_a_mistake(capsys, monkeypatch, right):
+    """None: all rungs refuse, and what is compared is torch with itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check, "where", lambda: "here")
+    done = None if right is None else accuracy.Error(0, 0)
+    outcomes = [
+        check.Outcome("torch", accuracy.Error(0, 0), True),
+        check.Outcome("k1_gather", done, right is not False),
+    ]
+    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", one) for one in outcomes]))
+    code, _, err = run(capsys, "check", "--precision", "tf32")
+    assert code == {True: 0, False: commands.FAILED, None: commands.MISTAKE}[right]
+    assert ("no rung computes" in err) == (right is None)
+
+
+@pytest.mark.gpu
+def test_check_on_the_gpu(capsys):
+    code, out, _ = run(capsys, "check", "--small")
+    assert code == 0
+    assert torch.cuda.get_device_name() in out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight", "step"])
+def test_bench_on_the_gpu(capsys, tmp_path, direction):
+    out = tmp_path / "rows.csv"
+    assert run(capsys, "bench", "small", "--direction", direction, "--repeats", "5", "--out", out)[0] == 0
+    assert [(one.direction, one.rung) for one in rows.read(out)][-1] == (direction, "auto")

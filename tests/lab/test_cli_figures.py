@@ -1,0 +1,108 @@
+"""The command that draws figures and fills the README: all of it or nothing."""
+
+import pytest
+
+from numba_tconv.lab.cli import commands
+from numba_tconv.lab.measure import rows, search
+from numba_tconv.lab.report import ladder as of_rungs
+from numba_tconv.lab.report import tables as table
+from numba_tconv.lab.report.readme import section
+from numba_tconv.lab.studies import decoder_times
+from tests.command_line import run
+from tests.samples import EMPTY_README, EMPTY_RESULTS, ladder, sweep
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Directories for rows and figures, the first with rows in it."""
+    rows.append(tmp_path / "data" / "some.csv", [*ladder(), *sweep()])
+    return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """README.md and the page of results, with nothing between their markers."""
+    (tmp_path / "plots").mkdir()
+    front, results = tmp_path / "README.md", tmp_path / "plots" / "README.md"
+    front.write_text(EMPTY_README)
+    results.write_text(EMPTY_RESULTS)
+    return front, results
+
+
+def test_figures_draws_and_fills_the_pages_and_then_changes_nothing(capsys, places, pages):
+    front, results = pages
+    code, out, _ = run(capsys, "figures", *places, "--readme", front)
+    assert code == 0
+    assert section(front.read_text(), "ladder") == of_rungs.render([*ladder(), *sweep()])
+    assert section(results.read_text(), "tables") == table.render([*ladder(), *sweep()])
+    files = [front, *results.parent.iterdir()]
+    for path in files:
+        assert str(path) in out
+    before = {path: path.stat().st_mtime_ns for path in files}
+    code, out, _ = run(capsys, "figures", *places, "--readme", front)
+    assert (code, out) == (0, "0 files changed\n")
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+
+
+def test_figures_that_cannot_be_drawn_leave_the_pages_alone(capsys, places, pages, tmp_path):
+    front, _ = pages
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "figures", *places[:2], "--plots", tmp_path / "file", "--readme", front)
+    assert code == commands.MISTAKE
+    assert "cannot write" in err
+    assert front.read_text() == EMPTY_README
+
+
+def test_a_page_without_a_marker_stops_all_figures(capsys, places, pages):
+    front, results = pages
+    results.write_text(EMPTY_RESULTS.replace("<!-- tables:begin -->", ""))
+    assert run(capsys, "figures", *places, "--readme", front)[0] == commands.MISTAKE
+    assert front.read_text() == EMPTY_README
+    assert list(results.parent.iterdir()) == [results]
+
+
+def files_in(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# What `figures` lacks: a file that is there instead, the arguments, and what it says.
+LACKING = {
+    "no rows": ({}, ["--data", "plots"], "plots holds no rows: they are in a checkout of the repository"),
+    "no folder": ({}, ["--data", "nope"], "there is no folder nope"),
+    "a file for a folder": ({}, ["--plots", "README.md/plots"], "cannot write README.md/plots"),
+    "no folder can be made": ({}, ["--plots", "/proc/plots"], "cannot write /proc/plots"),
+    "no README": ({}, ["--readme", "READ.md"], "there is no READ.md"),
+    "no marker": ({"README.md": EMPTY_README.replace("ladder:end", "l")}, [], "README.md: the markers"),
+    "other rows are of another version": ({f"data/{decoder_times.FILE}": "x"}, [], "the columns of another version"),
+    "a search is of another version": ({f"data/{search.FILE}": "x"}, [], "the columns of another version"),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_figures_that_lack_something_write_nothing(capsys, tmp_path, monkeypatch, what):
+    files, argv, said = LACKING[what]
+    rows.append(tmp_path / "data" / "some.csv", [*ladder(), *sweep()])
+    for path, text in ({"README.md": EMPTY_README, "plots/notes": ""} | files).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    before = files_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "figures", "--data", "data", "--plots", "plots", *argv)
+    assert (code, out, err.count("\n")) == (commands.MISTAKE, "", 1)
+    assert said in err
+    assert files_in(tmp_path) == before
+
+
+def test_figures_without_a_readme_are_drawn(capsys, places, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "figures", *places)
+    assert code == 0
+    assert "there is no README.md to put the tables in" in out
+    assert [*(tmp_path / "plots").iterdir()]
+
+
+def test_figures_from_another_versions_rows_is_one_line(capsys, places, tmp_path):
+    (tmp_path / "data" / "old.csv").write_text("time,speed\n")
+    code, _, err = run(capsys, "figures", *places, "--readme", tmp_path / "README.md")
+    assert code == commands.MISTAKE
+    assert err.count("\n") == 1

@@ -1,0 +1,138 @@
+"""The command line: help for every command, and one clear line for every mistake."""
+
+import pytest
+
+from numba_tconv.lab.cli import commands
+from tests.command_line import no_gpu, run
+
+VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info"]
+VERBS += ["kernelbench", "decoders"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_has_help(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: python -m numba_tconv {verb}")
+
+
+MISTAKES = {
+    "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
+    "unknown workload to sweep": (["sweep", "--channels-of", "kb65"], "did you mean kb64"),
+    "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
+    "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
+    "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
+    "a rung that cannot be inspected for an older GPU": (
+        ["inspect", "k6_wgmma", "--precision", "tf32", "--cc", "8.0"],
+        "needs a GPU of compute capability 9.0, not 8.0",
+    ),
+    "a rung that cannot do it": (
+        ["bench", "kb64", "--rung", "k1_gather", "--precision", "tf32"],
+        "k1_gather cannot do",
+    ),
+    "a rung that cannot do any of several": (
+        ["bench", "kernelbench", "--direction", "grad_weight", "--rung", "grad_weight_split", "--precision", "tf32"],
+        "none of the workloads can be done: grad_weight_split cannot do",
+    ),
+    "a gradient's rung that cannot do it": (
+        ["bench", "kb64", "--direction", "grad_input", "--rung", "grad_input_tile", "--precision", "tf32"],
+        "grad_input_tile cannot do",
+    ),
+    "a gradient's rung that cannot be inspected so": (
+        ["inspect", "grad_weight_split", "--precision", "tf32x3"],
+        "grad_weight_split cannot do",
+    ),
+    "a rung of another direction": (
+        ["bench", "--direction", "grad_input", "--rung", "k1_gather"],
+        "k1_gather computes the forward pass, not grad_input; there are grad_input_gather",
+    ),
+    "a gradient's rung for the forward pass": (
+        ["sweep", "--rung", "grad_input_tile"],
+        "grad_input_tile computes grad_input, not the forward pass",
+    ),
+    "a rung for a step": (
+        ["bench", "--direction", "step", "--rung", "k1_gather"],
+        "not a whole step; there are auto, cudnn, all",
+    ),
+    "frozen weights for a step": (
+        ["bench", "kb64", "--direction", "step", "--weights", "frozen"],
+        "frozen weights are for the forward pass, not for step",
+    ),
+    "a rung of another direction to compile": (
+        ["compile", "--direction", "grad_weight", "--rung", "grad_input_tile"],
+        "grad_input_tile computes grad_input, not grad_weight",
+    ),
+    "nothing to check": (["check", "--batch", "0"], "has no outputs"),
+    "impossible problem": (["check", "--stride", "0"], "stride must be positive"),
+    "impossible groups": (["check", "--groups", "3"], "divisible by groups"),
+    "unknown workload to explain": (["explain", "kb65"], "did you mean kb64"),
+    "nothing to explain": (
+        ["explain", "--in-channels", "4"],
+        "name a workload, or give --out-channels, --kernel-size, ",
+    ),
+    "impossible problem to explain": (["explain", "kb64", "--stride", "0"], "stride must be positive"),
+    "a precision of another dtype to explain": (
+        ["explain", "kb64", "--dtype", "float64", "--precision", "tf32"],
+        "unknown precision 'tf32': torch.float64 has fp64",
+    ),
+    **{
+        f"a precision of another dtype to {one[0]}": (
+            [*one, "--dtype", "bfloat16", "--precision", "tf32"],
+            "bfloat16 has no precision 'tf32': --precision is of float32 products",
+        )
+        for one in (["check"], ["bench"], ["sweep"], ["inspect", "k5_mma"], ["search"])
+    },
+    **{
+        f"no folder of rows for {one[0]}": ([*one, "--data", "no/folder"], "there is no folder no/folder")
+        for one in (["demo"], ["figures"], ["explain", "kb64"])
+    },
+    "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
+    "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
+    "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
+    "its own length does not divide": (["sweep", "--length", "2**16", "--length", "65537"], "65537 does not divide"),
+    "unknown decoder": (["decoders", "vits", "dacs"], "no decoder is called 'dacs'; there are encodec, dac, "),
+    "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_gets_one_line(capsys, what):
+    argv, said = MISTAKES[what]
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert err.startswith("numba_tconv: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["check", "--length", "x"],
+        ["sweep", "--min", "2**"],
+        ["bench", "--dtype", "int8"],
+        ["bench", "--direction", "backward"],
+        [],
+    ],
+)
+def test_arguments_that_are_no_arguments_are_argparses(capsys, argv):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert "error: " in err
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    "argv", [["bench", "kb64"], ["bench", "kb64", "--direction", "step"], ["sweep"], ["kernelbench", "64"]]
+)
+def test_measuring_without_a_gpu_says_so(capsys, argv):
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert "needs a CUDA GPU" in err
+
+
+@no_gpu
+def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
+    code, _, err = run(capsys, "check", "kb64")
+    assert code == commands.MISTAKE
+    assert "at most 100,000" in err

@@ -1,0 +1,164 @@
+"""Decoders of published models, built by transformers' classes with random weights: converted, they decode the same."""
+
+import copy
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+import numba_tconv
+from numba_tconv import convert, routed
+from numba_tconv.lab.measure import bench
+from numba_tconv.lab.studies import decoders
+from numba_tconv.lab.studies.decoder_times import error
+from numba_tconv.lab.studies.decoders import DECODERS, decode
+
+# Found, not imported: every process that collects the tests would have to wait for it.
+needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+
+FRAMES = 9
+TINY_HIFIGAN = dict(
+    upsample_initial_channel=16,
+    upsample_rates=(4, 3),
+    upsample_kernel_sizes=(8, 7),
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((1, 3, 5),),
+)
+TINY = {
+    "encodec": dict(hidden_size=16, num_filters=4, upsampling_ratios=(4, 3, 2), num_lstm_layers=1),
+    "dac": dict(encoder_hidden_size=4, decoder_hidden_size=32, downsampling_ratios=(2, 3, 4)),
+    "speecht5": dict(model_in_dim=10, **TINY_HIFIGAN),
+    "mimi": dict(
+        **dict(hidden_size=16, num_filters=4, upsampling_ratios=[4, 3, 2], upsample_groups=16),
+        **dict(codebook_size=8, codebook_dim=8, num_quantizers=3, vector_quantization_hidden_dimension=8),
+        **dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8),
+    ),
+    "vits": dict(flow_size=10, speaker_embedding_size=0, **TINY_HIFIGAN),
+    "bigvgan": dict(mel_dim=10, **TINY_HIFIGAN),
+}
+# Of each, its transposed layers: of the tiny one, and of the published one.
+LAYERS = {"encodec": (3, 4), "dac": (3, 4), "speecht5": (2, 4), "mimi": (4, 5), "vits": (2, 4), "bigvgan": (2, 6)}
+
+
+def tiny(name):
+    """The decoder with tiny sizes, with weight_norm where its class applies it when it is told to, and an input."""
+    decoders.require_transformers()
+    model, hop, draw = DECODERS[name].build(**TINY[name])
+    if hasattr(model, "apply_weight_norm"):
+        model.apply_weight_norm()
+    decoders.randomise(model)
+    return model.eval(), draw(2, FRAMES), hop
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Decoders this small wait for each other's threads longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request):
+    model, x, _ = tiny(request.param)
+    return model, x, LAYERS[request.param][0]
+
+
+@needs_transformers
+@torch.no_grad()
+def test_a_converted_decoder_decodes_the_same_and_loads_the_same_checkpoints(decoder):
+    original, x, layers = decoder
+    converted = copy.deepcopy(original)
+    done = convert(converted)
+    assert (done.replaced, done.left) == (layers, {})
+    assert sum(isinstance(one, numba_tconv.ConvTranspose1d) for one in converted.modules()) == layers
+    expected = decode(original, x)
+    assert expected.shape[-1] > x.shape[-1]
+    assert expected.std() > 0
+    assert torch.equal(decode(converted, x), expected)
+
+    state = {name: 0.7 * value if value.is_floating_point() else value for name, value in original.state_dict().items()}
+    for one in (original, converted):
+        one.load_state_dict(state)
+        assert all(torch.equal(value, state[name]) for name, value in one.state_dict().items())
+    loaded = decode(original, x)
+    assert not torch.equal(loaded, expected)
+    assert torch.equal(decode(converted, x), loaded)
+
+
+@needs_transformers
+@torch.no_grad()
+def test_calls_of_the_function_with_an_expanded_filter_are_routed(monkeypatch):
+    groups = []
+
+    def counted(*arguments):
+        groups.append(arguments[6])
+        return numba_tconv.conv_transpose1d(*arguments)
+
+    monkeypatch.setattr(sys.modules[routed.__module__], "conv_transpose1d", counted)
+    model, x, _ = tiny("bigvgan")
+    expected = model(x)
+    filters = sum(type(one).__name__ == "Qwen2_5OmniUpSample1d" for one in model.modules())
+    with routed():
+        assert torch.equal(model(x), expected)
+    assert filters == sum(count > 1 for count in groups) == len(groups) - LAYERS["bigvgan"][0] > 0
+
+
+@pytest.mark.gpu
+@needs_transformers
+@torch.no_grad()
+def test_a_converted_decoder_on_the_gpu_is_as_close_to_float64_as_torchs(decoder):
+    model, x, _ = decoder
+    model, x = model.cuda(), x.cuda()
+    exact = decode(copy.deepcopy(model).double(), x.double() if x.is_floating_point() else x)
+    with bench.torch_switches(tf32=False):
+        of_torch = error(decode(model, x), exact)
+        with routed():
+            assert error(decode(model, x), exact).norm <= 2 * of_torch.norm
+        convert(model)
+        assert error(decode(model, x), exact).norm <= 2 * of_torch.norm
+
+
+# --- the models themselves --------------------------------------------------------------------------------------------
+
+
+@needs_transformers
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_waveform_is_as_long_as_it_is_told_and_is_not_clipped(name):
+    model, x, hop = tiny(name)
+    waveform = decode(model, x)
+    assert waveform.shape[-1] == pytest.approx(FRAMES * hop, abs=hop - 1)
+    assert waveform.std(-1).amin() > 1e-4
+    assert waveform.abs().amax() < 1
+
+
+@needs_transformers
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_transposed_layer_is_heard(name):
+    model, x, _ = tiny(name)
+    whole = decode(model, x)
+    for layer in (one for one in model.modules() if isinstance(one, torch.nn.ConvTranspose1d)):
+        silenced = layer.register_forward_hook(lambda _, __, y: torch.zeros_like(y))
+        assert error(decode(model, x), whole).norm > 0.05
+        silenced.remove()
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", DECODERS)
+def test_problems_are_those_of_the_published_sizes(name):
+    """Found without computing them, which would take minutes."""
+    found = decoders.problems(DECODERS[name], 3, 1.5)
+    layers, filters = LAYERS[name][1], 6 if name == "bigvgan" else 0
+    assert len(found) == layers + filters
+    assert all(p.batch == 3 for p in found)
+    samples = max(p.out_length for p in found)
+    assert samples == pytest.approx((1 + (name == "bigvgan")) * 1.5 * DECODERS[name].sampling_rate, rel=0.06)
+
+
+def test_an_unknown_decoder_is_answered_with_the_names():
+    with pytest.raises(ValueError, match="no decoder is called 'dacs'; there are encodec, dac, "):
+        decoders.get("dacs")

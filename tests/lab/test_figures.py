@@ -1,0 +1,201 @@
+"""What the figures of full-size rows show: the numbers of the rows, in their places."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS
+from numba_tconv.kernels.k6_wgmma.cost import choose, cost
+from numba_tconv.kernels.k6_wgmma.tile import configs
+from numba_tconv.lab.measure import search, workloads
+from numba_tconv.lab.report import figures as plotting
+from numba_tconv.lab.report.figures import by_rung
+from numba_tconv.runtime.device import H200
+from tests.samples import SLOWER, ladder, row
+
+TENSOR = {"k5_mma": 2.6, "k6_wgmma": 1.2}
+
+
+def whole_ladder(workload="kb64", **values):
+    """The rungs in full precision, and those on tensor cores in TF32."""
+    tensor = [row(workload, name, slower=slower, precision="tf32", **values) for name, slower in TENSOR.items()]
+    return [*ladder(workload, **values), *tensor]
+
+
+def texts(figure):
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def points(axes, marker):
+    """Where the marks of one kind are."""
+    return [tuple(xy) for line in axes.lines if line.get_marker() == marker for xy in line.get_xydata()]
+
+
+def below(figure):
+    return figure.get_supxlabel()
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def test_bars_of_all_precisions_are_shares_of_one_roofline():
+    figure = plotting.ladder(whole_ladder())
+    (axes,) = figure.axes
+    floor = {name: workloads.get("kb64").problem.floor_ms(4, name) for name in ("ieee", "tf32")}
+    widths = [bar.get_width() for bar in axes.patches]
+    times = [floor["ieee"] * slower for slower in SLOWER.values()] + [floor["tf32"] * one for one in TENSOR.values()]
+    assert widths == pytest.approx([floor["tf32"] / ms for ms in times])
+    lines = [line.get_xdata()[0] for line in axes.lines]
+    assert lines == pytest.approx([floor["tf32"] / 2.5 / floor["ieee"], floor["tf32"] / floor["ieee"], 1 / 2.5, 1.0])
+    assert [text.get_text() for text in axes.get_yticklabels()] == [*SLOWER, *TENSOR]
+    heights = [bar.get_y() + bar.get_height() / 2 for bar in axes.patches]
+    assert heights == pytest.approx(axes.get_yticks())
+    assert "commit 0123abc" in below(figure)
+
+
+def test_a_ladder_is_one_panel_a_workload_and_says_every_time():
+    recorded = [*whole_ladder(), *ladder("hifigan_u3")]  # of which the second was not measured on tensor cores
+    figure = plotting.ladder(recorded)
+    assert [axes.get_title().split("'")[0] for axes in figure.axes] == ["kb64", "hifigan_u3"]
+    assert [len(axes.patches) for axes in figure.axes] == [6, 4]
+    for one in recorded:
+        assert by_rung.milliseconds(one.ms_p50) in texts(figure)
+
+
+def test_times_have_three_digits_at_least():
+    assert [by_rung.milliseconds(ms) for ms in (1274.4, 99.96, 1.5, 0.1234)] == [
+        "1,274 ms", "100 ms", "1.5 ms", "0.123 ms"
+    ]  # fmt: skip
+
+
+def test_the_ladder_is_of_float32_and_of_rungs_that_stand_on_it():
+    beside = [
+        row(rung="depthwise"),
+        row(rung="k6_wgmma", precision="tf32x3"),
+        row(rung="k6_wgmma", dtype="bfloat16", precision="bf16"),
+        row("dac_u1"),
+    ]
+    assert all(by_rung.shown(one) for one in whole_ladder())
+    assert not any(by_rung.shown(one) for one in beside)
+
+
+# --- throughput against intensity -------------------------------------------------------------------------------------
+
+
+def test_marks_stand_at_the_intensity_of_their_problems_under_the_roofs():
+    names = ("kb64", "kb79", "dac_u1")
+    recorded = [one for name in names for one in whole_ladder(name)]
+    ieee, tf32 = plotting.intensity(recorded).axes
+    problems = [workloads.get(name).problem for name in names]
+    for axes, precision, marker, slower in ((ieee, "ieee", "v", SLOWER["k4_register_tile"]), (tf32, "tf32", "x", 2.5)):
+        floors = [p.floor_ms(4, precision) for p in problems]
+        expected = [
+            (p.flops / p.min_bytes(4), p.flops / ms / slower / 1e9) for p, ms in zip(problems, floors, strict=True)
+        ]
+        assert points(axes, marker) == [pytest.approx(one) for one in expected]
+        x, roof = axes.lines[0].get_data()
+        peak = PEAK_FLOPS[precision]
+        assert roof * 1e12 == pytest.approx(np.minimum(np.array(x) * COPY_BANDWIDTH, peak))
+        assert x[1] == pytest.approx(peak / COPY_BANDWIDTH)
+        assert f"{peak / 1e12:g} TFLOP/s" in [text.get_text() for text in axes.texts]
+        shown = [xy for line in axes.lines for xy in line.get_xydata()]
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        assert all(left <= x <= right and low <= y <= high for x, y in shown)
+
+
+def test_names_of_workloads_do_not_cover_each_other():
+    near = [row(name) for name in ("kb64", "hifigan_u1", "encodec_u1", "oobleck_u1")]
+    named = [text for text in texts(plotting.intensity(near)) if text in workloads.WORKLOADS]
+    assert named == ["kb64", "hifigan_u1"]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_stand_in_the_line_of_their_rung_and_precision():
+    recorded = [
+        row("kb64", "k4_register_tile", relerr=1e-7, cudnn_relerr=2e-7),
+        row("kb79", "k4_register_tile", relerr=3e-7, cudnn_relerr=4e-7),
+        row("kb64", "k6_wgmma", precision="tf32", relerr=3e-4, cudnn_relerr=2e-4),
+    ]
+    figure = plotting.errors(recorded)
+    (axes,) = figure.axes
+    labels = dict(zip(axes.get_yticks(), (text.get_text() for text in axes.get_yticklabels()), strict=True))
+    assert list(labels.values()) == ["k4_register_tile", "cuDNN", "k6_wgmma", "cuDNN"]
+    found = [(labels[line.get_ydata()[0]], list(line.get_xdata())) for line in axes.lines]
+    assert found == [
+        ("k4_register_tile", [1e-7, 3e-7]),
+        ("cuDNN", [2e-7, 4e-7]),
+        ("k6_wgmma", [3e-4]),
+        ("cuDNN", [2e-4]),
+    ]
+    assert texts(figure) == ["float32 ieee", "float32 tf32"]
+
+
+# --- predicted against measured ---------------------------------------------------------------------------------------
+
+KB64 = workloads.get("kb64").problem
+
+
+def tried(slower=1.0, **values):
+    """A search over all configurations of kb64 that took ``slower`` times what is predicted."""
+    common = dict(time="2026-01-02T03:04:05Z", commit="0123abc", gpu="NVIDIA H200", workload="kb64", precision="tf32")
+    return [
+        search.Tried(
+            **common | values,
+            **search.described(config),
+            chosen=False,
+            ms_p50=slower * cost(KB64, config, H200),
+        )
+        for config in configs(KB64, "tf32")
+    ]
+
+
+def test_configurations_stand_at_their_measured_and_predicted_times():
+    found = configs(KB64, "tf32")
+    figure = plotting.predicted(tried(2.0))
+    (axes,) = figure.axes
+    taken, others = points(axes, "P"), points(axes, ".")
+    chosen = cost(KB64, choose(KB64, "tf32"), H200)
+    assert taken == [pytest.approx((2 * chosen, chosen))]
+    assert len(others) == len(found) - 1
+    assert all(measured == pytest.approx(2 * expected) for measured, expected in others)
+    assert texts(figure) == ["kb64"], "a choice that is far off is named"
+    assert "commit 0123abc" in below(figure)
+    assert texts(plotting.predicted(tried(1.1))) == []
+
+
+def test_what_is_no_longer_there_is_not_predicted():
+    gone = [*tried(workload="kb63"), *(replace(one, stages=99) for one in tried())]
+    assert plotting.predicted([]) is None
+    assert plotting.predicted(gone) is None
+    (axes,) = plotting.predicted([*gone, *tried()]).axes
+    assert len(points(axes, "P")) + len(points(axes, ".")) == len(tried())
+
+
+def test_a_search_is_drawn_with_the_rows(tmp_path):
+    paths = plotting.draw_all([], tmp_path, searched=tried())
+    assert [path.name for path in paths] == ["predicted_k6_wgmma.svg", "predicted_k6_wgmma.png"]
+
+
+# --- captions ---------------------------------------------------------------------------------------------------------
+
+
+def test_captions_name_all_commits_and_fit_in_the_figure():
+    recorded = [
+        replace(one, commit=f"{number:07x}", time=f"2026-01-{28 - number:02}T00:00:00Z")
+        for number, one in enumerate(whole_ladder())
+    ]
+    figure = plotting.errors(recorded)
+    assert below(figure).replace("\n", " ").endswith("commits 0000005, 0000004, 0000003, 0000002, 0000001, 0000000")
+    figure.draw_without_rendering()
+    box = figure._supxlabel.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_an_error_of_nothing_draws_the_others():
+    """float64 is sometimes reproduced to the bit."""
+    recorded = [row("kb64", relerr=0.0), row("kb79", relerr=1e-7)]
+    (axes,) = plotting.errors(recorded).axes
+    assert axes.get_xlim()[0] > 1e-12

@@ -1,0 +1,47 @@
+"""What the compiler makes of the kernels that add up parts of sums, and of those that are launched early."""
+
+import pytest
+
+from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.k6_wgmma import tail as k6_tail
+from numba_tconv.lab.machine_code import offline
+from numba_tconv.lab.measure import workloads
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
+
+from .test_offline import AMPERE, BF16, F16, F32, HOPPER, check_memory
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+
+# What is launched early waits itself for what is before it, whose blocks let it begin.
+@pytest.mark.parametrize("what", ["last columns", "parts of sums", "splits"])
+def test_what_is_launched_early_waits(what):
+    tile = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u1").problem, BF16, "bf16").tile
+    kernel = {
+        "last columns": k6_tail.make_kernel(tile),
+        "parts of sums": partial_sum.make_kernel(BF16, early=True),
+        "splits": grad_weight_sum.make_kernel(grad_weight_sum.configs(BF16)[0]),
+    }[what]
+    assert offline.report(kernel, HOPPER).ptx.count("griddepcontrol.wait") == 1
+
+
+def test_sums_on_other_gpus_do_not_wait():
+    assert "griddepcontrol" not in offline.report(partial_sum.make_kernel(BF16, early=False), AMPERE).ptx
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize(("early", "cc"), [(True, HOPPER), (False, AMPERE)])
+def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
+    """Those of a batch of parts under way together, of neighbouring outputs."""
+    report = offline.report(partial_sum.make_kernel(dtype, early), cc)
+    check_memory(report, 64)
+    assert max(part.count("ld.global.v4") for part in report.ptx.split("add.f32")) == partial_sum.BATCH
+    assert report.ptx.count(f"st.global.v{4 if dtype == F32 else 2}") == 1
+
+
+def test_k6_lets_the_next_kernel_begin():
+    config = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u4").problem, BF16, "bf16")
+    ptx = RUNGS["k6_wgmma"].kernel(config).kept_ptx(HOPPER)
+    assert ptx.count("griddepcontrol.launch_dependents") == 1

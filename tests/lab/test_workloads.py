@@ -1,0 +1,92 @@
+"""The named workloads: sizes as published, names that resolve, lengths for sweeps."""
+
+from itertools import pairwise
+
+import pytest
+
+from numba_tconv.lab.measure import workloads
+from numba_tconv.lab.measure.workloads import AUDIO, KERNELBENCH, WORKLOADS
+
+# name: batch, in, out, kernel_size, stride, padding, dilation, length, groups, L_out
+SIZES = {
+    "kb64": (64, 128, 128, 3, 1, 0, 1, 65536, 1, 65538),
+    "kb74": (32, 32, 64, 5, 1, 0, 3, 131072, 1, 131084),
+    "kb79": (16, 32, 64, 3, 2, 1, 2, 131072, 1, 262145),
+    "hifigan_u1": (16, 512, 256, 16, 8, 4, 1, 512, 1, 4096),
+    "hifigan_u3": (16, 128, 64, 4, 2, 1, 1, 32768, 1, 65536),
+    "dac_u1": (8, 1536, 768, 16, 8, 4, 1, 864, 1, 6912),
+    "oobleck_u4": (4, 256, 128, 8, 4, 2, 1, 65536, 1, 262144),
+    "depthwise": (16, 512, 512, 4, 2, 1, 1, 16384, 512, 32768),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_measured_table_has_these_sizes(name):
+    p = workloads.get(name).problem
+    sizes = p.batch, p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.dilation, p.length, p.groups
+    assert (*sizes, p.out_length) == SIZES[name]
+
+
+def test_sets_are_the_rows_of_that_table():
+    assert {*KERNELBENCH, *AUDIO} == set(SIZES)
+
+
+def test_decoders_feed_the_next_layer():
+    """Layers of one decoder that crop their seams: what one puts out is as long and as wide as the next takes."""
+    for family in ("hifigan", "dac", "oobleck"):
+        layers = [w.problem for name, w in WORKLOADS.items() if name.startswith(f"{family}_u")]
+        for layer, following in pairwise(layers):
+            assert (layer.out_channels, layer.out_length) == (following.in_channels, following.length)
+
+
+def test_an_expanded_weight_is_named_as_such():
+    expanded = {name for name, workload in WORKLOADS.items() if workload.expanded_weight}
+    assert expanded == {f"bigvgan_{channels}" for channels in (24, 48, 96, 192, 384, 768)}
+
+
+def test_an_unknown_name_is_answered_with_close_ones():
+    with pytest.raises(ValueError, match=r"'hifigan_u9'.*hifigan_u[1-4]"):
+        workloads.get("hifigan_u9")
+
+
+def test_sets_and_names_expand_without_repeating():
+    names = [workload.name for workload in workloads.expand(["kb79", "kernelbench", "depthwise"])]
+    assert names == ["kb79", "kb64", "kb74", "depthwise"]
+
+
+def test_fixed_total_keeps_the_work():
+    base = workloads.get("kb64")
+    for exponent in range(10, 21):
+        resized = workloads.at_length(base, 2**exponent)
+        assert resized.name == "kb64@total"
+        assert resized.problem.length == 2**exponent
+        assert resized.problem.flops == base.problem.flops
+
+
+def test_fixed_batch_keeps_the_batch():
+    resized = workloads.at_length(workloads.get("kb64"), 1000, batch=16)
+    assert (resized.name, resized.problem.batch, resized.problem.length) == ("kb64@batch16", 16, 1000)
+
+
+@pytest.mark.parametrize("length", [0, 1000, 2**23])
+def test_a_total_that_the_length_does_not_divide_is_refused(length):
+    with pytest.raises(ValueError, match=f"length {length} does not divide"):
+        workloads.at_length(workloads.get("kb64"), length)
+
+
+def test_a_row_leads_back_to_what_was_measured():
+    for name, workload in WORKLOADS.items():
+        length = workload.problem.length
+        assert workloads.of_row(name, length) is workload
+        assert workloads.of_row(name, length + 1) is None
+        for batch in (None, 3):
+            resized = workloads.at_length(workload, length if batch is None else 77, batch)
+            assert workloads.of_row(resized.name, resized.problem.length) == resized
+
+
+@pytest.mark.parametrize(
+    "name", ["kb65", "kb65@total", "kb64@", "kb64@batch", "kb64@batchx", "kb64@total3", "kb64@batch2@total"]
+)
+def test_other_rows_lead_nowhere(name):
+    assert workloads.of_row(name, 65536) is None
+    assert workloads.of_row("kb64@total", 65537) is None

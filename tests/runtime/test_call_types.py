@@ -1,0 +1,94 @@
+"""What Numba is asked while a kernel compiles, and that it is answered as without."""
+
+import operator
+import re
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from numba_tconv.kernels import k3_shared_tile
+from numba_tconv.lab.measure import workloads
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.selection.registry import RUNGS
+
+if SIMULATOR:
+    pytest.skip("the simulator compiles nothing", allow_module_level=True)
+
+from numba import types
+from numba.core.errors import TypingError
+from numba.cuda.descriptor import cuda_target
+
+from numba_tconv.runtime.numba_patches import remembered_call_types
+
+CONTEXT = cuda_target.typing_context
+
+
+@pytest.fixture
+def add():
+    CONTEXT.refresh()
+    return CONTEXT.resolve_value_type(operator.add)
+
+
+def test_a_call_of_known_types_is_not_asked_for_again(add, monkeypatch):
+    owner = next(base for base in type(add).__mro__ if "get_call_type" in vars(base))
+    original, asked = owner.get_call_type, []
+
+    def get_call_type(self, context, args, kws):
+        asked.append(args)
+        return original(self, context, args, kws)
+
+    monkeypatch.setattr(owner, "get_call_type", get_call_type)
+    pairs = [(types.int32, types.int32), (types.int64, types.int32), (types.float32, types.float32)]
+    pairs += [(types.literal(number), types.int32) for number in (1, 2)]  # a literal is a type of its own
+    plain = [add.get_call_type(CONTEXT, pair, {}) for pair in pairs]
+    asked.clear()
+    with remembered_call_types():
+        for _ in range(3):
+            assert [add.get_call_type(CONTEXT, pair, {}) for pair in pairs] == plain
+    assert asked == pairs
+    with remembered_call_types():
+        add.get_call_type(CONTEXT, pairs[0], {})
+    assert asked == [*pairs, pairs[0]], "kept for one kernel"
+    assert owner.get_call_type is get_call_type
+
+
+def test_errors_are_raised_each_time(add):
+    with remembered_call_types():
+        for _ in range(2):
+            with pytest.raises(TypingError, match="No implementation of function"):
+                add.get_call_type(CONTEXT, (types.int32, types.none), {})
+
+
+def test_it_ends_with_what_it_surrounds(add):
+    before = type(add).get_call_type
+
+    def fail():
+        with remembered_call_types():
+            assert type(add).get_call_type is not before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert type(add).get_call_type is before
+
+
+def test_kernels_are_the_same(monkeypatch):
+    """But for the names that Numba numbers."""
+    problem = workloads.get("kb64").problem
+    config = RUNGS["k3_shared_tile"].config(problem, torch.float32, "ieee")
+    kernels = (k3_shared_tile.make_kernel.__wrapped__(config) for _ in range(2))
+
+    def ptx():
+        return re.sub(r"[\w$]*numba_tconv[\w$]*|_cudapy_smem_\d+", "name", next(kernels).ptx((9, 0, "a")))
+
+    @contextmanager
+    def as_ever():
+        asked.append("anew")
+        yield
+
+    asked, remembering = [], ptx()
+    monkeypatch.setattr("numba_tconv.runtime.kernel.remembered_call_types", as_ever)
+    assert ptx() == remembering
+    assert asked == ["anew"], "kernels are compiled within it"
+    assert "fma.rn.f32" in remembering

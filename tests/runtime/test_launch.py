@@ -1,0 +1,306 @@
+"""What launching does before it reaches the GPU."""
+
+import contextlib
+import ctypes
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from numba import types
+
+from numba_tconv.lab.measure import machine
+from numba_tconv.ptx import SIMULATOR, griddepcontrol_launch_dependents, griddepcontrol_wait
+from numba_tconv.runtime import kernel as launch
+from numba_tconv.runtime import ready
+from numba_tconv.runtime.kernel import GIVEN, Kernel, alike, flat, strided
+
+
+@pytest.fixture(autouse=True)
+def capturing(monkeypatch):
+    """Says whether a CUDA graph is captured, which torch without CUDA does not."""
+    state = {"now": False}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["now"])
+    return state
+
+
+def test_threads_wait_for_one_compilation(monkeypatch):
+    loads, threads = [], 8
+    together = threading.Barrier(threads)
+
+    def load(kernel, device, shared_bytes):
+        loads.append((device, shared_bytes))
+        time.sleep(0.05)  # long enough for every thread to ask
+        return f"loaded on {device}"
+
+    def ask(device):
+        together.wait()
+        return kernel.handle(device, shared_bytes=0)
+
+    monkeypatch.setattr(Kernel, "_load", load)
+    kernel = Kernel("kernel", lambda: None, (), threads=32)
+    with ThreadPoolExecutor(threads) as pool:
+        handles = list(pool.map(ask, [0, 1] * (threads // 2)))
+    assert handles == ["loaded on 0", "loaded on 1"] * (threads // 2)
+    assert sorted(loads) == [(0, 0), (1, 0)]
+
+
+def test_more_shared_memory_is_asked_for_and_less_is_not(monkeypatch):
+    loads = []
+    monkeypatch.setattr(Kernel, "_load", lambda kernel, device, shared_bytes: loads.append(shared_bytes))
+    kernel = Kernel("kernel", lambda: None, (), threads=32)
+    for shared_bytes in (100, 50, 200, 100):
+        kernel.handle(0, shared_bytes)
+    assert loads == [100, 200]
+
+
+def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(monkeypatch, capturing):
+    monkeypatch.setattr(Kernel, "_load", lambda kernel, device, shared_bytes: f"loaded with {shared_bytes}")
+    kernel = Kernel("kernel", lambda: None, (), threads=32)
+    capturing["now"] = True
+    refused = pytest.raises(
+        RuntimeError, match=r"kernel is not compiled and loaded yet.* run what is to be captured once"
+    )
+    with refused:
+        kernel.handle(0, 100)
+    capturing["now"] = False
+    kernel.handle(0, 100)
+    capturing["now"] = True
+    assert kernel.handle(0, 50) == "loaded with 100"
+    for device, shared_bytes in ((0, 200), (1, 100)):
+        with refused:
+            kernel.handle(device, shared_bytes)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+@pytest.mark.parametrize("shared_bytes", [0, 1000, 100_000])
+def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_bytes):
+    """Beside what a kernel declares itself, little may be too much for what it gets without asking."""
+    allowed = []
+
+    class Driver:
+        CUfunction_attribute = launch.driver.CUfunction_attribute
+        cuModuleLoadData = staticmethod(lambda ptx: (0, "module"))
+        cuModuleGetFunction = staticmethod(lambda module, name: (0, name))
+        cuFuncSetAttribute = staticmethod(lambda *arguments: allowed.append(arguments) or (0,))
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(Kernel, "ptx", lambda kernel, cc: ".visible .entry name(")
+    Kernel("kernel", lambda: None, (), threads=32).handle(0, shared_bytes)
+    attribute = launch.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert allowed == ([(b"name", attribute, shared_bytes)] if shared_bytes else [])
+
+
+def test_arguments_are_laid_out_as_numba_reads_them():
+    """An array is (no owner, no owner, elements, bytes of one, address, then its shape and its strides in bytes)."""
+    x = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
+    every_other, pair = x[:, ::2, 1:], types.UniTuple(types.int64, 2)
+    kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3)), 32)
+    address = every_other.data_ptr()
+    assert kernel._slots((x, -7, (8, 9), every_other)) == [
+        *(0, 0, 24, 4, x.data_ptr(), 24, 4),
+        *(-7, 8, 9),
+        *(0, 0, 12, 4, address, 2, 2, 3, 48, 32, 4),
+    ]
+    # A flat argument is the span of memory from its first element to its last.
+    in_memory = Kernel("kernel", lambda: None, (flat(types.float32),), 32)
+    assert in_memory._slots((every_other,)) == [0, 0, 23, 4, address, 23, 4]
+    assert in_memory._slots((x[:1].expand(5, 3, 4),)) == [0, 0, 12, 4, x.data_ptr(), 12, 4]
+
+
+def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_COMMIT", "abc1234")
+    assert machine._commit() == "abc1234"
+    monkeypatch.delenv("NUMBA_TCONV_COMMIT")
+    monkeypatch.setattr(machine, "_output_of", lambda *command: {"rev-parse": "def5678", "status": " M a"}[command[1]])
+    assert machine._commit() == "def5678+"
+
+
+def layouts():
+    """A kernel with every form of argument, and two sets of arguments that are laid out alike."""
+    pair = types.UniTuple(types.int64, 2)
+    kernel = Kernel(
+        "kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3), types.int64), 32
+    )
+    sets = []
+    for number in (5, 2**62):
+        x = torch.randn(2, 3, 4)
+        sets.append((x, number, (8, -9), x[:, ::2, 1:], True))
+    return kernel, sets
+
+
+HANDLE = Kernel.handle
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What the driver was given: the grid, the shared memory, the stream, and the slots that it read."""
+    seen, local = [], threading.local()
+
+    def launch_kernel(handle, x, y, z, threads, _1, _2, shared_bytes, stream, addresses, extra):
+        pointers = (ctypes.c_int64 * local.slots).from_address(addresses)
+        time.sleep(0.002)  # in which other threads launch
+        slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+        seen.append((handle, (x, y, z), threads, shared_bytes, stream, slots))
+        return (0,)
+
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(cuLaunchKernel=launch_kernel), raising=False)
+    monkeypatch.setattr(launch, "enter_context", lambda device: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    monkeypatch.setattr(Kernel, "handle", lambda kernel, device, shared_bytes: f"on {device}")
+    return SimpleNamespace(seen=seen, expect=lambda count: setattr(local, "slots", count))
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
+    kernel, sets = layouts()
+    x, _, pair, part, last = sets[0]
+    like = alike(x.shape, x.dtype), GIVEN, pair, alike(part.shape, part.dtype, part.stride()), last
+    prepared = kernel.prepare((7, 8, 9), *like, shared_bytes=100)
+    for arguments in sets:
+        slots = kernel._slots(arguments)
+        launches.expect(len(slots))
+        kernel.launch((7, 8, 9), *arguments, shared_bytes=100)
+        x, number, _, part, _ = arguments
+        prepared(x, number, part)
+        assert launches.seen[-2:] == [("on 3", (7, 8, 9), 32, 100, 73, slots)] * 2
+    with pytest.raises(ValueError, match="left open"):
+        prepared(x, number)
+    assert kernel.prepare(4, *like).grid == (4, 1, 1)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
+    """On each GPU, and again where blocks need more shared memory than was asked for."""
+    loads, gpu = [], {"current": 3}
+    monkeypatch.setattr(Kernel, "handle", HANDLE)
+    monkeypatch.setattr(Kernel, "_load", lambda kernel, *what: loads.append(what) or f"load {len(loads)}")
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: gpu["current"])
+    launches.expect(1)
+    kernel = Kernel("kernel", lambda: None, (types.int64,), 32)
+    for gpu["current"], shared_bytes in ((3, 0), (3, 0), (3, 200), (3, 100), (4, 100), (3, 200)):
+        kernel.prepare(1, GIVEN, shared_bytes=shared_bytes)(7)
+    assert loads == [(3, 0), (3, 200), (4, 100)]
+    assert [handle for handle, *_ in launches.seen] == [f"load {n}" for n in (1, 1, 2, 2, 3, 2)]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkeypatch):
+    real, seen = pytest.importorskip("cuda.bindings.driver"), []
+    attributes = real.CUlaunchAttributeID
+
+    def launch_kernel(config, handle, addresses, extra):
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        (attribute,) = config.attrs
+        assert config.numAttrs == 1
+        assert attribute.id == attributes.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        pointers = (ctypes.c_int64 * 3).from_address(addresses)
+        slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+        seen.append((handle, grid, block, config.sharedMemBytes, int(config.hStream), slots))
+        return (0,)
+
+    names = "CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig"
+    early = SimpleNamespace(cuLaunchKernelEx=launch_kernel, **{name: getattr(real, name) for name in names})
+    monkeypatch.setattr(launch, "driver", early)
+    prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare((4, 5, 6), 9, GIVEN, 7, early=True)
+    prepared(1)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 80)  # on another stream the same one
+    prepared(2)
+    same = "on 3", (4, 5, 6), (32, 1, 1), 0
+    assert seen == [(*same, 73, [9, 1, 7]), (*same, 80, [9, 2, 7])]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_an_early_launch_can_be_made_an_ordinary_one(launches):
+    """Of the same grid, shared memory and arguments; one that is not early is itself."""
+    early = Kernel("kernel", lambda: None, (types.int64,) * 2, 32).prepare(
+        (4, 5, 6), 9, GIVEN, shared_bytes=8, early=True
+    )
+    launches.expect(2)
+    early.ordinary(7)
+    assert launches.seen == [("on 3", (4, 5, 6), 32, 8, 73, [9, 7])]
+    assert early.ordinary is early.ordinary.ordinary
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_instructions_of_early_launches_are_left_out_for_gpus_without_them():
+    def waiting(numbers):
+        griddepcontrol_launch_dependents()
+        griddepcontrol_wait()
+        numbers[0] = 1
+
+    kernel = Kernel("waiting", waiting, (flat(types.int64),), 32)
+    for cc, count in (((8, 0), 0), ((8, 9), 0), ((9, 0, "a"), 2), ((10, 0), 2)):
+        ptx = kernel.ptx(cc)
+        assert ptx.count("griddepcontrol.") == count
+        assert "st.global" in ptx or "st.b64" in ptx
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_threads_do_not_share_the_arguments_of_a_launch(launches):
+    threads, together = 8, threading.Barrier(8)
+    kernel = Kernel("kernel", lambda: None, (types.int64,) * 3, 32)
+    prepared = kernel.prepare(1, GIVEN, 7, GIVEN)
+
+    def work(thread):
+        launches.expect(3)
+        together.wait()
+        for turn in range(10):
+            prepared(thread, turn)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    found = sorted(slots for *_, slots in launches.seen)
+    assert found == [[thread, 7, turn] for thread in range(threads) for turn in range(10)]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_failed_launch_is_an_error(launches, monkeypatch):
+    refused = type("Status", (), {"name": "CUDA_ERROR_INVALID_VALUE", "__int__": lambda status: 1})()
+    monkeypatch.setattr(launch.driver, "cuLaunchKernel", lambda *_: (refused,))
+    monkeypatch.setattr(launch.driver, "cuGetErrorString", lambda _: (0, b"invalid argument"), raising=False)
+    with pytest.raises(RuntimeError, match=r"invalid argument \(CUDA_ERROR_INVALID_VALUE\)"):
+        Kernel("kernel", lambda: None, (types.int64,), 32).launch(1, 5)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
+def test_a_prepared_launch_is_made_again_after_one_that_failed(launches):
+    prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare(1, GIVEN, 7, GIVEN)
+    launches.expect(3)
+    with pytest.raises(AttributeError):
+        prepared(1, "no tensor")
+    prepared(3, 4)
+    (kept,) = prepared._idle
+    prepared(5, 6)
+    assert prepared._idle == [kept]
+    assert [slots for *_, slots in launches.seen] == [[3, 7, 4], [5, 7, 6]]
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1])
+def test_a_gpu_is_made_the_current_one_where_it_is_not(monkeypatch, index):
+    current, steps = [0], []
+
+    @contextlib.contextmanager
+    def device(index):
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    def noted(what, result=None):
+        steps.append((what, current[0]))
+        return result
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(ready, "room", lambda *_: lambda: noted("allocated", "result"))
+    filled = ready.Ready((2, 3), torch.float32, index, lambda *tensors: noted(tensors))
+    assert filled("x", None) == "result"
+    there = max(index, 0)
+    assert steps == [("allocated", there), (("x", None, "result"), there)]
+    assert current == [0]

@@ -1,0 +1,42 @@
+"""Calls of bad_calls.py: what torch refuses is refused with the same type, what it accepts has its shape and kind.
+
+As CPU and meta tensors, which go to torch; and, as in test_errors.py, as CPU tensors that are taken as a GPU's are, so
+that whoever refuses is known.
+"""
+
+import pytest
+import torch
+
+from tests.bad_calls import disagreements, is_huge, is_left_to_torch, pairs_of_arguments, tensors_of
+
+from .test_errors import taken, watched  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
+
+
+@pairs_of_arguments
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_goes_to_torch(pair, device):
+    assert disagreements(pair, device) == {}
+
+
+def only_on_the_cpu(arguments):
+    """What some of torch's CPU backends accept and its others refuse: tensors without memory; a bias of another dtype;
+    a dilation of 0."""
+    x, bias = arguments["input"], arguments.get("bias")
+    return (
+        any(tensor.is_meta for tensor in tensors_of(arguments))
+        or (isinstance(x, torch.Tensor) and isinstance(bias, torch.Tensor) and x.dtype != bias.dtype)
+        or repr(arguments.get("dilation")) in ("0", "(0,)")
+    )
+
+
+@pairs_of_arguments
+def test_what_is_taken(pair, taken, watched):  # noqa: F811
+    def reached(arguments, ours, theirs):
+        was, watched.reached = watched.reached, False
+        if isinstance(theirs, torch.Tensor) or is_left_to_torch(arguments) or is_huge(arguments):
+            return None
+        return f"only torch refused it: {theirs}" if was and "Output size is too small" not in str(theirs) else None
+
+    assert disagreements(pair, skip=only_on_the_cpu, more=reached) == {}

@@ -1,0 +1,287 @@
+"""Compiling ahead: the kernels are those that the rungs launch, the files those that a first launch looks for."""
+
+import itertools
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
+from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients import wgmma_ring as grad_ring
+from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
+from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
+from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
+from numba_tconv.kernels.k6_wgmma import boxes as k6_box
+from numba_tconv.lab.cli import commands, compile_run, named_calls
+from numba_tconv.lab.cli import parser as cli
+from numba_tconv.lab.measure import workloads
+from numba_tconv.lab.measure.directions import Operands, shape_of
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime import cache, device
+from numba_tconv.runtime import kernel as launch
+from numba_tconv.runtime.device import A100, H200
+from numba_tconv.runtime.kernel import Kernel, Prepared
+from numba_tconv.selection.directions import rungs_of
+from numba_tconv.selection.gradient import GRADIENTS
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import compile_ahead
+from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operator_arguments
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
+# Kernels in float16 are those in bfloat16, but for the type.
+arithmetics = pytest.mark.parametrize(
+    "arithmetic",
+    [pytest.param(a, id=a[1], marks=[pytest.mark.thorough] if a[1] == "fp16" else []) for a in ARITHMETICS],
+)
+# Lengths that are no multiple of a vector, and of half of one.
+ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
+OPERANDS = ("grad_input", "grad_weight", "forward")  # have the shapes of input, weight and grad_output
+PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
+    # As where there is no GPU, so that no other one decides what is compiled.
+    monkeypatch.setattr(compile_run, "current_device", lambda: H200)
+    return tmp_path / "kernels"
+
+
+def run(capsys, *argv):
+    """Exit code, stdout and stderr of the command."""
+    return cli.main(["compile", *map(str, argv)]), *capsys.readouterr()
+
+
+def as_the_driver_wants_it(precision, sizes, distances, box, swizzled=False):
+    """In the place of tensor_map.encode: what the driver would refuse."""
+    assert len(sizes) == len(box) == len(distances) + 1
+    assert not any(distance % ALIGNMENT for distance in distances)
+    assert all(0 < size <= LARGEST_BOX for size in box)
+    return ()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
+    kernels = []
+    monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
+    monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
+    for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # tensor maps are made by the driver
+        monkeypatch.setattr(module, "encode", as_the_driver_wants_it)
+
+    def of(call):
+        p = call.problem
+        monkeypatch.setattr(device, "of", lambda _: call.device)
+        sizes = (
+            (p.batch, p.in_channels, p.length),
+            (p.in_channels, p.out_channels_per_group, p.kernel_size),
+            (p.batch, p.out_channels, p.out_length),
+        )
+        kernels.clear()
+        with torch.inference_mode():  # whose weights are packed at every call
+            x, w, y = (torch.empty(size, dtype=call.dtype, device="meta") for size in sizes)
+            if call.rung in RUNGS:
+                RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
+            else:
+                rung = GRADIENTS[call.rung]
+                result = torch.empty(shape_of(rung.of, p), dtype=call.dtype, device="meta")
+                rung.run(*Operands(x, w, None, y).of(rung.of), result, p, precision=call.precision)
+        return set(kernels)
+
+    of.kernels = kernels
+    return of
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@arithmetics
+def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, gpu):
+    calls = named_calls.calls(["all"], PROBLEMS, [arithmetic], gpu)
+    assert calls
+    for call in calls:
+        assert set(call.kernels()) == launched(call), call
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
+    """So their kernel is another one: which, the test above asks."""
+    call = compile_ahead.Call("k4_register_tile", workloads.get("head").problem, torch.float32, "ieee", gpu)
+    (sums,) = [kernel for kernel in call.kernels() if kernel.name == "partial_sum"]
+    assert sums is partial_sum.make_kernel(torch.float32, gpu == H200)
+
+
+def but_for_sums(kernels, launched):
+    """The kernels that were not launched, but for those that add up the parts of a sum, which may have one part, and
+    that copy an operand in rows, which may lie so."""
+    assert launched <= kernels
+    return {kernel.name for kernel in kernels - launched if not kernel.name.endswith(("_sum", "row_copy"))}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@arithmetics
+def test_the_kernels_of_a_gradient_are_those_that_it_launches(launched, arithmetic, gpu):
+    for direction in ("grad_input", "grad_weight"):
+        calls = named_calls.calls(["all"], PROBLEMS, [arithmetic], gpu, direction)
+        assert {call.rung for call in calls} == able(direction, arithmetic, gpu)
+        for call in calls:
+            assert not but_for_sums(set(call.kernels()), launched(call)), call
+
+
+def able(direction, arithmetic, gpu):
+    """The rungs that can do one of the problems."""
+    rungs = rungs_of(direction).items()
+    return {name for name, rung in rungs if any(rung.refusal(p, *arithmetic, gpu) is None for p in PROBLEMS)}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
+@arithmetics
+def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_launch(
+    launched, monkeypatch, arithmetic, gpu
+):
+    dtype, precision = arithmetic
+    for problem in PROBLEMS:
+        forward = named_calls.calls(["auto"], [problem], [arithmetic], gpu)
+        step = named_calls.calls(["auto"], [problem], [arithmetic], gpu, "step")
+        assert step == named_calls.calls(["all"], [problem], [arithmetic], gpu, "step")
+        assert step[: len(forward)] == forward
+        gradients = step[len(forward) :]
+        assert [call.rung in GRADIENTS for call in gradients] == [True] * len(gradients)
+        monkeypatch.setattr(device, "of", lambda _: gpu)
+        forget_what_is_ready()
+        launched.kernels.clear()
+        with torch.inference_mode():  # as above
+            x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)
+            for of, asked in itertools.product(OF, (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)):
+                as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
+        kernels = {kernel for call in gradients for kernel in call.kernels()}
+        assert not but_for_sums(kernels, set(launched.kernels)), problem
+
+
+def test_every_kernel_can_be_kept():
+    calls = [
+        call
+        for direction in ("forward", "grad_input", "grad_weight", "step")
+        for call in named_calls.calls(["all"], PROBLEMS, ARITHMETICS, H200, direction)
+    ]
+    assert {call.rung for call in calls} == {*RUNGS, *GRADIENTS}
+    kernels = {kernel for call in calls for kernel in call.kernels()}
+    keys = {(kernel.name, kernel.key) for kernel in kernels}
+    assert len(keys) == len(kernels)
+    assert all(key for _, key in keys)
+
+
+def test_auto_is_what_the_selection_picks():
+    def picked(name, precision):
+        calls = named_calls.calls(["auto"], [workloads.get(name).problem], [(torch.float32, precision)], H200)
+        return [(call.rung, call.precision) for call in calls]
+
+    assert picked("kb64", "ieee") == [("k4_register_tile", "ieee")]
+    assert picked("kb64", "tf32x3") == [("k6_wgmma", "tf32x3")]
+    assert picked("depthwise", "tf32x3") == [("depthwise", "ieee")]
+    assert picked("depthwise", "tf32") == [("depthwise", "ieee")]  # where torch's switch allows TF32
+
+
+def test_files_are_those_that_a_first_launch_looks_for(capsys, folder, monkeypatch):
+    argv = ("small", "kb79", "--rung", "k1_gather", "--rung", "k2_polyphase", "--jobs", 2)
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert out.startswith("kernels for sm_90a: 2 compiled in ")
+    assert out.endswith(f" s, 0 there already, in {folder}\n")
+    assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == ["k1_gather", "k2_polyphase"]
+
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert out == f"kernels for sm_90a: 0 compiled in 0 s, 2 there already, in {folder}\n"
+
+    def compiled(*_):
+        pytest.fail("compiled again")
+
+    monkeypatch.setattr(Kernel, "ptx", compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(launch, "driver", MagicMock())
+    monkeypatch.setattr(launch, "_check", lambda result: result)
+    for name in ("k1_gather", "k2_polyphase"):
+        rung = RUNGS[name]
+        rung.kernel(rung.config(ODD[0], torch.float32))._load(0, 0)
+    assert launch.driver.cuModuleLoadData.call_count == 2
+
+
+def test_the_gpu_is_named_or_the_one_that_is_there(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, cc, jobs: (seen.append((calls, cc, jobs)), (0, 0))[1])
+    seen = []
+    assert run(capsys, "small", "--rung", "k4_register_tile", "--cc", "8.0", "--jobs", 3)[0] == 0
+    assert run(capsys, "small", "--rung", "k4_register_tile")[0] == 0
+    assert run(capsys, "small", "--rung", "k4_register_tile", "--cc", "12.0")[1].startswith("kernels for sm_120: ")
+    blackwell = commands.DEVICES["12.0"]
+    assert [(call.device, cc) for (call,), cc, _ in seen] == [
+        (A100, (8, 0)), (H200, (9, 0, "a")), (blackwell, (9, 0))
+    ]  # fmt: skip
+    assert seen[0][2] == 3
+
+
+def test_arithmetics_are_combined(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
+    seen = []
+    arithmetics = ("--dtype", "float32", "--dtype", "bfloat16", "--precision", "ieee", "--precision", "tf32")
+    assert run(capsys, "kb64", "--rung", "auto", *arithmetics)[0] == 0
+    assert [(call.rung, call.precision) for call in seen] == [
+        ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("k6_wgmma", "bf16")
+    ]  # fmt: skip
+
+
+def test_the_direction_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(
+        compile_ahead, "fill", lambda calls, *_: (seen.append([call.rung for call in calls]), (0, 0))[1]
+    )
+    seen = []
+    for direction in ("grad_input", "step"):
+        assert run(capsys, "kb64", "--direction", direction, "--rung", "all", "--precision", "ieee")[0] == 0
+    gather_tile, step = seen
+    assert gather_tile == ["grad_input_gather", "grad_input_tile"]
+    assert step == ["k4_register_tile", "grad_input_tile", "grad_weight_split", "grad_bias"]
+
+
+def test_what_a_rung_cannot_do_is_passed_over(capsys, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "fill", lambda calls, *_: (seen.extend(calls), (0, 0))[1])
+    seen = []
+    rungs = ("--rung", "k6_wgmma", "--rung", "cudnn", "--rung", "k4_register_tile")
+    assert run(capsys, "kb64", *rungs, "--precision", "ieee")[0] == 0
+    assert [call.rung for call in seen] == ["k4_register_tile"]
+    assert "k6_wgmma cannot do" in mistake(capsys, "kb64", *rungs[:4], "--precision", "ieee")
+
+
+def mistake(capsys, *argv):
+    code, _, err = run(capsys, *argv)
+    assert code == commands.MISTAKE
+    assert err.count("\n") == 1
+    return err
+
+
+def test_mistakes_get_one_line(capsys, folder, monkeypatch):
+    assert "did you mean kb64" in mistake(capsys, "kb65")
+    assert "no rung is called 'k9'" in mistake(capsys, "kb64", "--rung", "k9")
+    folder.write_text("a file where the directory should be")
+    assert f"cannot write {folder}" in mistake(capsys, "kb64")
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")
+    assert "cache of compiled kernels is off" in mistake(capsys, "kb64")
+
+
+def test_what_the_compiler_raises_in_its_process_is_raised():
+    call = compile_ahead.Call("k1_gather", ODD[0], torch.float32, "ieee", H200)
+    with pytest.raises(TypeError):
+        compile_ahead.fill([call], ("no architecture",), jobs=1)
+
+
+def test_kernels_of_one_name_are_told_apart():
+    """The parts of this sum are added up by one of several kernels, as many as they are."""
+    problem = Problem(32, 512, 256, 8, 2048, stride=4, padding=2, bias=True)
+    call = compile_ahead.Call("grad_weight_wgmma", problem, torch.bfloat16, "bf16", H200)
+    sums = [kernel for kernel in call.kernels() if kernel.name == "grad_weight_sum"]
+    assert len(sums) == len(grad_weight_sum.configs(torch.bfloat16))
+    for kernel in sums:
+        assert not cache.holds(kernel.name, kernel.key, (9, 0, "a"))
+        compile_ahead._compile(call, kernel.name, kernel.key, (9, 0, "a"))
+        assert cache.holds(kernel.name, kernel.key, (9, 0, "a"))

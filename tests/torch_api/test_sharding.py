@@ -1,0 +1,129 @@
+"""Tensors that are shared out to several devices: two processes, by gloo, compute what one computes."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+
+from numba_tconv import ConvTranspose1d, conv_transpose1d, routed
+from numba_tconv.torch_api import functional
+
+PROCESSES = 2
+DENSE = dict(stride=2, padding=1)
+GROUPS = dict(DENSE, groups=2)
+# How input, weight and bias are placed, with which parameters, and how the output is then.
+CASES = {
+    "batch": ((Shard(0), Replicate(), Replicate()), DENSE, Shard(0)),
+    "output channels": ((Replicate(), Shard(1), Shard(0)), DENSE, Shard(1)),
+    "input channels": ((Shard(1), Shard(0), Replicate()), DENSE, Partial()),
+    "all of everything": ((Replicate(), Replicate(), Replicate()), DENSE, Replicate()),
+    "without a bias": ((Shard(1), Shard(0), None), DENSE, Partial()),
+    "batch, with groups": ((Shard(0), Replicate(), Replicate()), GROUPS, Shard(0)),
+    "channels, with groups": ((Shard(1), Shard(0), Replicate()), GROUPS, None),  # gathered first
+    "batch that does not divide": ((Shard(0), Replicate(), Replicate()), dict(DENSE, padding=2), Shard(0)),
+}
+
+
+def operands(name):
+    generator = torch.Generator().manual_seed(0)
+    groups = CASES[name][1].get("groups", 1)
+    batch = 5 if "divide" in name else 4
+    sizes = (batch, 6, 7), (6, 8 // groups, 4), (8,)
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return [None if place is None else tensor for tensor, place in zip(tensors, CASES[name][0], strict=True)]
+
+
+def outcome(function, tensors, parameters):
+    """The output, and the gradients of the tensors that there are."""
+    tensors = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
+    y = function(*tensors, **parameters)
+    y.square().sum().backward()
+    return [y, *(tensor.grad for tensor in tensors if tensor is not None)]
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        ConvTranspose1d(6, 8, 4, stride=2, padding=1), nn.LeakyReLU(0.1), ConvTranspose1d(8, 2, 3)
+    ).double()
+
+
+def tensor_parallel(model, mesh):
+    """The first layer's output channels, and so the second layer's input channels, are shared out."""
+    places = {"0": dict(weight=Shard(1), bias=Shard(0)), "2": dict(weight=Shard(0), bias=Replicate())}
+
+    def place(name, module, mesh):
+        for key, one in places.get(name, {}).items():
+            setattr(module, key, nn.Parameter(distribute_tensor(getattr(module, key).detach(), mesh, [one])))
+
+    return distribute_module(model, mesh, place)
+
+
+def trained(model, x):
+    model(x).square().sum().backward()
+    return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def whole(tensors):
+    return [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
+
+
+def work(rank, folder):
+    functional._ours = lambda *_: True  # as for tensors on GPUs: the operators
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+        found = {}
+        for name, (places, parameters, _) in CASES.items():
+            tensors = [
+                tensor if place is None else distribute_tensor(tensor, mesh, [place])
+                for tensor, place in zip(operands(name), places, strict=True)
+            ]
+            results = outcome(conv_transpose1d, tensors, parameters)
+            with routed():
+                again = outcome(nn.functional.conv_transpose1d, tensors, parameters)
+            found[name] = results[0].placements, whole(results), whole(again)
+        x = distribute_tensor(operands("batch")[0], mesh, [Replicate()]).requires_grad_()
+        found["model"] = whole(trained(tensor_parallel(model(), mesh), x))
+        torch.save(found, Path(folder) / str(rank))
+    finally:
+        dist.destroy_process_group()
+    os._exit(0)  # as in test_distributed.py
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What each process found."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work, args=(folder,), nprocs=PROCESSES)
+        yield [torch.load(Path(folder) / str(rank), weights_only=False) for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_compute_what_one_does(found, name):
+    _, parameters, placed = CASES[name]
+    expected = outcome(torch.conv_transpose1d, operands(name), parameters)
+    for placements, results, again in (process[name] for process in found):
+        assert placed is None or placements == (placed,)
+        for some in (results, again):
+            torch.testing.assert_close(some, expected)
+
+
+def test_a_tensor_parallel_model_has_the_gradients_of_one_process(found):
+    expected = trained(model(), operands("batch")[0].requires_grad_())
+    for process in found:
+        torch.testing.assert_close(process["model"], expected)
+
+
+def test_a_plain_import_leaves_distributed_tensors_alone():
+    """They take long to import; the rules are registered when there can be any."""
+    program = "import sys, numba_tconv; assert not {'torch.distributed.tensor', 'torch._dynamo'} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
