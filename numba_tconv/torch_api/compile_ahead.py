@@ -6,12 +6,10 @@ GPU alone, so that they can be compiled together and anywhere: before a measurem
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
 
-from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import partial_sum
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
@@ -20,13 +18,12 @@ from numba_tconv.kernels.k4_register_tile.kernel import RegisterTile
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
 from numba_tconv.kernels.k6_wgmma import input as k6_input
 from numba_tconv.kernels.k6_wgmma import tail as k6_tail
-from numba_tconv.lab.measure.contestants import rungs_for
 from numba_tconv.runtime import cache, workers
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import NO_GPU, Layout
 from numba_tconv.selection import gradient as gradients
-from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP, rungs_of
+from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP
 from numba_tconv.selection.forward import arithmetic, select
 from numba_tconv.selection.registry import RUNGS
 
@@ -73,18 +70,6 @@ class Call:
         return [kernel for kernel, _ in rung.kernels(config)]
 
 
-def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
-    """The calls of the rungs that ``name`` stands for. Where TF32 is allowed, a rung that has it computes in it."""
-    found = {}
-    for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
-        with contextlib.suppress(NotImplementedError):
-            rungs, _ = rungs_for([name], problem, dtype, precision, device, direction)
-            for rung in rungs:
-                if rung in rungs_of(direction):
-                    found.setdefault(rung, Call(rung, problem, dtype, precision, device))
-    return found.values()
-
-
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
     """What this package's operators launch for these on ``device``: "forward", or a "step" with all gradients.
 
@@ -92,9 +77,9 @@ def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> li
     """
     found = []
     for problem, dtype, variant, precision in noted:
-        for one in _parts(direction):
+        for one in parts(direction):
             if one != FORWARD or not variant:
-                found += _selected(one, problem, dtype, precision, device)
+                found += selected(one, problem, dtype, precision, device)
                 continue
             own = arithmetic(problem, dtype, variant, precision, device)
             if refusal := RUNGS[variant].refusal(problem, dtype, own, device):
@@ -103,11 +88,11 @@ def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> li
     return list(dict.fromkeys(found))
 
 
-def _parts(direction: str) -> tuple[str, ...]:
+def parts(direction: str) -> tuple[str, ...]:
     return (FORWARD, *OF_GRADIENTS) if direction == STEP else (direction,)
 
 
-def _selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
+def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
     """What this package's operator launches for the forward pass or one gradient; nothing where it leaves it to torch.
     ``precision`` is one of functional.PRECISIONS, or TF32_ALLOWED."""
     if direction == FORWARD:

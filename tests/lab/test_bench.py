@@ -207,7 +207,9 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(bench, "_copy", lambda: Copy(lambda: torch.empty(4_000_000, dtype=torch.int8)))
     for module in (bench, named):
         monkeypatch.setattr(module, "rungs_of", lambda of: {"right": Right(of, made)})
-    monkeypatch.setattr(bench.machine, "describe", lambda: Machine("0123abc", "H200", "580", "2.11", "9.19", "0.30"))
+    monkeypatch.setattr(
+        bench.machine, "describe", lambda: Machine("0123abc", "NVIDIA H200", "580", "2.11", "9.19", "0.30")
+    )
     return made
 
 
@@ -264,6 +266,7 @@ def test_every_result_of_a_step_is_checked(on_the_cpu, monkeypatch, wrong):
 
 def test_what_is_selected_is_the_operators_of_this_package(on_the_cpu, monkeypatch):
     monkeypatch.setattr(functional, "_ours", lambda *_: True)
+    monkeypatch.setattr(functional.sharding, "prepare", lambda: None)  # which would take what is below for operators
     called = []
 
     def recorded(module, name):
@@ -337,7 +340,7 @@ def test_frozen_weights_are_for_ours_alone_and_rows_say_so(on_the_cpu, monkeypat
     (weight,), own = given, on_the_cpu[-1].weight
     assert weight.data_ptr() == own.data_ptr()
     assert (weight is own) == (weights == "call")
-    assert hasattr(weight, "frozen") == (weights == "frozen")
+    assert hasattr(weight, "packings") == (weights == "frozen")
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS[1:])

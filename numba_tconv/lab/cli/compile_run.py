@@ -134,4 +134,4 @@ def _theirs(name: str) -> Iterator[None]:
 
 
 def _is_ours(file: str) -> bool:
-    return Path(__file__).parent in Path(file).parents or "importlib" in file
+    return Path(__file__).parents[2] in Path(file).parents or "importlib" in file

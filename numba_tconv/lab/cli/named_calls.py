@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
 
 from numba_tconv.formula.precision import TF32_ALLOWED, peak_name
 from numba_tconv.formula.problem import Problem
-from numba_tconv.lab.measure.contestants import AUTO
+from numba_tconv.lab.measure.contestants import AUTO, rungs_for
 from numba_tconv.runtime.device import Device
-from numba_tconv.selection.directions import FORWARD, STEP
-from numba_tconv.torch_api.compile_ahead import Call, _by_rungs, _parts, _selected
+from numba_tconv.selection.directions import FORWARD, STEP, rungs_of
+from numba_tconv.torch_api.compile_ahead import Call, parts, selected
 from numba_tconv.torch_api.functional import default_precision
 
 
@@ -23,7 +24,7 @@ def calls(
     direction: str = FORWARD,
 ) -> list[Call]:
     """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
-    ``rungs_for`` (named.py); "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
+    ``rungs_for``; "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
     passed over. A precision of None is that of a call that names none.
 
     Raises ValueError for a name that is unknown or of another direction.
@@ -36,8 +37,20 @@ def calls(
                 if name == AUTO or (name, direction) == ("all", STEP):
                     # What is launched where "tf32" is named, and where torch's switch allows it.
                     ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
-                    for one, way in itertools.product(_parts(direction), ways):
-                        found += _selected(one, problem, dtype, way, device)
+                    for one, way in itertools.product(parts(direction), ways):
+                        found += selected(one, problem, dtype, way, device)
                 else:
                     found += _by_rungs(name, problem, dtype, asked, device, direction)
     return list(dict.fromkeys(found))
+
+
+def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
+    """The calls of the rungs that ``name`` stands for. Where TF32 is allowed, a rung that has it computes in it."""
+    found = {}
+    for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
+        with contextlib.suppress(NotImplementedError):
+            rungs, _ = rungs_for([name], problem, dtype, precision, device, direction)
+            for rung in rungs:
+                if rung in rungs_of(direction):
+                    found.setdefault(rung, Call(rung, problem, dtype, precision, device))
+    return found.values()
