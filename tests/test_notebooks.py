@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.thorough import thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -14,7 +16,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", thorough(NOTEBOOKS, always=NOTEBOOKS[::5]), ids=lambda path: path.name)
 def test_runs(path, tmp_path, monkeypatch):
     folder = tmp_path / "notebooks"
     folder.mkdir()

@@ -112,6 +112,7 @@ assert "numba_tconv" not in sys.modules
 """
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_aot_inductor_packages_need_nothing_of_ours(tmp_path):
     model = nn.Sequential(nn.ConvTranspose1d(4, 6, 8, stride=4, padding=2)).eval()

@@ -249,6 +249,7 @@ def test_fuzz_runs_in_the_simulator_where_there_is_no_gpu(capsys, monkeypatch):
     assert run(capsys, "fuzz", "--count", "3")[0] == 1
 
 
+@pytest.mark.thorough
 @no_gpu
 def test_check_runs_in_the_simulator_where_there_is_no_gpu():
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}

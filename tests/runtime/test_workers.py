@@ -54,6 +54,7 @@ def test_a_single_process_is_this_one(tmp_path, monkeypatch, count, jobs):
     workers.run(write, [], jobs, "writing")
 
 
+@pytest.mark.thorough
 def test_what_a_call_raises_is_raised(tmp_path):
     with pytest.raises(ValueError, match=r"not [01]"):
         workers.run(refuse, tasks(tmp_path, 2), 2, "refusing")
@@ -83,6 +84,7 @@ def test_a_plain_script_is_not_run_again(tmp_path):
     assert len(set(pids)) <= 2
 
 
+@pytest.mark.thorough
 def test_an_interrupt_lets_calls_end_and_starts_no_more(tmp_path):
     """Of the whole group of processes, as a terminal sends it."""
     script = (

@@ -184,6 +184,7 @@ def test_auto_is_what_the_selection_picks():
     assert picked("depthwise", "tf32") == [("depthwise", "ieee")]  # where torch's switch allows TF32
 
 
+@pytest.mark.thorough
 def test_files_are_those_that_a_first_launch_looks_for(capsys, folder, monkeypatch):
     argv = ("small", "kb79", "--rung", "k1_gather", "--rung", "k2_polyphase", "--jobs", 2)
     code, out, _ = run(capsys, *argv)
