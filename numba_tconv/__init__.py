@@ -1,8 +1,9 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
-``conv_transpose1d`` and ``ConvTranspose1d`` stand in for torch's; ``convert`` puts the layer into a finished model, and
-``routed`` the function; ``warm`` compiles ahead what it launches; ``freeze`` lets a served model pack its weights once.
-``explain`` says how a problem is computed; ``rungs`` lists the kernels by name.
+* ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer, computed by this package
+* ``convert``, ``routed``: the same for a finished model, by its layers or by the function it calls
+* ``warm``, ``freeze``: compile ahead of the first call; pack a served model's weights once
+* ``explain``, ``rungs``: how a problem is computed; the kernels by name
 """
 
 import importlib
@@ -40,11 +41,11 @@ __version__ = "0.1.0"
 
 
 def rungs() -> dict[str, str]:
-    """The idea of every rung of the ladder in a line, by the name that ``variant=`` takes, slowest first."""
+    """One line about each rung of the ladder, by the name that ``variant=`` takes, slowest first."""
     return {name: rung.idea for name, rung in RUNGS.items()}
 
 
-# What no call needs is imported on first use.
+# Imported on first use: no call needs them.
 _LATER = {
     "explain": ".lab.explain.explain",
     "Explanation": ".lab.explain.explain",

@@ -1,6 +1,6 @@
-"""Which of the packages that this one needs are missing, or have a version that does not fit.
+"""Required packages that are missing or have an unsuitable version.
 
-It imports nothing but Python's own modules, since it is asked when an import has failed.
+Imports only Python's own modules: it is asked after an import has failed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OWN = "numba-tconv"
-PROJECT = Path(__file__).parent.parent / "pyproject.toml"  # in a checkout
-THEIRS = ("numba-cuda", "numba", "torch")  # whose own requirements another package's installation may have broken
+PROJECT = Path(__file__).parent.parent / "pyproject.toml"  # exists in a checkout
+THEIRS = ("numba-cuda", "numba", "torch")  # their own requirements are checked too
 
 
 def version(package: str) -> str | None:
@@ -25,7 +25,7 @@ def version(package: str) -> str | None:
 
 
 def misfits() -> list[str]:
-    """A line for each package that is missing or does not fit, with what to do."""
+    """One line for each package that is missing or unsuitable, with the command that mends it."""
     lines = []
     for owner, requirement in stated():
         name = re.match(r"[\w.-]+", requirement)[0]
@@ -38,7 +38,7 @@ def misfits() -> list[str]:
 
 
 def stated() -> Iterator[tuple[str, str]]:
-    """Each package, and a requirement that holds for it here, as in "numpy<2.5"."""
+    """Pairs of a package and a requirement that applies to it here, such as "numpy<2.5"."""
     for owner in (OWN, *THEIRS):
         for line in requirements_of(owner):
             requirement, _, condition = (part.strip() for part in line.partition(";"))
@@ -47,7 +47,8 @@ def stated() -> Iterator[tuple[str, str]]:
 
 
 def requirements_of(package: str) -> list[str]:
-    """The requirements that a package states, with their conditions; of this one, as they stand in its checkout."""
+    """The requirements that a package states, with their conditions; this package's from its checkout, if there is
+    one."""
     if package == OWN and PROJECT.exists():
         return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     try:
@@ -60,13 +61,13 @@ def holds(condition: str) -> bool:
     """Whether a requirement's condition holds for this Python, without extras."""
     try:
         from packaging.markers import Marker
-    except ImportError:  # which matplotlib needs, so it is missing where others are too
+    except ImportError:  # packaging comes with matplotlib
         return False
     return Marker(condition).evaluate({"extra": ""})
 
 
 def fits(requirement: str, installed: str) -> bool:
-    """Whether a version is one that a requirement allows."""
+    """Whether ``requirement`` allows the version ``installed``."""
     try:
         from packaging.requirements import Requirement
     except ImportError:

@@ -1,14 +1,13 @@
-"""Transposed 1-D convolution and its three gradients, written as the definition says it.
+"""Transposed 1-D convolution and its three gradients, written as the definition states them.
 
-Every input sample is multiplied by every tap of the kernel, and the product is added where it lands:
+Every input sample is multiplied by every tap, and the product is added where it lands; products outside the output are
+dropped:
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
-What lands outside the output is dropped. The loss depends on each of the three factors of that line, so each gradient
-is the same walk with another factor on the left.
-
-Arrays are numpy arrays or nested sequences; sums are taken in float64. Arguments are those of
-``torch.nn.functional.conv_transpose1d``, and are trusted to be valid. Slow on purpose: for checking small problems.
+Each gradient is the same walk with another factor of that line on the left. Arrays are numpy arrays or nested
+sequences; sums are float64. Arguments are those of ``torch.nn.functional.conv_transpose1d`` and trusted to be valid.
+Slow on purpose: for checking small problems.
 """
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The output, (N, C_out, L_out), of x (N, C_in, L), w (C_in, C_out/groups, K) and bias (C_out,) or None.
 
-    x may also be (C_in, L); the output is then (C_out, L_out).
+    Unbatched x (C_in, L) gives (C_out, L_out).
     """
     x, w = _float64(x), _float64(w)
     if x.ndim == 2:
@@ -36,9 +35,9 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
 
 
 def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
-    """The gradient for x, (N, C_in, length), from the gradient for y, (N, C_out, L_out); (C_in, length) if unbatched.
+    """The gradient for x, (N, C_in, length), from that for y, (N, C_out, L_out); (C_in, length) if unbatched.
 
-    ``length`` is L of the input: the output's length does not determine it when stride is above one.
+    ``length`` is L of the input, which L_out does not determine when stride is above one.
     """
     grad_output, w = _float64(grad_output), _float64(w)
     if grad_output.ndim == 2:
@@ -65,7 +64,7 @@ def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dila
 
 
 def grad_bias(grad_output):
-    """The gradient for bias, (C_out,): every output of a channel had the bias added once."""
+    """The gradient for bias, (C_out,): the sum over all outputs of a channel."""
     grad_output = _float64(grad_output)
     if grad_output.ndim == 2:
         return grad_bias(grad_output[None])
@@ -80,10 +79,10 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every product of the definition, as the indices (n, ci, i, c, k, co, o) of its factors and its place.
+    """Every product of the definition, as the indices (n, ci, i, c, k, co, o).
 
-    x is read at [n, ci, i], w at [ci, c, k], and the product belongs to y[n, co, o]. Input channel ci is in group
-    ci // (C_in/groups), and meets only that group's output channels; c counts them within the group.
+    The factors are x[n, ci, i] and w[ci, c, k], and the product belongs to y[n, co, o]. Input channel ci is in group ci
+    // (C_in/groups) and meets only that group's output channels; c counts them within the group.
     """
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape

@@ -58,7 +58,7 @@ SMALL = {
     "positions past one tile": _problem(2, (3, 2), 3, 21, padding=1, bias=True),
     "positions past one tile, strided": _problem(2, (2, 3), 4, 17, stride=2, padding=1, bias=True),
     "many samples, short": _problem(11, (2, 2), 3, 2, stride=2, padding=1, bias=True),
-    "more channels than are summed at once": _problem(2, (70, 3), 3, 5, bias=True),
+    "more channels than are summed at once": _problem(3, (70, 3), 1, 20, bias=True),
     "a window longer than the input": _problem(1, (2, 3), 9, 3, dilation=2, padding=3, bias=True),
 }
 

@@ -1,1 +1,1 @@
-"""What is computed: the index formula, validated sizes, precisions. No GPU."""
+"""The mathematics: index formula, validated sizes, precisions. Needs no GPU."""

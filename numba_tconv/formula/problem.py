@@ -1,4 +1,4 @@
-"""A problem: the sizes and parameters of one transposed convolution, validated, and what they cost."""
+"""A problem: validated sizes and parameters of one transposed convolution, and its costs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from functools import cached_property
 
 from .taps import Taps
 
-# Datasheet rates of one H200, dense ("tf32x3" takes three products of fp16), in operations a second, and its measured
-# copy bandwidth (read + write), in bytes a second. They draw the roofline; a recorded row uses the copy bandwidth
-# measured in its own run.
+# Dense datasheet rates of one H200 in operations a second ("tf32x3": three fp16 products) and its copy bandwidth (read
+# + write) in bytes a second. They draw the roofline; each row brings the bandwidth of its own run.
 PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
 
@@ -78,13 +77,15 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:
-        """Computed once: what is remembered of a problem is looked up at every call."""
+        """Kept, because every call looks problems up."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def layer(self) -> Problem:
-        """The same for every batch and length of a layer: one sample, about as short as padding allows, no bias. What
-        depends on nothing else is found and kept for this one, so that a new length does not wait for it."""
+        """The problem that stands for all batches and lengths of a layer: one sample of minimal length, no bias.
+
+        What depends on the layer alone is kept under it, so that a new length does not wait.
+        """
         return replace(self, batch=1, length=2 * self.padding + 1, output_padding=0, bias=False)
 
     @cached_property
@@ -115,11 +116,11 @@ class Problem:
 
     @cached_property
     def flops(self) -> int:
-        """Two for every (input element, output channel of its group, tap); what padding crops is counted too."""
+        """Two for each (input element, output channel of its group, tap), those that padding crops included."""
         return 2 * self.batch * self.in_channels * self.out_channels_per_group * self.kernel_size * self.length
 
     def terms(self, of: str = "forward") -> int:
-        """Products in the longest sum of one output, or of one element of the gradient that ``of`` names."""
+        """Products in the longest sum of one element of the output, or of the gradient that ``of`` names."""
         return {
             "forward": self.in_channels_per_group * self.taps.taps_per_row,
             "grad_input": self.out_channels_per_group * self.kernel_size,
@@ -128,7 +129,7 @@ class Problem:
         }[of]
 
     def min_bytes(self, itemsize: int) -> int:
-        """Bytes of one read of input, weight and bias and one write of the output."""
+        """Bytes to read input, weight and bias once and write the output once."""
         elements = (
             self.batch * self.in_channels * self.length
             + self.in_channels * self.out_channels_per_group * self.kernel_size
@@ -138,7 +139,7 @@ class Problem:
         return elements * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
-        """Roofline time in milliseconds: the larger of minimum bytes / ``bandwidth`` and FLOPs / PEAK_FLOPS[peak]."""
+        """Roofline time in ms: the larger of min_bytes / ``bandwidth`` (bytes/s) and flops / PEAK_FLOPS[peak]."""
         return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
 
     def __str__(self) -> str:

@@ -1,17 +1,15 @@
-"""Which tap reaches which output: the index formula of transposed convolution, in its one place.
+"""The index formula of transposed convolution: which tap reaches which output. Written nowhere else.
 
-An input position ``i`` and a tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
-
-Two readings of the same formula serve the kernels:
+Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
+Kernels read the formula in two ways:
 
 * **Phases** (gather, one output at a time). Output ``u`` has phase ``u mod stride``. Tap ``k`` has phase
-  ``k*dilation mod stride`` and shift ``k*dilation div stride``; it reaches the outputs of its own phase and reads
-  ``x[u div stride - shift]`` there. The taps of one phase form an arithmetic progression.
+  ``k*dilation mod stride`` and shift ``k*dilation div stride``; it reaches the outputs of its phase and reads
+  ``x[u div stride - shift]``. The taps of a phase form an arithmetic progression.
 * **Rows** (matrix product, all outputs at once). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap``
-  residues ``a = k mod rows``. Row ``a`` is an ordinary correlation with the taps ``k = a + b*rows``; tap ``b`` reads
-  ``x[i - b*step]`` with ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The
-  ``gap - 1`` outputs after it are reached by no tap: they are bias. Every ``u`` belongs to exactly one
-  ``(row, column, gap offset)``, so a kernel that walks them writes each output once.
+  residues ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]``
+  with ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The ``gap - 1`` outputs after
+  it are bias alone. Every ``u`` belongs to exactly one ``(row, column, gap offset)``, so each output is written once.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Taps:
 
     @cached_property
     def rows(self) -> int:
-        """Residue classes of taps, and the number of phases that can have taps."""
+        """Residue classes of taps; also the number of phases that can have taps."""
         return self.stride // self.gap
 
     @cached_property
@@ -51,7 +49,7 @@ class Taps:
 
     @cached_property
     def dilation_inverse(self) -> int:
-        """The inverse of step modulo rows: the first tap of phase r is ``(r/gap * inverse) mod rows``."""
+        """Inverse of step modulo rows: the first tap of phase r is ``(r/gap * inverse) mod rows``."""
         return pow(self.step, -1, self.rows) if self.rows > 1 else 0
 
     def phase(self, k: int) -> int:
@@ -59,11 +57,11 @@ class Taps:
         return k * self.dilation % self.stride
 
     def shift(self, k: int) -> int:
-        """How many input positions before ``u div stride`` tap ``k`` reads."""
+        """Tap ``k`` reads this many input positions before ``u div stride``."""
         return k * self.dilation // self.stride
 
     def of_phase(self, r: int) -> range:
-        """The taps that reach phase ``r``, in ascending order; empty where the output is bias alone."""
+        """The taps that reach phase ``r``, ascending; empty where the output is bias alone."""
         if r % self.gap:
             return range(0)
         return range(r // self.gap * self.dilation_inverse % self.rows, self.kernel_size, self.rows)
@@ -75,9 +73,8 @@ class Taps:
     def columns(self, length: int, out_length: int, padding: int) -> range:
         """The columns ``i`` that a row-wise kernel walks for one sample.
 
-        They cover every output of every row, and end with ``(taps_per_row - 1)*step`` columns that lie beyond the
-        input. Samples laid end to end in columns are therefore separated by zeros: a window that reaches back over
-        the seam reads the zeros behind the sample before, never its values.
+        They cover every output of every row, with ``(taps_per_row - 1)*step`` columns beyond the input. So a window
+        that reaches back over a seam between samples reads zeros.
         """
         first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
         last = (padding + out_length - 1) // self.stride

@@ -1,11 +1,8 @@
 """grad_bias: the sum of grad_output over samples and positions.
 
-Idea: memory is the limit, so every element is read once, by threads that take neighbouring positions. A channel's
-positions, of all samples laid end to end, are split over blocks, because channels are few; the partial sums of the
-blocks are added up in a fixed order by a second kernel (sum.py). A thread adds up what it has just loaded, and
-those few in float64: one slow addition for several loads leaves memory the limit, even on GPUs with few float64 units,
-and the error does not grow with the length.
-"""
+Every element is read once. Blocks split a channel's positions, all samples laid end to end; sum.py adds their partial
+sums in a fixed order. A thread sums a batch of loads in the accumulator's type and batches in float64, so the error
+does not grow with the length."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ from .rung import GradientRung
 from .sum import accumulator_of, added_up
 from .sum import make_kernel as make_sum
 
-BLOCKS = 8  # that are resident on a multiprocessor; the splits should fill the GPU with them twice
+BLOCKS = 8  # resident on a multiprocessor; splits should fill the GPU twice
 
 
 @dataclass(frozen=True)
 class Config:
     dtype: torch.dtype
     threads: int = 256  # a power of two
-    batch: int = 4  # loads that a thread has under way, and adds up in the accumulator's type
+    batch: int = 4  # loads in flight, summed in the accumulator's type
 
 
 @cache
@@ -50,7 +47,7 @@ def make_kernel(config: Config) -> Kernel:
         position = split * split_length + thread
         end = min((split + 1) * split_length, samples * out_length)
 
-        # Sample and position move by a constant, so the loop needs no division.
+        # A constant advance needs no division.
         n, o = divmod(position, out_length)
         hop_n, hop_o = divmod(int64(threads), out_length)
         total = float64(0)
@@ -82,7 +79,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
-    """Splits of a channel's positions, and their length: as many as fill the GPU."""
+    """Splits of a channel's positions, as many as fill the GPU, and the positions of each."""
     positions, turn = problem.batch * problem.out_length, config.threads * config.batch
     wanted = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
     length = -(-positions // wanted // turn) * turn or turn
@@ -115,7 +112,7 @@ class Bias(GradientRung):
 def _prepared(
     problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. ``strides``: of grad_output, in elements."""
+    """Splits, and the launch. ``strides``: grad_output's, in elements."""
     config, p = config or Config(dtype), problem
     splits, length = splits_of(p, config, device)
     launch = make_kernel(config).prepare(

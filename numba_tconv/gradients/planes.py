@@ -1,15 +1,10 @@
-"""Planes: the phases of grad_output taken apart, so that the copy engine can fetch them.
+"""Planes: grad_output with its phases separated, so that the copy engine can fetch them.
 
-The gradients read grad_output by pairs of an output channel and a phase (window.py): the row of pair (co, a) holds
-in column j what tap a meets at position j, ``grad_output[co, j*stride - padding + a*dilation]``, and zero outside of
-grad_output. Memory has the phases interleaved; the copy engine wants the elements of a row side by side, and rows at
-multiples of 16 bytes. So this kernel copies grad_output into such rows, (N, C_out * phases, columns). It reads
-and writes everything once, which costs as much as the copy of a tensor; a gradient that can read grad_output as it
-lies does without.
+Column j of the row of an output channel and a phase (co, a) holds ``grad_output[co, j*stride - padding + a*dilation]``,
+and zero outside of grad_output (window.py). Memory interleaves the phases, but the copy engine needs adjacent elements
+and rows at multiples of 16 bytes. Gradients that can read grad_output in place do without planes.
 
-A thread copies words (one element, or two of 16 bits) of each of a channel's rows: neighbouring threads read
-neighbouring runs of grad_output, one of them once from memory and ``phases`` times from cache, and write neighbouring
-words. Of a long stride a thread would hold too many: planes_turned.py.
+A thread copies words (one element, or two of 16 bits) of each of a channel's rows. Long strides take planes_turned.py.
 """
 
 from __future__ import annotations
@@ -27,9 +22,9 @@ from numba_tconv.runtime.kernel import Kernel, flat
 from . import planes_turned
 
 THREADS = 128
-LOADS = 8  # words that a thread has under way, at least
+LOADS = 8  # words in flight, at least
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
-BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # what an element is copied as, by its bytes
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # the type an element is copied as, by its bytes
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies
 
@@ -39,11 +34,11 @@ class Config:
     itemsize: int
     stride: int
     dilation: int
-    phases: int  # of a channel that have taps
+    phases: int  # of a channel, those that have taps
 
     @property
     def kind(self):
-        """What an element is copied as."""
+        """The type an element is copied as."""
         return BITS[self.itemsize]
 
     @property
@@ -52,12 +47,12 @@ class Config:
 
     @property
     def elements(self) -> int:
-        """Of a word, or of what is longer."""
+        """Elements of a word; 1 where an element is longer."""
         return max(1, WORD // self.itemsize)
 
     @property
     def words(self) -> int:
-        """That a thread copies of each row."""
+        """Words that a thread copies of each row."""
         return -(-LOADS // self.phases)
 
     def along(self, columns: int) -> int:
@@ -106,12 +101,12 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def columns_of(problem: Problem) -> int:
-    """Columns of a plane: the positions, and as many more as the taps of a row reach beyond the last one."""
+    """Columns of a plane: the positions, and those that the taps of a row reach beyond the last one."""
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
 def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
-    """Elements from a plane to the next, a multiple of 16 bytes."""
+    """Elements between the starts of two planes, a multiple of 16 bytes."""
     vector = ALIGNMENT // dtype.itemsize
     return -(-columns_of(problem) // vector) * vector
 
@@ -122,21 +117,22 @@ def pairs_of(problem: Problem) -> int:
 
 
 def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
-    """Why there are no planes of the problem's grad_output; None if there are."""
+    """Why the problem's grad_output has no planes; None if it has."""
     if dtype.itemsize > WORD and make_config(problem, dtype).turned:
         return f"it takes up to {MOST_PHASES} phases of 64-bit elements apart, not {problem.taps.rows}"
     return too_many_rows(problem)
 
 
 def too_many_rows(problem: Problem) -> str | None:
-    """Why rows of grad_output cannot be counted; None if they can."""
+    """Why 32 bits cannot count the rows of grad_output; None if they can."""
     rows = problem.batch * problem.out_channels
     return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 
 
 def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """The planes (N, C_out * phases, columns) of ``grad_output`` (N, C_out, L_out), of any strides; a view of rows
-    that begin at multiples of 16 bytes. Launches on the current stream."""
+    """Copy ``grad_output`` (N, C_out, L_out), of any strides, into planes on torch's current stream.
+
+    Returns a view (N, C_out * phases, columns), whose rows begin at multiples of 16 bytes."""
     config, columns = make_config(problem, grad_output.dtype), columns_of(problem)
     pitch = pitch_of(problem, grad_output.dtype)
     result = grad_output.new_empty((problem.batch, problem.out_channels * config.phases, pitch))
@@ -151,5 +147,5 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernel takes it: 16-bit elements as their bits."""
+    """A view of the tensor as the kernel takes it: 16-bit elements as their bits."""
     return tensor.view(torch.uint16) if tensor.element_size() == 2 else tensor

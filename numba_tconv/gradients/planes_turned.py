@@ -1,23 +1,12 @@
-"""Planes of a long stride: grad_output's phases taken apart by squares that are turned in registers.
+"""Planes of a long stride: squares of grad_output transposed in registers.
 
-A thread that copied a column of every phase, as planes.py does, would hold hundreds of elements, and its neighbours
-would read a stride apart. So it takes a square: of as many columns as 16 bytes have elements, as many phases. The
-phases of a column lie side by side in grad_output, and the columns of a phase in the planes: the thread loads a vector
-of each column, all of them under way together, and has a vector of each phase. To turn the square is to name registers
-otherwise; elements of 16 bits are paired anew.
+A thread takes a square: as many columns as 16 bytes have elements, by as many phases. It loads a vector of each column,
+in which phases lie side by side, and stores a vector of each phase. Transposing a square only renames registers;
+elements of 16 bits are paired anew. Vectors leave through shared memory, because direct stores would write half
+sectors.
 
-Eight neighbouring threads read on along the phases, so that a warp reads 128 bytes of a column. What they have to write
-lies a plane apart, and a plane may begin within a sector of 32 bytes: they would write halves of sectors, which cost
-most. So a block's vectors meet in shared memory, from where they go to the planes in the order in which they lie there:
-a stretch of each phase, or, where a plane is no longer than a block's tile, one stretch of all its phases.
-
-Where the phases of a column lie apart or begin elsewhere than at a multiple of 16 bytes, and where grad_output ends
-within a vector, a thread loads single elements, one phase of its square at a time; it stores vectors all the same.
-
-Memory limits it: waveglow in bfloat16 takes 22.8 us, torch's plain copy of the same bytes 21.0. Stored straight from
-the squares, in half sectors, it took 44; element by element through shared memory 48; a column of every phase a thread
-193 (H200, scripts; no recorded rows).
-"""
+A thread loads single elements where phases are not adjacent or not aligned to 16 bytes, and where grad_output ends
+within a vector. It stores vectors all the same."""
 
 from __future__ import annotations
 
@@ -36,7 +25,7 @@ RESIDENT = 1152  # threads of a multiprocessor, at least
 WORDS = 4  # of a vector
 
 
-# A square is held in the words that it was loaded in: 16-bit elements would take a register each.
+# A square stays in the words it was loaded in: 16-bit elements would take a register each.
 @device_function
 def _pair(elements, q):
     return uint32(uint32(elements[2 * q]) | uint32(elements[2 * q + 1]) << uint32(16))
@@ -59,7 +48,9 @@ def _only(word, upper):
 
 @cache
 def make_kernel(config) -> Kernel:
-    """The kernel of a configuration of planes.py, with the arguments that its own has, but another grid."""
+    """Make the kernel of a configuration of planes.py.
+
+    Its arguments are those of the kernel in planes.py; its grid is ``along`` blocks a row."""
     stride, dilation, phases, kind = config.stride, config.dilation, config.phases, config.kind
     itemsize, squares = config.itemsize, SQUARES
     vector, of_word = ALIGNMENT // itemsize, 4 // itemsize
@@ -67,7 +58,7 @@ def make_kernel(config) -> Kernel:
     all_words, tile_phases, strips = vector * WORDS, squares * vector, _strips(phases, vector)
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
-    span = (vector - 1) * stride + vector  # elements of grad_output from a square's first one to its last one
+    span = (vector - 1) * stride + vector  # elements of grad_output that a square spans
     side_by_side = dilation == 1 and stride % vector == 0  # a square's vectors are all aligned, or none
 
     @device_function
@@ -94,7 +85,7 @@ def make_kernel(config) -> Kernel:
 
     @device_function
     def turn_vectors(g, source, first, length, turned, at, width):
-        """Turn a square of aligned vectors, each of them inside of grad_output or outside."""
+        """Turn a square of aligned vectors, each of them wholly inside or outside of grad_output."""
         words = cuda.local.array(all_words, dtype=word)
         load_columns(int32(0), (words, g, source, first, length))
         put_phases(int32(0), (words, turned, at, width))
@@ -109,7 +100,7 @@ def make_kernel(config) -> Kernel:
                 inside = uint64(first + z * stride) < uint64(length)
                 columns[z] = g[uint64(source + z * stride * g_l)] if inside else kind(0)
             store_vector(turned, int32(at + a * width) * vector, columns, 0)
-            a = recomputed(int32(a + 1))  # unrolled further it would take too many registers
+            a = recomputed(int32(a + 1))  # unrolled further, it would take too many registers
             first, source = first + dilation, source + dilation * g_l
 
     def planes_turned(g, g_n, g_c, g_l, result, channels, out_length, padding, columns, pitch, rows):
@@ -120,7 +111,7 @@ def make_kernel(config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         tile, strip = divided(int32(cuda.blockIdx.x), int32(strips))
         tiles, _ = divided(int32(cuda.gridDim.x), int32(strips))
-        # A plane's vectors, with what fills up the last one, are dealt out in pairs: a sector has two.
+        # Vectors are dealt out in pairs: a sector has two.
         vectors = int32(uint64(pitch) // uint64(vector))
         share, _ = divided(int32(vectors + tiles - 1), tiles)
         share = int32(share + (share & 1))
@@ -128,8 +119,8 @@ def make_kernel(config) -> Kernel:
         width = min(share, int32(vectors - begin))
         phase = int32(strip * tile_phases)
         own_phases = min(int32(phases - phase), int32(tile_phases))
-        # Eight vectors fill all banks. Of shared memory one is left out after so many phases, 1 << skip, as end with
-        # the last banks: so neither eight vectors of squares side by side meet in a bank, nor eight in a row.
+        # Eight vectors fill all banks. One is left out after every 1 << skip phases that end with the last banks, so
+        # neither eight vectors of adjacent squares nor eight in a row share a bank.
         skip = int32(3) if of_word == 2 else int32(2 + (width & 1))
         k, own = divided(thread, int32(squares))
         own = int32(own * vector)
@@ -157,7 +148,7 @@ def make_kernel(config) -> Kernel:
             a = int32(int32(v * inverse) >> 16)
             load_vector(piece, 0, turned, int32(v + (a >> skip)) * vector)
             store_vector(result, (target + v + uint32(a) * others) * vector, piece, 0)
-            v = recomputed(int32(v + threads))  # which keeps the addresses in few registers
+            v = recomputed(int32(v + threads))  # keeps the addresses in few registers
 
     stored, integers = flat(kind), (types.int64,)
     signature, blocks = (stored, *integers * 3, stored, *integers * 6), RESIDENT // threads

@@ -1,4 +1,4 @@
-"""What the kernels of a gradient are to the rest of the package."""
+"""The interface of a gradient's rung."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, f
 
 
 def too_few(channels: int) -> str:
-    """Why a rung on tensor cores is not meant for a problem."""
+    """Why a rung on tensor cores is not meant for a problem with so few channels."""
     return f"it is for at least {FEWEST_CHANNELS} channels a group, not {channels}: most of its products would be zeros"
 
 
 class GradientRung(Rung):
-    """One way to compute one of the three gradients. Subclasses live in one file each, named like the rung.
+    """One way to compute one of the three gradients. A subclass is named like its file or folder.
 
-    ``problem`` is that of the forward pass everywhere; what a rung needs of GPU and precision it states as a Rung does.
+    ``problem`` is always that of the forward pass. A rung states its demands on GPU and precision as a ``Rung`` does.
     """
 
     of: str  # "grad_input", "grad_weight" or "grad_bias"
-    tensor_cores = False  # where it multiplies
-    memory_bound = False  # so that tensor cores could not be faster on what it takes
+    tensor_cores = False  # whether it multiplies on tensor cores
+    memory_bound = False  # whether memory is the limit, which tensor cores do not lift
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
         """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code.
 
-        ``precision`` counts where a rung has several for a dtype; None is the fastest of them.
-        """
+        ``precision`` matters where a rung has several for a dtype; None is the fastest of them."""
         raise NotImplementedError
 
     def kernels(self, config) -> list[tuple[Kernel, int]]:
@@ -42,17 +41,18 @@ class GradientRung(Rung):
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:
-        """Launch on torch's current stream: the operands, of any strides, the contiguous result, and the problem.
+        """Launch on torch's current stream: operands of any strides, the contiguous result, the problem. Nothing is
+        checked.
 
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
-        (grad_output, result, problem); then ``config`` and ``precision``, None where they are not given. ``config`` is
-        of ``precision``. No operand is empty. Nothing is checked here.
-        """
+        (grad_output, result, problem); then ``config`` and ``precision``, None by default. ``config`` must be of
+        ``precision``. No operand may be empty."""
         tensors = [argument for argument in operands_result_problem if isinstance(argument, torch.Tensor)]
         rest = operands_result_problem[len(tensors) :]
         self.prepare(*map(Layout.of, tensors), *rest, **choice)(*tensors)
 
     def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
-        """``run`` for any tensors that lie as these do, with everything worked out that is the same for all of them: a
-        function of the operands and the result. Arguments as for ``run``, but a Layout in the place of each tensor."""
+        """Work out ``run`` for tensors of the given layouts: a function of the operands and the result.
+
+        Arguments as for ``run``, with a Layout in place of each tensor."""
         raise NotImplementedError

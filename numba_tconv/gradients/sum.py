@@ -1,8 +1,6 @@
-"""The second stage of the gradients that are long sums: partial sums added up, always in the same order.
+"""The second stage of the gradients with long sums: adds partial sums in a fixed order.
 
-The first stage leaves one partial sum for every split of the reduction and element of the result; a thread adds up
-those of one element. It does so in float64, so that however many splits there are, they cost no digit.
-"""
+A thread adds the partial sums of one element in float64, so the number of splits costs no digit."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout, room
 
 THREADS = 128
-BATCH = 8  # loads that a thread has under way
+BATCH = 8  # loads that a thread has in flight
 
 
 @cache
@@ -45,13 +43,14 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """What the kernels sum elements of ``dtype`` in."""
+    """The dtype in which the kernels sum elements of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """``launch`` of operands and the room for ``splits`` partial sums of every element of the result, (splits, *shape),
-    which are then added up: a function of the operands and the result."""
+    """Follow ``launch`` by the second stage: a function of the operands and the result.
+
+    ``launch`` takes the operands and a buffer for ``splits`` partial sums of the result, (splits, *shape)."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch  # one sum is all of it

@@ -1,10 +1,8 @@
-"""What the gradients on wgmma share: a ring of stages, the loop over them, and the tensors that the rungs take.
+"""Shared parts of the wgmma gradients: the ring of stages, the mainloop, and the tensors that they take.
 
-A block computes tiles of products: the operand in registers (A) comes out of windows of grad_output, each lane reading
-where its rows and its depth meet them; the operand in shared memory (B) is rows as they lie in memory, 128 bytes a
-stage, which the copy engine swizzles. One warp copies, two warpgroups multiply. Which windows, which rows, and what a
-lane reads is the gradient's own.
-"""
+Operand A is in registers: each lane loads it from windows of grad_output. Operand B is rows of 128 bytes a stage in
+shared memory, swizzled by the copy engine. One warp is the producer, two warpgroups are consumers. Each gradient
+defines its windows, its rows of B and what a lane reads."""
 
 from __future__ import annotations
 
@@ -34,34 +32,34 @@ from numba_tconv.runtime.layout import room
 from .rung import GradientRung
 
 KNOWN = "tf32", "fp16", "bf16"
-CONSUMERS = 2  # warpgroups that multiply
-THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup copies
-REGISTERS = 240, 24  # of a thread that multiplies, and of one that copies
+CONSUMERS = 2  # warpgroups
+THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup is the producer
+REGISTERS = 240, 24  # of a consumer thread, of a producer thread
 BLOCK = 64  # rows of one product
 ROW = 128  # bytes of a row of B in a stage
-PRODUCTS = 4  # along the depth, in a stage: each takes 32 bytes of a row
+PRODUCTS = 4  # of a stage: each takes 32 bytes of a row
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted to times of a script, of which there are no rows (H200): bytes that arrive at a multiprocessor a clock, clocks
-# from one box's copy to the next, clocks of a stage beside its products.
+# Fitted on an H200: bytes that arrive at a multiprocessor a clock, clocks between two boxes' copies, clocks of a stage
+# beside its products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
-SHARED = 128  # bytes that shared memory reads or writes a clock
-LONGEST_SIGNAL = 1 << 30  # elements before padding crops them: places, and sums of two, are int32
+SHARED = 128  # bytes of shared memory a clock
+LONGEST_SIGNAL = 1 << 30  # elements before cropping: sums of two places are int32
 
 
 class Ring:
-    """The part of a configuration that says what a stage is and where it lies in shared memory."""
+    """The part of a configuration that defines a stage and its place in shared memory."""
 
     precision: str
-    blocks: int  # of 64 rows, of a warpgroup
+    blocks: int  # blocks of 64 rows, of a warpgroup
     channels: int  # input channels of a tile
     in_turns: bool
     stages: int
     g_channels: int  # output channels of a stage
     width: int  # elements of a box's row
-    alike: int  # every how many channels rows of grad_output begin alike, modulo 16 bytes; each set has its own boxes
+    alike: int  # rows alike channels apart begin alike modulo 16 bytes; each set has its boxes
     boxes: int  # of grad_output, in a stage
-    own_words = 0  # of 64 bits, beside the stages' barriers
+    own_words = 0  # 64-bit words beside the stages' barriers
 
     @property
     def itemsize(self) -> int:
@@ -77,12 +75,13 @@ class Ring:
         return BLOCK * self.blocks * (1 if self.in_turns else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
-        """Elements of a box's row that holds ``elements``: a whole number of 16 bytes; and it begins at a multiple of
-        16 bytes, which may be before the first element."""
+        """Elements of a box's row that holds ``elements``: whole vectors of 16 bytes.
+
+        The box begins at a multiple of 16 bytes, up to vector - 1 elements before the first one."""
         vector = 16 // self.itemsize
         return -(-(elements + vector - 1) // vector) * vector
 
-    # A stage is rows of B, a multiple of 1,024 bytes, and boxes of grad_output, each at a multiple of 128.
+    # A stage is rows of B, a multiple of 1,024 bytes, and boxes of grad_output at multiples of 128.
 
     @property
     def b_bytes(self) -> int:
@@ -103,7 +102,7 @@ class Ring:
 
     @property
     def stage_bytes(self) -> int:
-        """That arrive for a stage."""
+        """Bytes that arrive for a stage."""
         return self.b_bytes + self.boxes * self.box_bytes
 
     @property
@@ -116,8 +115,7 @@ class Ring:
         """Bytes from one stage to the next."""
         return -(-(self.b_bytes + self.boxes * self.spacing) // 1024) * 1024
 
-    # Where things lie in shared memory, in bytes from the first multiple of 1,024: ring, mbarriers (two a stage), the
-    # rung's own words, a tensor map.
+    # Offsets in shared memory, in bytes from the first multiple of 1,024.
 
     @property
     def barriers(self) -> int:
@@ -137,28 +135,29 @@ class Ring:
 
 
 def deepest(config, apart: int = 1):
-    """The configuration with as many stages as shared memory holds, of those ``apart``; None if they are too few."""
+    """The configuration with the most stages that shared memory holds; None if they are fewer than FEWEST_STAGES.
+
+    The candidates are MOST_STAGES, less multiples of ``apart``."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -apart))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
 
 @device_function
 def as_it_came(lane, s, offset):
-    """What ``make_loop`` does to a stage that needs nothing."""
+    """The ``prepare`` of stages that need none."""
 
 
 def make_loop(config: Ring, load, multiply, operands: int, every: int, sets: int = 2, prepare=as_it_came):
-    """The main loop, a device function: the products of ``count`` stages from slot ``s`` on, every ``every``-th.
+    """Make the mainloop, a device function over ``count`` stages from slot ``s`` on, every ``every``-th.
 
-    ``load(k, v, at, lane, offset)`` fills registers ``v[at:at+operands]`` for product k of the stage that begins
-    ``offset`` bytes after the first, ``lane`` being what it knows of its lane; ``multiply(acc, v, at, descriptor)``
-    multiplies them by B. With two ``sets`` of operands, one is loaded while the other is multiplied.
-    ``prepare(lane, s, offset)`` is called by each warp for a stage that has arrived.
+    ``load(k, v, at, lane, offset)`` fills registers ``v[at:at+operands]`` for product k of the stage ``offset`` bytes
+    after the first; ``lane`` is the lane's state. ``multiply(acc, v, at, descriptor)`` multiplies them by B. With two
+    ``sets`` of operands, one is loaded while the other is multiplied. Each warp calls ``prepare(lane, s, offset)`` when
+    a stage has arrived.
 
-    Takes sums, registers, ``lane``, the descriptor of B in slot 0, slot and parity of the first stage, the count, the
-    mbarriers, and whether this lane signals for its warp. Returns the slot and parity after the last stage, and the
-    last slot, which nobody has set free.
-    """
+    The mainloop takes sums, registers, ``lane``, the descriptor of B in slot 0, slot and parity of the first stage, the
+    count, the mbarriers, and whether this lane signals for its warp. It returns slot and parity after the last stage,
+    and the last slot, which it has not released."""
     stages, slot = config.stages, config.slot
     wait = wgmma_wait(sets - 1)
 
@@ -171,7 +170,7 @@ def make_loop(config: Ring, load, multiply, operands: int, every: int, sets: int
         multiply(acc, v, at, descriptor + 2 * k)
         wgmma_commit()
         wait()
-        if k == 0 and done:  # by now the products of the stage before have read its B
+        if k == 0 and done:  # the products of the stage before have read its B by now
             mbarrier_arrive(done)
 
     stage = repeated(product, PRODUCTS)
@@ -193,7 +192,7 @@ def make_loop(config: Ring, load, multiply, operands: int, every: int, sets: int
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
-    """The room where blocks publish their maps of grad_output's boxes and of B; ``index``: torch's, of the GPU."""
+    """The workspace for blocks' maps of grad_output's ``boxes`` and of B. ``index``: torch's index of the GPU."""
     return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 
@@ -204,13 +203,13 @@ def _template(shape: tuple, strides: tuple, precision: str, alike: int, box: tup
 
 
 def template_of_rows(g: torch.Tensor, config: Ring) -> tuple[int, ...]:
-    """The map of grad_output, or its planes, (N, rows, elements), wherever it is: of every ``config.alike``-th row."""
+    """The map of every ``config.alike``-th row of grad_output or its planes (N, rows, elements), at any address."""
     box = config.width, config.box_rows
     return _template(g.shape, g.stride(), config.precision, config.alike, box, False)
 
 
 def template_of_b(b: torch.Tensor, config: Ring) -> tuple[int, ...]:
-    """The map of B, likewise."""
+    """The map of B at any address."""
     return _template(b.shape, b.stride(), config.precision, 1, (ROW // config.itemsize, config.channels), True)
 
 

@@ -1,18 +1,16 @@
-"""How the gradients read grad_output: by pairs of an output channel and a phase, each as an ordinary row of columns.
+"""How the gradients read grad_output: by pairs of an output channel and a phase, each a row of columns.
 
-Input position ``i`` and tap ``k`` meet grad_output at ``o = i*stride - padding + k*dilation`` (formula/taps.py). The
-taps of a row, ``k = a + b*rows``, meet it at ``i*stride - padding + a*dilation + b*step*stride``, so with
+Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride - padding + a*dilation + b*step*stride``
+(formula/taps.py). With
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` of it reads column ``i + b*step``: a correlation without a stride. A window is some pairs of neighbouring
-phases, by some columns, in shared memory; what lies outside of grad_output is zero in it. Memory has the phases
-interleaved, so neighbouring threads fetch neighbouring phases.
+tap ``b`` reads column ``i + b*step``: a correlation without a stride. A window in shared memory holds pairs of
+neighbouring phases by some columns, with zeros outside of grad_output. Memory interleaves the phases, so neighbouring
+threads fetch neighbouring phases.
 
-Columns run through all samples laid end to end, ``columns`` of them a sample: its positions, and as many more as the
-taps of a window reach beyond the last one. A copy of a column would cost more instructions than the products that it
-serves if each had to find out where the column lies; so a thread finds it once for all channels that it copies.
-"""
+Columns run through all samples laid end to end: a sample's positions, and those that the taps of a window reach beyond
+the last one. A thread locates a column once for all channels that it copies."""
 
 from __future__ import annotations
 
@@ -26,15 +24,16 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
-NOWHERE = -1  # the place of a column that lies outside of the signal
+NOWHERE = -1  # the place of a column outside of the signal
 COPY = 6  # instructions, about, that copy an element
 
 
 @dataclass(frozen=True)
 class Window:
-    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block of threads,
-    ``vector`` columns by each copy. ``aim``: instructions, about, that find a column in memory. ``whole``: there are
-    always that many channels."""
+    """A window of ``channels`` by ``phases`` rows of ``width`` columns, fetched by a block of threads.
+
+    Rows are ``pitch`` elements apart. A copy takes ``vector`` columns. ``aim`` is the number of instructions, about,
+    that locate a column in memory. ``whole``: all ``channels`` always exist."""
 
     dtype: torch.dtype
     phases: int
@@ -48,7 +47,7 @@ class Window:
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row that are made at a time: as many as take the fewest instructions, and the most of those."""
+        """Copies of a row made at a time: as many as take the fewest instructions."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
@@ -67,7 +66,7 @@ class Window:
 
     @property
     def teams(self) -> int:
-        """Channels that are fetched at a time."""
+        """Channels fetched at a time."""
         return self.teams_of(self.lanes)
 
     @property
@@ -77,19 +76,19 @@ class Window:
 
 
 def evenly(count: int, most: int) -> tuple[int, int]:
-    """``count`` in even pieces of at most ``most``: the size of one, and pieces."""
+    """Split ``count`` into even pieces of at most ``most``: size and number of the pieces."""
     pieces = -(-count // most)
     return -(-count // pieces), pieces
 
 
 def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
-    """Phases that have taps; how many of them a window of at most ``most`` pairs takes; windows that take them all."""
+    """Phases that have taps; phases of a window of at most ``most`` pairs; windows that cover them all."""
     phases = min(problem.taps.rows, problem.kernel_size)
     return phases, *evenly(phases, most)
 
 
 def split_taps(problem: Problem, most: int) -> tuple[int, int]:
-    """The taps of a row in even chunks of at most ``most``: taps of a chunk, and chunks."""
+    """Split the taps of a row into even chunks of at most ``most``: taps of a chunk, and chunks."""
     return evenly(problem.taps.taps_per_row, most)
 
 
@@ -100,11 +99,10 @@ def columns(problem: Problem, tap_chunk: int) -> int:
 
 @cache
 def make_copy(dtype: torch.dtype, vector: int = 1):
-    """``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero where not valid.
+    """A device function ``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero if not valid.
 
-    The accumulators' own types are copied by cp.async, which lands at the next wait, ``vector`` elements at a time;
-    half types one by one.
-    """
+    cp.async copies elements of the accumulator's type, ``vector`` at a time, which land at the next wait; half types
+    are copied one by one."""
     element = ELEMENTS[dtype]
     load, accumulator = element.load, element.accumulator
     if element.storage == accumulator:
@@ -124,7 +122,7 @@ def locate(n, i, column, columns):
     if i >= columns:
         n += 1
         i -= columns
-        # Seldom, and with fewer than 2**31 columns: a division of 64 bits takes a hundred instructions.
+        # 32 bits suffice, and avoid a 64-bit division.
         if i >= columns:
             samples = int64(uint32(i) // uint32(columns))
             n += samples
@@ -133,11 +131,10 @@ def locate(n, i, column, columns):
 
 
 def make_aim(stride: int, dilation: int):
-    """The device function that finds a column of a phase in grad_output: its place at channel 0, or NOWHERE.
+    """A device function that locates a column of a phase in grad_output: its element at channel 0, or NOWHERE.
 
-    ``column`` counts from position ``i`` of sample ``n`` on, ``a`` from the phase whose first tap is ``tap``; those
-    from ``phases_left`` on are none.
-    """
+    ``column`` counts from position ``i`` of sample ``n``, ``a`` from the phase whose first tap is ``tap``. Phases from
+    ``phases_left`` on do not exist."""
 
     @device_function
     def aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, stride_n, stride_l):
@@ -150,12 +147,11 @@ def make_aim(stride: int, dilation: int):
 
 
 def make_fetch(window: Window, aim):
-    """The device function that copies a window into shared memory, from ``base`` on.
+    """A device function that copies a window into shared memory, from ``base`` on.
 
-    ``aim(context, column, a)`` is a device function that finds a column of the window's phase ``a`` at channel 0, or
-    says NOWHERE; ``offset`` is the place of the window's first channel. What is NOWHERE is zero in the window, and so
-    are the channels from ``channels_left`` on.
-    """
+    ``aim(context, column, a)`` is a device function that locates a column of the window's phase ``a`` at channel 0, or
+    returns NOWHERE. ``offset`` is the element of the window's first channel. Columns at NOWHERE and channels from
+    ``channels_left`` on become zeros."""
     phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
     lanes, teams, slots, vector, whole = window.lanes, window.teams, window.slots, window.vector, window.whole
     turns, hop, channel_hop = -(-channels // teams), lanes * vector, teams * phases * pitch
@@ -163,7 +159,7 @@ def make_fetch(window: Window, aim):
 
     @device_function
     def fetch(shared, base, g, offset, stride_c, channels_left, aim_context):
-        thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # what follows from it is not worth registers
+        thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # saves registers
         a, rest = int64(thread % uint32(phases)), thread // uint32(phases)
         column, team = int64(rest % uint32(lanes)) * vector, int64(rest // uint32(lanes))
         if team < teams:

@@ -1,15 +1,13 @@
 """k2: one thread an output, and only the taps that reach it.
 
-Idea: the taps of one output's phase form an arithmetic progression (formula/taps.py), so where it starts and where the
-signal ends are worked out once, before the loop. Inside the loop: no test, no remainder. Threads of a warp take
-consecutive outputs, so stores and loads of x are coalesced and the loads of w hit the same cache line.
+The taps of an output's phase form an arithmetic progression (formula/taps.py). Its start and the bounds of the signal
+are computed before the loop, which has no test and no remainder. Threads of a warp take consecutive outputs: stores and
+loads of x coalesce, and loads of w hit one cache line.
 
-Per output and input channel: taps/stride loads of x, as many of w (both from L1, nearly always), as many multiply-adds.
-A multiprocessor takes one load a clock and four multiply-adds: two loads for each are at most an eighth of the
-arithmetic peak.
+Per multiply-add: two loads, nearly always from L1. A multiprocessor takes one load a clock and four multiply-adds, so
+k2 reaches at most an eighth of the arithmetic peak.
 
-Measured (H200, kb64, float32): 154 ms, 8.3 times k1.
-"""
+Measured (H200, kb64, float32): 154 ms, 8.3 times k1."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def make_kernel(config: Config) -> Kernel:
         if phase % gap:
             end = 0
 
-        # The channels are the inner loop, the longer one, and its addresses move by a constant.
+        # The longer loop is inside; its addresses advance by a constant.
         x_group = n * x_n + group * in_per_group * x_c
         w_group = group * in_per_group * w_i + co_in_group * w_o
         total = load(bias[co]) if has_bias else accumulator(0)

@@ -1,16 +1,13 @@
 """k3: input window and weights in shared memory.
 
-Idea: the threads of a block compute a tile of ``outputs`` x ``channels`` and all want the same few inputs and weights.
-Let them fetch each once, together, into shared memory, convert it once, and read it from there with short addresses.
-A thread computes all ``channels`` of the tile at one position, so that an input that it has read serves all of them.
-What lies outside the signal is stored as zeros, so the inner loop runs over all taps of the phase without a bound.
+A block computes a tile of ``outputs`` x ``channels``. Its threads fetch the tile's inputs and weights into shared
+memory once, converted. A thread computes all ``channels`` at one position, so one input serves all of them. Zeros stand
+outside of the signal, so the inner loop runs over all taps of the phase without a bound.
 
-Per multiply-add: 1 + 1/channels shared loads, where k2 has two through the caches; from global memory only
-(window + channels * taps) / (outputs * channels) loads an output and input channel. A multiprocessor takes one shared
-load a clock and four multiply-adds: at most two ninths of the arithmetic peak.
+Per multiply-add: 1 + 1/channels shared loads instead of k2's two loads. A multiprocessor takes one shared load a clock
+and four multiply-adds, so k3 reaches at most two ninths of the arithmetic peak.
 
-Measured (H200, kb64, float32): 33.7 ms, 4.6 times k2.
-"""
+Measured (H200, kb64, float32): 33.7 ms, 4.6 times k2."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, stride
 
 from .rung import Rung, adjacent, cuda_core_reason
 
-FEW_CHANNELS = 16  # of a group; with fewer output channels, most threads compute nothing
-MIN_DEPTH = 4  # input channels of a stage; with fewer, fetching the weights takes longer than multiplying
+FEW_CHANNELS = 16  # output channels of a group; with fewer, most threads compute nothing
+MIN_DEPTH = 4  # input channels of a stage; with fewer, fetching weights takes longer than multiplying
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Config:
     dtype: torch.dtype
     outputs: int = 256
     channels: int = 8
-    depth: int = 32  # input channels in shared memory at a time, at most
+    depth: int = 32  # input channels of a stage, at most
 
     @property
     def pitch(self) -> int:
@@ -51,13 +48,13 @@ def window(problem, config) -> int:
 
 
 def bytes_a_channel(problem, config) -> int:
-    """Shared memory for one input channel: its window, and its weights to the output channels of the tile."""
+    """Bytes of shared memory for one input channel: its window, and its weights for the tile's output channels."""
     elements = window(problem, config) + config.pitch * problem.kernel_size
     return elements * ELEMENTS[config.dtype].accumulator.bitwidth // 8
 
 
 def depth(problem, config) -> int:
-    """Input channels that a block holds at a time: as many as fit, and no more than there are."""
+    """Input channels of a stage: as many as fit, and no more than there are."""
     return min(config.depth, STATIC_SHARED_LIMIT // bytes_a_channel(problem, config), problem.in_channels_per_group)
 
 
@@ -74,14 +71,14 @@ def make_kernel(config: Config) -> Kernel:
         position_tiles = (out_length + outputs - 1) // outputs
         channel_tiles = (out_per_group + channels - 1) // channels
 
-        # Tiles of one sample's window are neighbours in the grid, so the window is in L2 when the next one wants it.
+        # Blocks with one window are neighbours in the grid, and find it in L2.
         rest, channel_tile = divmod(int64(cuda.blockIdx.x), channel_tiles)
         rest, group = divmod(rest, groups)
         n, position_tile = divmod(rest, position_tiles)
 
         shared = cuda.shared.array(0, dtype=accumulator)
         taps, width, depth = int32(taps), int32(width), int32(depth)
-        weights = int32(depth * width)  # where the weights begin in it: (input channel, tap, output channel)
+        weights = int32(depth * width)  # offset of the weights (input channel, tap, output channel)
         w_channel = int32(taps * pitch)
         thread = int32(cuda.threadIdx.x)
         first_channel = channel_tile * channels
@@ -103,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
             total[j] = accumulator(0)
         for c0 in range(0, in_per_group, depth):
             here = int32(min(depth, in_per_group - c0))
-            # A thread fetches the same place of every channel: addresses move by a constant, and the loads overlap.
+            # A thread fetches one place of every channel: addresses advance by a constant, and loads overlap.
             e = thread
             while e < width:
                 i = window_begin + e
@@ -138,7 +135,7 @@ def make_kernel(config: Config) -> Kernel:
                     xs += uint64(width)
                     ws += uint64(w_channel)
                     c = int32(c + 1)
-                # Added up apart, because the error of a sum grows with its length.
+                # Summed separately, because the error of a sum grows with its length.
                 for j in range(channels):
                     total[j] += part[j]
             cuda.syncthreads()
@@ -151,7 +148,7 @@ def make_kernel(config: Config) -> Kernel:
 
     stored, integers = element.storage, (types.int64,)
     tensors = flat(stored), *integers * 3, flat(stored), *integers * 3, strided(stored, 1), *integers, flat(stored)
-    min_blocks = min(32, 1024 // outputs)  # half of the threads that a multiprocessor holds: 64 registers each
+    min_blocks = min(32, 1024 // outputs)  # half of a multiprocessor's threads: 64 registers each
     return Kernel(
         "k3_shared_tile", k3_shared_tile, (*tensors, *integers * 15), outputs, min_blocks=min_blocks, key=repr(config)
     )

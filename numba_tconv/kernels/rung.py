@@ -1,4 +1,4 @@
-"""What a rung of the ladder is to the rest of the package."""
+"""The interface of a rung of the ladder."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
-# The error of a sum grows with its length, so rungs add up the products of this many input channels apart.
+# Rungs sum so many input channels separately: the error of a sum grows with its length.
 SUM_CHANNELS = 64
 BFLOAT16_CC = 8, 0  # the first compute capability that converts to bfloat16
 
 
 class Rung:
-    """One way to compute the forward pass. Subclasses live in one file each, named like the rung.
+    """One way to compute the forward pass. A subclass is named like its file or folder.
 
-    ``name`` is what ``variant=`` takes, ``idea`` a line for those who read the list of rungs.
-    """
+    ``name`` is the value of ``variant=``; ``idea`` is its line in the list of rungs."""
 
     name: str
     idea: str
-    minimum_cc = (0, 0)  # the compute capability whose instructions the kernels need
-    exact_cc: tuple[int, int] | None = None  # where they need instructions that no other one has
+    minimum_cc = (0, 0)  # the least compute capability with the kernels' instructions
+    exact_cc: tuple[int, int] | None = None  # the only compute capability with them, where there is one
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
-        """None if this rung computes ``problem``, otherwise the reason why it cannot; on whatever GPU."""
+        """None if this rung computes ``problem`` on some GPU, otherwise the reason why it cannot."""
         raise NotImplementedError
 
     def runs_on(self, device: Device) -> str | None:
@@ -46,22 +45,19 @@ class Rung:
         return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-        """None if this rung is meant for ``problem``, which it computes; otherwise why the selection takes a lower
-        rung, if one can do it."""
+        """None if this rung is meant for ``problem``, otherwise why the selection prefers a lower rung. The rung must
+        support ``problem``."""
         return None
 
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
         """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code.
 
-        ``precision`` counts where a rung has several for a dtype; None is the fastest of them.
-        """
+        ``precision`` matters where a rung has several for a dtype; None is the fastest of them."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
-        """The configuration that ``run`` takes for contiguous tensors on ``device``.
-
-        Their addresses are taken to be aligned, as they are in memory of torch's allocator.
-        """
+        """The configuration that ``run`` takes for contiguous tensors on ``device``, whose addresses torch's allocator
+        has aligned."""
         return self.config(problem, dtype, precision)
 
     def tile(self, config) -> str:
@@ -69,12 +65,13 @@ class Rung:
         raise NotImplementedError
 
     def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
-        """Milliseconds by the model that chose ``config``, which leaves out what every launch costs; None without one,
-        or with one that is good for choosing alone."""
+        """Milliseconds by the cost model that chose ``config``, without the cost of a launch.
+
+        None without a model, or with one that only ranks configurations."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
-        """Configurations with tiles so small that seams and tails occur in tiny problems."""
+        """Configurations with tiles so small that seams and tails occur in tiny problems, for tests."""
         return [self.config(problem, dtype)]
 
     def kernel(self, config) -> Kernel:
@@ -86,20 +83,19 @@ class Rung:
         return self.kernel(config).shared_bytes
 
     def run(self, x, w, bias, y, problem: Problem, config=None, precision: str | None = None) -> None:
-        """Launch: x (N, C_in, L) and w (C_in, C_out/groups, K) of any strides, bias (C_out,) or None, into y.
+        """Compute ``y`` on torch's current stream. Nothing is checked here.
 
-        ``y`` is contiguous (N, C_out, L_out). ``config``, where given, is of ``precision``. Nothing is checked here.
-        """
+        x (N, C_in, L) and w (C_in, C_out/groups, K) have any strides; bias is (C_out,) or None; ``y`` is contiguous (N,
+        C_out, L_out). ``config``, where given, must be of ``precision``."""
         layouts = (None if tensor is None else Layout.of(tensor) for tensor in (x, w, bias, y))
         self.prepare(*layouts, problem, config, precision)(x, w, bias, y)
 
     def prepare(
         self, x: Layout, w: Layout, bias: Layout | None, y: Layout, problem: Problem, config=None, precision=None
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]:
-        """``run`` for any tensors that lie as these do, with everything worked out that is the same for all of them.
+        """Work out ``run`` for tensors of the given layouts: a function (x, w, bias, y) that launches.
 
-        A rung states one of the two, and the other follows.
-        """
+        A rung overrides either ``run`` or ``prepare``; each default calls the other."""
         return lambda *tensors: self.run(*tensors, problem, config, precision)
 
 
@@ -116,24 +112,22 @@ def _version(cc: tuple[int, int]) -> str:
 
 
 def adjacent(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (N, C_in, L) itself, or a copy if its positions lie apart."""
+    """``x`` (N, C_in, L) itself, or a contiguous copy if its positions are not adjacent."""
     return x if are_adjacent(x.shape, x.stride()) else x.contiguous()
 
 
 def are_adjacent(shape: tuple, strides: tuple) -> bool:
-    """Whether the positions of an input (N, C_in, L), ``strides`` in elements, are where rungs want them that load each
-    element several times.
+    """Whether the positions of an input (N, C_in, L) are adjacent; ``strides`` in elements.
 
-    With an input of channels last a warp's loads fall apart into one sector each. On HiFi-GAN's third layer (H200, a
-    script; no recorded row) k2 took 37.7 ms on the strides and 13.8 with the copy, k3 4.7 and 3.3; k1 and k4 gained
-    nothing by a copy, and k5, which loads an element once, lost: 0.46 and 0.76.
-    """
+    Rungs that load an element several times copy other inputs first: with channels last a warp's loads fall apart into
+    one sector each."""
     return strides[2] in (0, 1) or shape[2] == 1
 
 
 def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
-    """``launch`` of (x, w, bias, y), which wants a contiguous bias, and any memory in the place of none, for a bias of
-    that layout."""
+    """Adapt ``launch`` of (x, w, bias, y), which takes a contiguous bias, to a bias of the given layout.
+
+    Without a bias, ``launch`` gets w in its place."""
     if bias is None:
         return lambda x, w, bias, y: launch(x, w, w, y)
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)

@@ -1,4 +1,4 @@
-"""Instructions that plain Numba has no word for, named after their PTX. Nothing else touches llvmlite."""
+"""PTX instructions that Numba lacks, as functions named after them. Nothing else touches llvmlite."""
 
 from .barriers import (
     barrier_sync,

@@ -1,7 +1,7 @@
-"""Barriers: of some of a block's threads, and in shared memory (mbarrier); and the registers that a warpgroup may use.
+"""Barriers of threads (bar.sync) and in shared memory (mbarrier); registers of a warpgroup.
 
-An mbarrier is eight bytes of shared memory, named by their address in the shared window. A phase ends when all expected
-threads have arrived and all announced bytes have landed; waiting is for the end of the phase of a given parity.
+An mbarrier is eight bytes of shared memory, given by address. A phase ends when all expected threads have arrived and
+all announced bytes have landed. A wait is for the end of the phase of a given parity.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ mbarrier_wait = word(
 )
 mbarrier_wait.__doc__ = """(barrier, parity): returns when the phase of ``parity`` (0, 1, 0, ... from the start) ends.
 
-There is no hint of how long to sleep: with one of ten milliseconds k6 took 2 to 11% longer in bfloat16 (H200, a script;
-no recorded rows)."""
+There is no hint of how long to sleep: with one k6 is slower."""
 
 fence_mbarrier_init = word("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;")
 fence_mbarrier_init.__doc__ = """(): the mbarriers initialised by this thread exist for the copy engine too."""
@@ -49,5 +48,5 @@ barrier_sync.__doc__ = (
 
 
 def setmaxnreg(registers, grow):
-    """setmaxnreg.inc or .dec: from here on a thread of this warpgroup has ``registers``, a multiple of 8."""
+    """setmaxnreg.inc or .dec: from here on each thread of the warpgroup has ``registers``, a multiple of 8."""
     return word(f"setmaxnreg.{'inc' if grow else 'dec'}.sync.aligned.u32 {registers};")

@@ -1,4 +1,4 @@
-"""Conversions."""
+"""Conversions between number formats."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numba import types
 from .core import asm, f32, i16, i32, instruction, no_meaning
 
 
-# bfloat16 is the upper half of a float32. Numba sees torch's bfloat16 as uint16.
+# bfloat16 is the upper half of a float32; Numba sees torch's bfloat16 as uint16.
 def _bf16_to_f32(bits):
     return np.uint32(int(bits) << 16).view(np.float32)
 
 
 @instruction(_bf16_to_f32)
 def bf16_to_f32(typingctx, bits):
-    """The float32 whose upper half is ``bits``: exact."""
+    """The float32 with upper half ``bits``; exact."""
 
     def codegen(context, builder, sig, args):
         wide = builder.shl(builder.zext(args[0], i32), ir.Constant(i32, 16))
@@ -34,7 +34,7 @@ def _f32_to_bf16(value):
 
 @instruction(_f32_to_bf16)
 def f32_to_bf16(typingctx, value):
-    """cvt.rn.bf16.f32: rounded to nearest even, NaN kept (from sm_80)."""
+    """cvt.rn.bf16.f32: round to nearest even, keep NaN (from sm_80)."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i16, [args[0]], "cvt.rn.bf16.f32 $0, $1;", "=h,f")
@@ -69,7 +69,7 @@ def _half_of(word, upper):
 
 @instruction(_half_of)
 def f16_to_f32(typingctx, word, upper):
-    """The float32 that the upper or the lower half of ``word`` is in 16 bits: exact."""
+    """The float16 in the upper or lower half of ``word``, as float32; exact."""
 
     def codegen(context, builder, sig, args):
         shift = builder.select(args[1], ir.Constant(i32, 16), ir.Constant(i32, 0))
@@ -88,7 +88,7 @@ def _round_tf32(value):
 
 @instruction(_round_tf32)
 def round_tf32(typingctx, value):
-    """cvt.rna.tf32.f32: the nearest number of ten mantissa bits, ties away from zero; NaN and infinities stay."""
+    """cvt.rna.tf32.f32: round to ten mantissa bits, ties away from zero; keep NaN and infinities."""
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(asm(builder, i32, args, "cvt.rna.tf32.f32 $0, $1;", "=r,f"), ir.FloatType())
@@ -117,7 +117,7 @@ def float_of(typingctx, bits):
 
 
 def _tf32_operand(value):
-    """With the last 13 bits as the sum leaves them, so that the simulator sees who takes them for a part of it."""
+    """Keeps the sum's last 13 bits, so that the simulator reveals code that uses them."""
     value = np.float32(value)
     power = (value.view(np.int32) & np.int32(-0x800000)).view(np.float32)
     return np.float32(np.float64(power) * 2.0**-11 + np.float64(value)).view(np.int32)
@@ -127,8 +127,8 @@ def _tf32_operand(value):
 def tf32_operand(typingctx, value):
     """``round_tf32`` for an operand of a product, whose last 13 bits the tensor core ignores; two instructions.
 
-    Half a unit of the tenth mantissa bit is 2^-11 of the number that has the sign and the exponent alone. NaN and
-    infinities, which that addition leaves alone, stay.
+    Adds half a unit of the tenth mantissa bit: 2^-11 of the power of two with the operand's sign and exponent. NaN and
+    infinities stay.
     """
 
     def codegen(context, builder, sig, args):

@@ -9,11 +9,11 @@ from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
 from .simulator.meanings import address
 
 
-# cp.async: global to shared memory without passing through registers; what is not valid is written as zeros.
+# cp.async: global to shared memory without registers.
 def cp_async(elements):
-    """cp.async of ``elements`` items: ``(shared, s, source, g, valid)`` copies source[g:] to shared[s:], or zeros.
+    """cp.async of ``elements`` items: (shared, s, source, g, valid) copies source[g:] to shared[s:], or zeros.
 
-    Both addresses must be multiples of the size copied, which must be 4, 8 or 16 bytes. ``source`` is a flat array.
+    Both addresses must be multiples of the size copied: 4, 8 or 16 bytes. ``source`` is a flat array.
     """
 
     def meaning(shared, s, source, g, valid):
@@ -53,7 +53,7 @@ def cp_async_commit(typingctx):
 
 
 def cp_async_wait(pending):
-    """cp.async.wait_group: returns when at most ``pending`` of this thread's newest groups are still under way."""
+    """cp.async.wait_group: wait until at most ``pending`` of this thread's newest groups are under way."""
 
     @instruction(lambda: None)
     def cp_async_wait_group(typingctx):
@@ -66,7 +66,7 @@ def cp_async_wait(pending):
     return cp_async_wait_group
 
 
-# By address: an int32 that counts bytes in the block's shared memory.
+# An address is an int32, in bytes of the block's shared memory.
 @instruction(no_meaning)
 def shared_address(typingctx, shared, index):
     """The address of ``shared[index]`` in the shared window, in bytes."""
@@ -89,8 +89,10 @@ def ld_shared_u16(typingctx, address):
 
 
 def ld_shared(count, kind):
-    """ld.shared of ``count`` (1, 2 or 4) consecutive values of the Numba type ``kind``, float32, int32 or, one or two,
-    float64: (address) to a tuple, or to the value itself."""
+    """ld.shared of ``count`` (1, 2 or 4) values of the Numba type ``kind``: (address) -> a tuple, or the value if one.
+
+    ``kind`` is float32, int32 or, for at most two values, float64.
+    """
     result = types.UniTuple(kind, count)
     letter, name = {types.float32: ("f", "f32"), types.float64: ("d", "f64")}.get(kind, ("r", "b32"))
     text = f"ld.shared.v{count}.{name} {{{', '.join(f'${z}' for z in range(count))}}}, [${count}];"
@@ -111,17 +113,17 @@ def ld_shared(count, kind):
     return ld_shared_vector
 
 
-# (address, four float32): 16 bytes, from an address that is a multiple of 16.
+# (address, four float32); address a multiple of 16.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
 # (address, float32)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
-# (address, two float32): 8 bytes, from an address that is a multiple of 8.
+# (address, two float32); address a multiple of 8.
 st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
 # (address, int32)
 st_shared_b32 = word("st.shared.b32 [$0], $1;", types.int32, types.int32)
-# (address, int32): its lower half.
+# (address, int32): stores the lower half.
 st_shared_u16 = word("st.shared.u16 [$0], $1;", types.int32, types.int32)
-# (address, two int32): 8 bytes, from an address that is a multiple of 8.
+# (address, two int32); address a multiple of 8.
 st_shared_v2_b32 = word("st.shared.v2.b32 [$0], {$1, $2};", *[types.int32] * 3)
 # (address of the lower half, address of the upper half, two 16-bit elements)
 st_shared_halves = word(
@@ -131,7 +133,7 @@ st_shared_halves = word(
 
 
 def cp_async_to(size):
-    """cp.async of ``size`` (4 or 16) bytes: (address, source, g, used) copies ``used`` of them, zeros for the rest.
+    """cp.async of ``size`` (4 or 16) bytes: (address, source, g, used) copies ``used`` bytes, then zeros.
 
     The address and that of ``source[g]`` must be multiples of ``size``. ``source`` is a flat array.
     """
@@ -161,15 +163,15 @@ def global_address(typingctx, source, g):
 
 cp_async_vector = word("cp.async.cg.shared.global [$0], [$1], 16;", types.int32, types.int64)
 cp_async_vector.__doc__ = """(address, global_address): cp.async of 16 bytes, all of them; both addresses are multiples
-of 16. With a number of bytes told at run time, as ``cp_async_to`` has it, a copy is five instructions more."""
+of 16. ``cp_async_to``, with its size told at run time, takes more instructions."""
 
-# (address, global_address): cp.async of 4 bytes, all of them; both addresses are multiples of 4.
+# (address, global_address): cp.async of 4 bytes; both addresses are multiples of 4.
 cp_async_word = word("cp.async.ca.shared.global [$0], [$1], 4;", types.int32, types.int64)
 
 
 @instruction(no_meaning)
 def cp_async_bulk(typingctx, address, source, g, size, barrier):
-    """cp.async.bulk: the copy engine copies ``size`` bytes from ``source[g:]``; they count as landed at the mbarrier.
+    """cp.async.bulk: the copy engine copies ``size`` bytes from ``source[g:]`` and counts them at the mbarrier.
 
     Both addresses and ``size`` must be multiples of 16. One thread issues it.
     """
@@ -185,10 +187,10 @@ def cp_async_bulk(typingctx, address, source, g, size, barrier):
 
 @instruction(no_meaning)
 def cp_async_bulk_store(typingctx, target, index, address, size):
-    """cp.async.bulk to global memory: the copy engine copies ``size`` bytes of shared memory to ``target[index:]``.
+    """cp.async.bulk: the copy engine copies ``size`` bytes from shared memory to ``target[index:]``.
 
-    Both addresses and ``size`` must be multiples of 16. One thread issues it, after ``fence_async`` by the threads that
-    have written them and a barrier; it belongs to the thread's next bulk group.
+    Both addresses and ``size`` must be multiples of 16. The threads that wrote the bytes must call ``fence_async`` and
+    meet at a barrier first. One thread issues the store, which belongs to its next bulk group.
     """
     text = "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"
 
@@ -210,16 +212,14 @@ fence_async.__doc__ = """(): what this thread has written to shared memory is se
 
 
 def cp_async_bulk_wait_read(pending):
-    """cp.async.bulk.wait_group.read: returns when the stores of all but this thread's newest ``pending`` groups have
-    left shared memory, which may be written again."""
+    """cp.async.bulk.wait_group.read: wait until all but the newest ``pending`` groups have read their shared memory."""
     return word(f"cp.async.bulk.wait_group.read {pending};")
 
 
 def take(offsets, stride, cases):
     """(values, local, case): ``values[z] = local[offsets[z] + case * stride]`` for ``case`` below ``cases``.
 
-    A jump to one of ``cases`` pieces of straight-line code: registers have no run-time index, and an array that is read
-    at one would lie in slow local memory.
+    A switch over straight-line code, because an array indexed at run time lies in local memory instead of registers.
     """
 
     def meaning(values, local, case):

@@ -1,7 +1,7 @@
-"""How an instruction that plain Numba has no word for becomes a function: the only place that knows llvmlite's asm.
+"""How a PTX instruction becomes a function: the only place that knows llvmlite's asm.
 
-Each is named after its PTX instruction. Beside each stands its meaning in Python: in the CUDA simulator
-(NUMBA_ENABLE_CUDASIM=1) the kernels run on the meanings, so that what a kernel does is checked without a GPU.
+Each instruction has a meaning in Python, which kernels run on in the CUDA simulator (NUMBA_ENABLE_CUDASIM=1), so that
+they can be checked without a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ f32, f64 = ir.FloatType(), ir.DoubleType()
 
 
 def instruction(meaning):
-    """Decorator: on a GPU the decorated Numba intrinsic, in the simulator ``meaning``."""
+    """Decorator: the decorated Numba intrinsic on a GPU, ``meaning`` in the simulator."""
 
     def choose(typed):
         if SIMULATOR:
@@ -34,17 +34,17 @@ def instruction(meaning):
 
 
 def no_meaning(*arguments):
-    """The meaning of an instruction of a whole warp or of the copy engine: the simulator's threads cannot play it."""
+    """Stands for instructions that the simulator cannot play: those of a whole warp and of the copy engine."""
     raise NotImplementedError("the CUDA simulator has no tensor cores, no asynchronous barriers and no copy engine")
 
 
 def item(context, builder, array_type, array, index):
-    """Pointer to the item ``index`` of a contiguous one-dimensional array."""
+    """Pointer to item ``index`` of a contiguous one-dimensional array."""
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
 def asm(builder, result, arguments, text, constraints):
-    """A call of inline assembly; ``$0``, ``$1``, ... in ``text`` are the results and then the arguments."""
+    """A call of inline assembly; ``$0``, ``$1``, ... in ``text`` are the results, then the arguments."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
 
@@ -53,7 +53,7 @@ LETTERS = {types.int32: "r", types.int64: "l", types.float32: "f"}
 
 
 def word(text, *kinds, meaning=no_meaning):
-    """An instruction without a result whose operands ``$0``, ``$1``, ... have the Numba types ``kinds``."""
+    """An instruction without a result; its operands ``$0``, ``$1``, ... have the Numba types ``kinds``."""
     constraints = ",".join([LETTERS[kind] for kind in kinds] + ["~{memory}"])
 
     def typed(*operands):
@@ -63,7 +63,7 @@ def word(text, *kinds, meaning=no_meaning):
 
         return types.void(*kinds), codegen
 
-    # Numba counts an intrinsic's parameters, so each number of operands needs a function of its own.
+    # Numba counts an intrinsic's parameters, so each operand count needs its own function.
     forms = {
         0: lambda typingctx: typed(),
         1: lambda typingctx, a: typed(a),
@@ -77,16 +77,19 @@ def word(text, *kinds, meaning=no_meaning):
 
 
 def device_function(function):
-    """Decorator: a device function that the compiler inlines. Numba's inlining (``inline="always"``) copies the code
-    for every call, before it has types, which takes twice as long to compile."""
+    """Decorator: a device function that the compiler inlines.
+
+    Numba's own inlining copies untyped code into every call, which compiles more slowly.
+    """
     return cuda.jit(device=True)(function) if SIMULATOR else cuda.jit(device=True, forceinline=True)(function)
 
 
 def repeated(function, count):
-    """A device function that calls the device function ``function(k, state)`` for ``count`` numbers k from its own on,
-    as straight-line code. LLVM leaves a long loop a loop, and an array indexed by a loop's variable lies in slow local
-    memory instead of registers. It writes the calls itself: as functions that call functions they were more than a
-    third of all that Numba compiled for a kernel of k6 (62 of 170, kb64 in bfloat16)."""
+    """A device function (k, state) that calls the device function ``function(k + z, state)`` for z below ``count``.
+
+    Straight-line code, because an array indexed by a loop's variable lies in local memory. The calls are emitted
+    directly, so that Numba compiles no functions between.
+    """
 
     def one_by_one(k, state):
         for z in range(count):
@@ -111,8 +114,10 @@ def repeated(function, count):
 
 @instruction(no_meaning)
 def elected(typingctx):
-    """elect.sync: true in one lane of the warp. Of what that lane alone does, the compiler knows that no two lanes have
-    other operands: an instruction of the copy engine needs no loop over the lanes then."""
+    """elect.sync: true in one lane of the warp.
+
+    The compiler then knows that an instruction of the copy engine needs no loop over the lanes.
+    """
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
@@ -127,7 +132,7 @@ nounroll.__doc__ = """(): what the loop whose body begins so stays, a loop."""
 
 @instruction(lambda value: value)
 def recomputed(typingctx, value):
-    """An int32 as it is, opaque to the compiler: what is computed from it is not kept in registers between loops."""
+    """The int32 ``value``, opaque to the compiler, so that nothing computed from it stays in registers across loops."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")

@@ -1,7 +1,6 @@
-"""One kernel after the other on a stream: the second may begin before the first has ended (Kernel.prepare).
+"""Early launches: a kernel may begin before the previous one on the stream has ended (Kernel.prepare).
 
-The simulator runs them one after the other, so there they mean nothing; of code for GPUs below compute capability 9.0,
-which have no such launches, runtime/kernel.py leaves them out.
+No-ops in the simulator. runtime/kernel.py removes them for GPUs below compute capability 9.0, which lack them.
 """
 
 from __future__ import annotations

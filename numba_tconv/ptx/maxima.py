@@ -13,7 +13,7 @@ def _larger_magnitude(value, other):
 
 @instruction(_larger_magnitude)
 def larger_magnitude(typingctx, value, other):
-    """max.f32 of ``value``, which is at least 0, and the magnitude of ``other``, unless that is a NaN."""
+    """The larger of ``value``, which is at least 0, and ``|other|``; ``value`` if ``other`` is NaN."""
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .f32 magnitude; abs.f32 magnitude, $2; max.f32 $0, $1, magnitude; }"

@@ -1,8 +1,9 @@
 """Tensor-core products: mma.sync of one warp (from sm_80), wgmma of four warps (sm_90a).
 
-What each lane holds is written down as functions in kernels/common/tensor_core/fragments.py. An operand register is an
-int32: the bits of a float32 for tf32, of which the tensor core reads the upper 19, or of two 16-bit elements, the one
-of smaller k in the lower half."""
+kernels/common/tensor_core/fragments.py states the elements of each lane's fragment. An operand register is an int32: a
+float32 for tf32, of which the tensor core reads the upper 19 bits, or two 16-bit elements, the one of smaller k in the
+lower half.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from numba import types
 
 from .core import asm, f32, f64, i32, i64, instruction, no_meaning, word
 
-# The k of one instruction is 32 bytes of operand row: its name in PTX by the operands' type.
+# k of one instruction (32 bytes), by operand type.
 DEPTH = {"tf32": 8, "f16": 16, "bf16": 16}
 
 
 @instruction(no_meaning)
 def opaque(typingctx, value):
-    """mov.f32 that the compiler cannot see through: accumulators that it can trace make ptxas serialise wgmma."""
+    """mov.f32 that the compiler cannot see through: ptxas serialises wgmma if it can trace the accumulators."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, f32, args, "mov.f32 $0, $1;", "=f,f")
@@ -26,7 +27,7 @@ def opaque(typingctx, value):
 
 
 def _accumulate(context, builder, array_type, array, at, count, text, constraints, operands, kind=f32):
-    """Run ``text`` on ``count`` accumulators of a local array, from index ``at`` on, read and written in place."""
+    """Run ``text`` in place on ``count`` accumulators of a local array from index ``at`` on."""
     data = context.make_array(array_type)(context, builder, array).data
     slots = [builder.gep(data, [builder.add(at, ir.Constant(i64, z))]) for z in range(count)]
     struct = ir.LiteralStructType([kind] * count)
@@ -39,7 +40,7 @@ def _accumulate(context, builder, array_type, array, at, count, text, constraint
 def mma(kind):
     """mma.sync m16n8 in ``kind`` (tf32, f16, bf16): (acc, at, a, a_at, b0, b1) adds A B to acc[at:at+4].
 
-    ``a``: a local int32 array that holds the lane's four registers of A from ``a_at`` on; b0, b1: its registers of B.
+    The local int32 array ``a`` holds the lane's four registers of A from ``a_at`` on; b0, b1 are those of B.
     """
     k = DEPTH[kind]
     text = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 "
@@ -61,11 +62,10 @@ def mma(kind):
 
 
 def mma_f64(depth):
-    """mma.sync m16n8k``depth`` in float64 (depth 4 or 8, from sm_90 on; 0: two of m8n8k4, from sm_80 on, which
-    compute what m16n8k4 does): (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
+    """mma.sync m16n8k``depth`` in float64: (acc, at, a, a_at, b, b_at) adds A B to acc[at:at+4].
 
-    ``a`` and ``b``: local arrays that hold the lane's registers of A (two for every four of k) from ``a_at`` on, and
-    those of B (one) from ``b_at`` on.
+    ``depth`` is 4 or 8 (from sm_90), or 0: m16n8k4 as two of m8n8k4 (from sm_80). The local arrays ``a`` and ``b`` hold
+    the lane's registers of A (two for every four of k) from ``a_at`` on and of B (one) from ``b_at`` on.
     """
     fours = max(1, depth // 4)
     if depth:
@@ -75,7 +75,7 @@ def mma_f64(depth):
     else:
         half = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 "
         text = half + "{$0,$1}, {$8}, {$10}, {$4,$5}; " + half + "{$2,$3}, {$9}, {$10}, {$6,$7};"
-    early = "=d" if depth else "=&d"  # the first of two writes its sums before the second has read its own
+    early = "=d" if depth else "=&d"  # two instructions: the first writes sums before the second reads its own
     constraints = ",".join([early] * 4 + ["d"] * (4 + 3 * fours))
 
     @instruction(no_meaning)
@@ -98,8 +98,8 @@ def mma_f64(depth):
 def wgmma(kind, n):
     """wgmma.mma_async m64 n``n`` in ``kind``, A from registers, B from shared memory.
 
-    (acc, at, a0, a1, a2, a3, descriptor, add) adds A B to acc[at:at+n/2], or, if ``add`` is 0, puts it there. The
-    operation is asynchronous: between ``wgmma_fence`` and ``wgmma_wait`` accumulators and operands belong to it.
+    (acc, at, a0, a1, a2, a3, descriptor, add) adds A B to acc[at:at+n/2], or overwrites it if ``add`` is 0.
+    Asynchronous: accumulators and operands must not be touched between ``wgmma_fence`` and ``wgmma_wait``.
     """
     count, k = n // 2, DEPTH[kind]
     d = ",".join(f"${z}" for z in range(count))
@@ -132,30 +132,32 @@ wgmma_commit.__doc__ = """(): the wgmma issued since the last commit form a grou
 
 
 def wgmma_wait(pending):
-    """wgmma.wait_group: () returns when at most ``pending`` of the newest groups are still under way."""
+    """wgmma.wait_group: wait until at most ``pending`` of the newest groups are under way."""
     return word(f"wgmma.wait_group.sync.aligned {pending};")
 
 
 def wgmma_descriptor(address, leading, stride):
     """Descriptor of a K-major operand without swizzle: bytes between core matrices along k, and along n.
 
-    A core matrix is 8 rows of 16 bytes, consecutive; all three arguments are multiples of 16 bytes.
+    A core matrix is 8 rows of 16 bytes, consecutive. All three arguments are multiples of 16 bytes.
     """
     return (address >> 4 & 0x3FFF) | (leading >> 4) << 16 | (stride >> 4) << 32
 
 
 def swizzled_descriptor(address):
-    """Descriptor of a K-major operand whose rows are 128 bytes, one after another, as the copy engine swizzles them.
+    """Descriptor of a K-major operand with consecutive rows of 128 bytes in the copy engine's swizzle.
 
-    Eight rows begin at a multiple of 1,024 bytes; ``address`` is theirs, plus 32 bytes for each product before along k.
+    Eight rows begin at a multiple of 1,024 bytes. ``address`` is theirs, plus 32 bytes for each earlier product.
     """
     return (address >> 4 & 0x3FFF) | 1 << 16 | (1024 >> 4) << 32 | 1 << 62
 
 
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
-    """prmt.b32: four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the digits of ``selector``; of a digit
-    of 8 or more, eight times the uppermost bit of the byte that is 8 less."""
+    """prmt.b32: four of the bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the hex digits of ``selector``.
+
+    A digit of 8 or more repeats the top bit of byte digit - 8.
+    """
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")

@@ -1,7 +1,7 @@
-"""Copies by tensor map: the copy engine takes a box of a tensor, with zeros where the box reaches beyond it.
+"""Copies by tensor map: the copy engine takes a box of a tensor, with zeros beyond the tensor's ends.
 
-A tensor map is 128 opaque bytes that describe a tensor in global memory and the size of a box. It is made on the host
-(kernels/common/tensor_map.py), may be changed in shared memory, and is used from global memory.
+A tensor map is 128 opaque bytes that describe a tensor in global memory and a box size. The host makes it
+(kernels/common/tensor_map.py); it may be changed in shared memory and is used from global memory.
 """
 
 from __future__ import annotations

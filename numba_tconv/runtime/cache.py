@@ -1,13 +1,9 @@
-"""Compiled kernels on disk, so that a second process need not compile them again.
+"""Compiled kernels (PTX) on disk, shared by processes. The driver caches machine code itself.
 
-What is kept is PTX, the result of the seconds that Numba and NVVM take; the driver keeps the machine code that it makes
-of PTX in a cache of its own. A file's name is a digest of everything that the PTX depends on: the text of the layers
-that decide machine code, the kernel and its configuration, the compute capability, and the versions of Python and of
-the compilers.
-
-The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty)
-turns the cache off. Files are written beside and renamed, so any number of processes may share it; one that is damaged
-is compiled anew, and a directory that cannot be written costs one warning.
+A file's name is a digest of everything the PTX depends on: the source of LAYERS, the kernel's configuration, the
+compute capability, and the versions of Python and the compilers. The directory is ``NUMBA_TCONV_CACHE``, or
+``numba_tconv`` in the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is
+compiled anew; a directory that cannot be written costs one warning.
 """
 
 from __future__ import annotations
@@ -23,11 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "cuda-toolkit", "numpy")
-LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # that decide what a kernel compiles to
+LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # they decide what a kernel compiles to
 
 
 def directory() -> Path | None:
-    """Where the files are; None if the cache is off."""
+    """The cache directory; None if the cache is off."""
     chosen = os.environ.get("NUMBA_TCONV_CACHE")
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -36,7 +32,7 @@ def directory() -> Path | None:
 
 @cache
 def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
-    """Digest of the text of LAYERS in ``source`` and of the versions of what compiles it."""
+    """Digest of the source of LAYERS in ``source`` and of the compilers' versions."""
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
@@ -49,7 +45,7 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
 
 
 def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
-    """The PTX of kernel ``name`` for compute capability ``cc``: as kept, or by ``compile``, which is then kept.
+    """The PTX of kernel ``name`` for compute capability ``cc``, from the cache or by ``compile``, which is then cached.
 
     ``key`` tells the kernel's configurations apart.
     """
@@ -66,7 +62,7 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
 
 
 def writable() -> Path:
-    """The directory, which exists then. Raises RuntimeError if the cache is off, OSError if nothing can be written."""
+    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if it cannot be written."""
     folder = directory()
     if folder is None:
         raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
@@ -79,7 +75,7 @@ def writable() -> Path:
 
 
 def holds(name: str, key: str, cc: tuple) -> bool:
-    """Whether ``ptx`` finds it kept, and not damaged."""
+    """Whether the cache has an undamaged file for ``ptx`` with these arguments."""
     folder = directory()
     return folder is not None and _read(_path(folder, name, key, cc)) is not None
 
@@ -90,7 +86,7 @@ def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file whose first line is the digest of the rest; None if it is missing or damaged."""
+    """The PTX in a file, whose first line is its digest; None if missing or damaged."""
     try:
         digest, _, text = path.read_text().partition("\n")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What a GPU offers: the limits that the choice of a tile rests on."""
+"""GPU limits on which the choice of a tile rests."""
 
 from __future__ import annotations
 
@@ -31,23 +31,25 @@ class Device:
 
     @property
     def shared_per_block(self) -> int:
-        """The most shared memory that one block can have, in bytes."""
+        """The most shared memory of one block, in bytes."""
         return self.shared_per_multiprocessor - RESERVED_SHARED
 
     @property
     def launches_early(self) -> bool:
-        """Whether a kernel's blocks can begin before the kernel before it has ended (Kernel.prepare)."""
+        """Whether a kernel's blocks can begin before the previous kernel has ended (Kernel.prepare)."""
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
-        """Whether ``blocks`` with ``shared_bytes`` each spread over the multiprocessors as they do alone, if they begin
-        beside ``others`` of the kernel before. They do if each multiprocessor has room for one only, or if there is a
-        multiprocessor for every block. Else they gather on those that are free first."""
+        """Whether ``blocks`` that begin beside ``others`` of the previous kernel spread over all multiprocessors.
+
+        Each block has ``shared_bytes``. True if a multiprocessor has room for one block only, or if there is one for
+        every block; else blocks gather where there is room first.
+        """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
 
 
-# GPUs that need not be there, by name: one of each compute capability.
+# GPUs by name, one of each compute capability, which need not be present.
 GPUS = {
     name: Device(cc, multiprocessors, LIMITS[cc][2])
     for name, cc, multiprocessors in (
@@ -65,8 +67,7 @@ H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
 
 @cache
 def of(index: int | None) -> Device:
-    """The GPU with torch's ``index``. None, or below 0, as of a tensor in the simulator: an H200, so that its tiles are
-    checked."""
+    """The GPU with torch's ``index``; the constant ``H200`` for None or a negative index (the simulator)."""
     if index is None or index < 0:
         return H200
     p = torch.cuda.get_device_properties(index)
@@ -74,10 +75,10 @@ def of(index: int | None) -> Device:
 
 
 def is_current(index: int) -> bool:
-    """Whether the GPU with torch's ``index`` is the current one; below 0: there is none, in the simulator."""
+    """Whether the GPU with torch's ``index`` is current; true for a negative index (the simulator)."""
     return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def current_device() -> Device:
-    """torch's current GPU; an H200 where there is none."""
+    """torch's current GPU; the constant ``H200`` if there is none."""
     return of(torch.cuda.current_device() if torch.cuda.is_available() else None)

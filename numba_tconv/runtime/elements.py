@@ -1,4 +1,4 @@
-"""How each torch dtype is stored in a kernel's arrays, accumulated, and converted between the two."""
+"""How each torch dtype is stored, accumulated and converted in kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numba_tconv.ptx import bf16_to_f32, device_function, f32_to_bf16
 
 @dataclass(frozen=True)
 class Element:
-    """``storage``: the Numba type in memory; ``accumulator``: the type of sums; ``load`` and ``store`` convert between.
+    """Types of a dtype in a kernel: ``storage`` in memory, ``accumulator`` for sums.
 
-    Half types are summed in float32: their own eleven or eight bits would lose what the products add.
+    ``load`` and ``store`` convert between them. Half types are summed in float32.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Element:
     store: Callable[[Any], Any]
 
 
-# Device functions, inlined, so that a kernel is written once for all dtypes and converts where it must.
+# Inlined device functions, so that one kernel serves all dtypes.
 @device_function
 def _same(value):
     return value
@@ -42,7 +42,7 @@ def _narrow(value):
     return types.float16(value)
 
 
-# Numba has no bfloat16: its arrays hold the bits.
+# Numba has no bfloat16: arrays hold the bits.
 @device_function
 def _from_bits(bits):
     return bf16_to_f32(bits)

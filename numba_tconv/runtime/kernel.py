@@ -1,7 +1,7 @@
 """From torch tensors to a running kernel: compile once, launch on the caller's stream.
 
-Kernels are launched through the driver with arguments laid out as Numba's calling convention wants them, without
-Numba's own launch path, which costs tens of microseconds a call and knows neither bfloat16 nor torch's streams.
+Kernels are launched through the driver, with arguments in Numba's calling convention. Numba's own launch path is slow
+and knows neither bfloat16 nor torch's streams.
 """
 
 from __future__ import annotations
@@ -41,37 +41,36 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _compiling = threading.RLock()
-UNKNOWN = None, -1  # of a kernel that is not loaded, its function, and shared memory that it may have
-ADDRESS = 4  # of a tensor's slots, the one that holds its address
-STATIC_SHARED_LIMIT = 48 * 1024  # bytes of shared memory, static and dynamic, that a kernel gets without asking
+UNKNOWN = None, -1  # (function, allowed shared memory) of a kernel that is not loaded
+ADDRESS = 4  # slot of a tensor's address
+STATIC_SHARED_LIMIT = 48 * 1024  # bytes of static and dynamic shared memory that a kernel gets without asking
 
 
 def strided(storage: types.Type, ndim: int) -> types.Array:
-    """The type of an argument that is read through its strides."""
+    """Type of an argument read through its strides."""
     return types.Array(storage, ndim, "A")
 
 
 def contiguous(storage: types.Type, ndim: int) -> types.Array:
-    """The type of a contiguous argument."""
+    """Type of a contiguous argument."""
     return types.Array(storage, ndim, "C")
 
 
 def flat(storage: types.Type) -> types.Array:
-    """The type of an argument passed as the span of memory from its first to its last element."""
+    """Type of an argument passed as the span of memory from its first to its last element."""
     return types.Array(storage, 1, "C")
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """What PTX is made for on a GPU of compute capability ``cc``; "a" adds what only that one has: wgmma.
+    """The compute capability that PTX is compiled for on a GPU of ``cc``; "a" adds wgmma on 9.0.
 
-    Above 9.0 it is made for 9.0 without that, and ptxas makes any newer GPU's machine code of it: the NVVM for newer
-    ones leaves a thread's arrays in local memory.
+    Above 9.0 it is plain 9.0, because NVVM for newer GPUs keeps local arrays in memory; ptxas does the rest.
     """
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
 
 def architecture(cc: tuple) -> tuple:
-    """What machine code is made for on a GPU of compute capability ``cc``."""
+    """The target of machine code for a GPU of compute capability ``cc``."""
     return (*cc, "a") if cc == (9, 0) else cc
 
 
@@ -79,9 +78,9 @@ def architecture(cc: tuple) -> tuple:
 class Kernel:
     """A ``@cuda.jit`` function with everything fixed that its machine code depends on.
 
-    ``signature`` holds the Numba type of each argument; ``threads`` is the block size; ``shared_bytes`` the dynamic
-    shared memory of a block, where it does not depend on the problem; ``min_blocks`` the blocks that must fit on one
-    multiprocessor (launch bounds); ``key`` all that tells this kernel from others of its name, for the cache on disk.
+    ``signature``: the Numba type of each argument; ``threads``: the block size; ``shared_bytes``: dynamic shared memory
+    of a block, unless the launch states it; ``min_blocks``: blocks that must fit on a multiprocessor (launch bounds);
+    ``key`` tells kernels of one name apart in the cache, "" keeps it out of the cache.
     """
 
     name: str
@@ -109,21 +108,21 @@ class Kernel:
             ptx, _ = cuda.compile_ptx(
                 self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
             )
-        # GPUs below 9.0 launch nothing early, so there these instructions would mean nothing, and do not exist.
+        # The instructions of early launches do not exist below 9.0.
         return ptx if cc >= (9, 0) else re.sub(r"griddepcontrol\.\w+;", "", ptx)
 
     def kept_ptx(self, cc: tuple) -> str:
-        """PTX as it is kept on disk, or compiled now and kept."""
+        """PTX from the cache, or compiled now and cached."""
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
         """The driver's function for ``device``, compiled and loaded at the first call.
 
-        Raises RuntimeError if that were to happen while a CUDA graph is captured.
+        Raises RuntimeError if it would be loaded during the capture of a CUDA graph.
         """
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
-            # Threads that call at the same time wait for one compilation, and none lowers another's shared memory.
+            # Concurrent threads wait for one compilation, and none lowers another's shared memory.
             with self._lock:
                 known = self._handles.get(device, UNKNOWN)
                 if known[1] < shared_bytes:
@@ -132,7 +131,7 @@ class Kernel:
         return known[0]
 
     def _refuse_capture(self):
-        """Loading allocates and may wait for the GPU, for which a capture, now or at a replay, has no place."""
+        """Loading allocates and may wait for the GPU, which a capture forbids."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{self.name} is not compiled and loaded yet, which cannot be done while a CUDA graph is captured: "
@@ -140,16 +139,15 @@ class Kernel:
             )
 
     def _load(self, device: int, shared_bytes: int):
-        """Compile, load on ``device``, which is the current one, and allow blocks ``shared_bytes``.
+        """Compile, load on the current ``device``, and allow blocks ``shared_bytes``.
 
-        The driver turns the PTX into machine code, as the whole program that it is. Numba's own way is a linker, which
-        must expect other code beside it: it ignores setmaxnreg and runs wgmma one by one.
+        The driver assembles the PTX as a whole program; Numba's linker would ignore setmaxnreg and serialise wgmma.
         """
         ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
         function = _check(driver.cuModuleGetFunction(module, entry.encode()))
-        if shared_bytes:  # however few: what the kernel declares itself counts against the limit too
+        if shared_bytes:  # even if few: static shared memory counts against the limit too
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return function
@@ -159,7 +157,7 @@ class Kernel:
         return [_form(kind) for kind in self.signature]
 
     def _slots(self, arguments) -> list[int]:
-        """The arguments in Numba's layout; every slot is eight bytes, of which an int32 uses the lower four."""
+        """Arguments in Numba's layout: slots of eight bytes; an int32 uses the lower four."""
         slots = []
         for form, argument in zip(self._forms, arguments, strict=True):
             if form == "number":
@@ -169,7 +167,7 @@ class Kernel:
         return slots
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream of the current device; arguments are tensors, integers and tuples of them."""
+        """Run on torch's current stream and device. Arguments are tensors, integers and tuples of integers."""
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
         if SIMULATOR:
@@ -179,7 +177,7 @@ class Kernel:
         self._launch(grid, shared_bytes, _Parameters(array("q", self._slots(arguments))))
 
     def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters, early: bool = False):
-        """Run with the arguments in Numba's layout."""
+        """Run with arguments in Numba's layout."""
         device = torch._C._cuda_getDevice()
         if not _thread.has_context:
             enter_context(device)
@@ -200,29 +198,29 @@ class Kernel:
     def prepare(
         self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
     ) -> Prepared:
-        """A launch that may be made many times, with other tensors laid out alike: ``arguments`` are as those of
-        ``launch``, but for the tensors, which are ``alike`` the later ones, and GIVEN for integers told later.
+        """A launch to be repeated with other tensors of the same layout.
 
-        ``early``: blocks may begin before the kernel that is before it on the stream has ended (ptx/grids.py, from
-        compute capability 9.0). This one waits itself, before it reads what that one writes and in any case before it
-        ends, since what comes after it on the stream waits for it alone.
+        ``arguments`` are those of ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later.
+        ``early``: blocks may begin before the previous kernel on the stream has ended (ptx/grids.py; from compute
+        capability 9.0). An early kernel must itself wait before it reads that kernel's results, and in any case before
+        it ends.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
 
 
-GIVEN = object()  # in the place of an integer that is told at each launch
+GIVEN = object()  # stands for an integer told at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """A tensor without memory, in the place of those that are told at each launch; None: contiguous."""
+    """A tensor without memory that stands for one told at each launch. ``strides`` None: contiguous."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 class Prepared:
-    """A launch with everything worked out but the addresses: see Kernel.prepare."""
+    """A launch with everything but the addresses worked out: see Kernel.prepare."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
@@ -231,7 +229,7 @@ class Prepared:
         self.early = early
         self.given = [at for at, a in enumerate(arguments) if a is GIVEN or isinstance(a, torch.Tensor)]
         self.slots, self.places = array("q"), []
-        # Taken out and put back whole, which lists do in one step, whatever the thread.
+        # pop and append are atomic, so threads share the list.
         self._idle: list[_Parameters] = []
         for form, argument in zip(kernel._forms, arguments, strict=True):
             start = len(self.slots)
@@ -248,11 +246,11 @@ class Prepared:
 
     @cached_property
     def ordinary(self) -> Prepared:
-        """The same launch, but not early."""
+        """The same launch, not early."""
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
-        """Launch with the tensors and integers that ``prepare`` left open, in their order."""
+        """Launch with the open tensors and integers, in order. Raises ValueError for a wrong number of them."""
         if SIMULATOR:
             arguments = list(self.arguments)
             for at, value in zip(self.given, given, strict=True):
@@ -264,7 +262,7 @@ class Prepared:
         except IndexError:
             parameters = _Parameters(self.slots[:])
         slots = parameters.slots
-        if len(given) != len(self.places):  # sooner found than by a strict zip, which takes a quarter of a microsecond
+        if len(given) != len(self.places):  # faster than a strict zip
             raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
         for at, value in zip(self.places, given):  # noqa: B905
             slots[at] = value if type(value) is int else value.data_ptr()
@@ -273,17 +271,17 @@ class Prepared:
 
 
 class _Parameters:
-    """Where the driver reads the arguments of one launch: the slots, and the address of each."""
+    """Memory from which the driver reads the arguments of one launch."""
 
     def __init__(self, slots: array):
-        self.slots = slots  # which stay where they are, for as long as none is added
+        self.slots = slots  # never grows, so its memory stays in place
         first, count = slots.buffer_info()
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
         self._early = None
 
     def early_launch(self, grid: tuple[int, int, int], threads: int, shared_bytes: int) -> driver.CUlaunchConfig:
-        """How an early kernel is launched, but for the stream; a launch that is made again makes it once."""
+        """The configuration of an early launch, without the stream; made once."""
         if self._early is None:
             attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -297,19 +295,21 @@ class _Parameters:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """What the function returns. An interrupt is raised when it has ended, or at a second one: within Numba it might
-    end a generator by which Numba reads its registries, and no kernel would compile in this process any more. Python
-    gives interrupts to the main thread alone, so the function gets a thread of its own."""
+    """The function's result; an interrupt is raised after it has ended, or at a second one.
+
+    Interrupted, Numba could break its registries for the whole process. Only the main thread is interrupted, so the
+    function runs in another.
+    """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # a thread that an interrupt meets while it starts is not waited for: let it start
+        pool.submit(int).result()  # a thread interrupted while it starts is not waited for
         return pool.submit(function, *arguments).result()
 
 
 @contextlib.contextmanager
 def _no_collection():
-    """No garbage collection meanwhile: a compiler makes millions of objects, and each round would walk all of them."""
+    """No garbage collection meanwhile: each round would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -321,10 +321,7 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    """Device functions that are called, not copied into their callers by Numba, are compiled for ``cc``.
-
-    Numba would compile them for the current GPU, which need not be the one, and need not exist.
-    """
+    """Compile called device functions for ``cc`` instead of the current GPU, which need not exist."""
     dispatcher = sys.modules[Dispatcher.__module__]
     with _compiling:
         current, dispatcher.get_current_device = (
@@ -339,7 +336,7 @@ def _compiling_for(cc: tuple):
 
 @contextlib.contextmanager
 def capture_ignored():
-    """Meanwhile this thread may ask the driver what is unsafe within a capture, of what is not part of it."""
+    """Let this thread make driver calls that a capture forbids, for work outside the capture."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
     try:
@@ -349,7 +346,7 @@ def capture_ignored():
 
 
 def _check(result):
-    """The value that a driver call returned beside its status, if any. Raises RuntimeError if it failed."""
+    """The value that a driver call returned, if any. Raises RuntimeError if it failed."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA driver: {driver.cuGetErrorString(status)[1].decode()} ({status.name})")
@@ -357,8 +354,7 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give torch's context to a thread that has none yet: torch's functions need none, the driver's launches and tensor
-    maps do."""
+    """Give torch's context to a thread without one, which the driver's launches and tensor maps need."""
     if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
@@ -367,14 +363,14 @@ def enter_context(device: int):
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one, both included."""
+    """Elements from the first to the last one, inclusive."""
     if tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _tensor_slots(form: str, tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor in Numba's layout; slot ADDRESS of it is its address."""
+    """A tensor in Numba's layout; slot ADDRESS holds its address."""
     itemsize = tensor.element_size()
     if form == "flat":  # an expanded tensor has more elements than memory
         span = _span(tensor)
@@ -392,7 +388,7 @@ def _form(kind: types.Type) -> str:
 
 
 def _simulated(kind: types.Type, argument):
-    """The argument as the simulator's device array over the same memory."""
+    """The argument as the simulator's array over the same memory."""
     if not isinstance(kind, types.Array):
         return argument
     if kind.ndim == 1 and kind.layout == "C":

@@ -1,4 +1,4 @@
-"""How tensors lie in memory: all that a launch depends on beside their addresses."""
+"""How tensors lie in memory: everything a launch depends on except addresses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import NamedTuple
 import torch
 
 NO_GPU = -1  # torch's index of a CPU tensor
-PLACES = 32  # bytes: kernels ask where in a piece of that size a tensor begins, and torch's memory begins with one
+PLACES = 32  # bytes: kernels depend on an address modulo this; torch allocates at multiples of it
 
-# Of torch's allocators the one that its own compiled code calls, without the dispatcher.
+# The allocator of torch's compiled code, which skips the dispatcher.
 _empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def layout_of(tensor: torch.Tensor) -> tuple:
-    """The fields of the tensor's Layout, as a tuple that costs little: what is remembered of calls is found by it."""
+    """The fields of the tensor's Layout as a plain tuple, a cheap key for remembered calls."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % PLACES
 
 
 class Layout(NamedTuple):
-    """Of a tensor: ``strides`` in elements, ``index`` torch's of its GPU (below 0: there is none, in the simulator),
-    ``offset`` the bytes by which it begins after a multiple of PLACES."""
+    """How a tensor lies in memory.
+
+    ``strides`` in elements; ``index``: torch's of the GPU (negative: none); ``offset``: the address modulo PLACES.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -36,7 +38,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Layout:
-        """That of memory which torch allocates."""
+        """The layout of memory that torch allocates."""
         return cls(tuple(shape), _strides(shape), dtype, index, 0)
 
     @property
@@ -47,7 +49,7 @@ class Layout(NamedTuple):
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
-    """A function that allocates a contiguous tensor on the current GPU, which is that of ``index``."""
+    """A function that allocates a contiguous tensor on the GPU ``index``, which must be current."""
     if index < 0:
         return partial(torch.empty, shape, dtype=dtype)
     if _empty_on_gpu is None:

@@ -1,4 +1,4 @@
-"""A result that can be computed at once: the rung is chosen, its launches are prepared, the result's room is known."""
+"""A result ready to be computed: rung chosen, launches prepared, size of the result known."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .layout import room
 
 
 class Ready:
-    """What computes a result of operands that lie as those it was made for, on the GPU that torch calls ``index``.
+    """Computes a result from operands of fixed layouts on the GPU with torch's ``index``.
 
-    ``shape`` and ``dtype`` are the result's, which is contiguous; ``fill`` takes the operands and the result.
+    ``shape`` and ``dtype`` are the result's, which is contiguous. ``fill(*operands, result)`` computes it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int, fill: Callable[..., None]):

@@ -1,6 +1,6 @@
-"""Work for several processors, in processes that know nothing of the program that asks for it.
+"""Work for several processors, in processes that know nothing of the calling program.
 
-multiprocessing would import that program's ``__main__`` in each process: a plain script would run once more in all.
+multiprocessing would import the program's ``__main__`` in each process and so run a plain script again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from .progress import progress
 
-# A terminal interrupts all of its processes: a worker leaves that to its parent, which then sends it no more work.
+# A terminal interrupts all its processes. Workers ignore it; the parent sends them no more work.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -27,12 +27,10 @@ serve()
 
 
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
-    """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for a single one in this process.
+    """Call ``function(*task)`` for every task, in up to ``jobs`` processes; in this one if jobs or tasks are one.
 
-    ``function`` and tasks are pickled, so the function is one of a module. Results are dropped. After an exception or
-    an interrupt the calls that have begun are finished, and no others begin.
-
-    Raises what a call raises, and RuntimeError where a process ends before its call does.
+    ``function`` and tasks are pickled; results are dropped. After an exception or interrupt, calls under way finish and
+    no others begin. Raises what a call raises, and RuntimeError if a process ends before its call does.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -43,7 +41,7 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
         idle = deque(stack.enter_context(_process()) for _ in range(jobs))
 
         def call(task):
-            process = idle.pop()  # there are as many as threads
+            process = idle.pop()  # as many as threads
             try:
                 _call(process, function, task)
             finally:
@@ -60,9 +58,9 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
 
 
 def serve() -> None:
-    """In a process of its own: make the calls that arrive on stdin; answer each with what it raised, or None."""
+    """Make the calls that arrive on stdin; answer each with its exception or None. Runs in a worker process."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed meanwhile is no answer
+    os.dup2(2, 1)  # prints go to stderr, so that they are no answers
     while True:
         try:
             function, task = pickle.load(sys.stdin.buffer)
@@ -80,7 +78,7 @@ def serve() -> None:
 @contextlib.contextmanager
 def _process() -> Iterator[subprocess.Popen]:
     command = COMMAND.format(path=[place for place in sys.path if isinstance(place, str)], module=__name__)
-    # -P: a module of the current directory is none of the library, wherever the program was started.
+    # -P: the current directory must not hide modules of the library.
     with subprocess.Popen(
         [sys.executable, "-P", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -99,7 +97,7 @@ def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:
 
 
 def _pickled(error: Exception | None) -> bytes:
-    """The exception, or one that says the same where it cannot be told to another process."""
+    """The exception, or a RuntimeError with its text if it cannot be pickled."""
     try:
         text = pickle.dumps(error)
         pickle.loads(text)

@@ -1,5 +1,4 @@
-"""The directions that are computed, checked and measured: the forward pass, its gradients, and a
-training step."""
+"""Directions to compute, check and measure: the forward pass, its gradients, and a training step."""
 
 from __future__ import annotations
 
@@ -16,21 +15,21 @@ DIRECTIONS = (FORWARD, "grad_input", "grad_weight", STEP)
 
 
 def results_of(direction: str, p: Problem) -> tuple[str, ...]:
-    """The results that the direction consists of."""
+    """The results that make up ``direction``."""
     if direction != STEP:
         return (direction,)
     return RESULTS if p.bias else RESULTS[:-1]
 
 
 def rungs_of(direction: str) -> dict[str, Rung]:
-    """The rungs that compute the direction, which is one result, by name; a step is computed by no single rung."""
+    """The rungs, by name, that compute ``direction``, one result; a step has none."""
     if direction == FORWARD:
         return RUNGS
     return {name: rung for name, rung in GRADIENTS.items() if rung.of == direction}
 
 
 def rung_direction(name: str) -> str:
-    """The result that the rung of that name computes. Raises ValueError where there is none."""
+    """The result that the named rung computes. Raises ValueError for an unknown name."""
     if name in RUNGS:
         return FORWARD
     if name in GRADIENTS:

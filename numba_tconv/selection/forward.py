@@ -15,19 +15,18 @@ from numba_tconv.runtime.device import Device
 
 from .registry import RUNGS
 
-# For the tensor cores and for k4; below, packing the weights costs more than it saves, where sums are short: with 32
-# products an output k2 takes 9 us and k6 as long, with 128 k2 takes 16 and k6 10, or 14 if it packs (a probe; no
-# recorded row).
+# Below SMALL_FLOPS, sums of at most SHORT_SUM products gain less by tensor cores or k4 than packing costs.
 SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
-OLDEST = 8, 0  # compute capability: below, no rung is as fast as torch on dense layers
-STRONGER = {"k4_register_tile", "k5_mma"}  # where depthwise cannot keep its weights in registers
+OLDEST = 8, 0  # compute capability; on older GPUs torch is faster on dense layers
+STRONGER = {"k4_register_tile", "k5_mma"}  # preferred to a depthwise rung that cannot keep its weights in registers
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung that computes a problem, and for every other one the reason why it does not.
+    """The rung that computes a problem, and for every other rung the reason why it does not.
 
-    ``rung`` is None where torch's own operator computes it (``by_torch``), and where nothing can in that precision.
+    ``rung`` is None where torch's operator computes the problem (``by_torch``) and where no rung can in that
+    precision.
     """
 
     rung: Rung | None
@@ -36,12 +35,12 @@ class Decision:
 
 
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
-    """The highest rung that can compute ``problem`` and is meant for such, or None: see Decision."""
+    """The rung of ``decide``, or None."""
     return decide(problem, dtype, precision, device).rung
 
 
 def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
-    """What ``select`` selects, with its reasons."""
+    """The highest rung that can compute ``problem`` and is meant for it, with reasons against the others."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
     if special := _special(problem, dtype, able, device):
@@ -62,13 +61,10 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 
 
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
-    """``precision``, or what the permission to use TF32 comes to: "tf32" where a rung gains by it, else "ieee".
+    """``precision``, with TF32_ALLOWED resolved: "tf32" where a rung gains by it, else "ieee".
 
-    "tf32x3" promises errors like those of float32, not tensor cores: where no rung can do the problem in it, that
-    comes to "ieee", which is no further from the exact result.
-
-    ``variant``: the name of the one rung that may compute it, or "". A rung that is named is never replaced, so what
-    it cannot do stays.
+    ``variant`` is the one rung that may compute the problem, or "". Without it, "tf32x3" becomes "ieee" where no rung
+    does it: that is no further from the exact result. A named rung is never replaced.
     """
     if precision == "tf32x3" and not variant:
         return precision if select(problem, dtype, precision, device) else "ieee"
@@ -83,10 +79,9 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung among ``able`` for a problem that is no work for the ladder's upper end, and why the others are not; or
-    None if it is."""
-    # depthwise packs nothing, so it is for small problems too; with more weights than registers it is for short sums,
-    # and stands in for those that cannot do groups of few channels, or not the dtype.
+    """The rung among ``able`` where the upper rungs do not suit, and the reason against the others; else None."""
+    # depthwise packs nothing, so it takes small problems too. If the weights exceed the registers, it takes short sums,
+    # and groups or dtypes that no stronger rung takes.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
@@ -103,7 +98,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why a problem that ``rung`` can compute, and that is not special, is not one that it is meant for, or None."""
+    """Why ``rung``, which can compute the problem, is not meant for it; None if it is."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

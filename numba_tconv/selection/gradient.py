@@ -1,6 +1,6 @@
 """The gradients of transposed convolution: their rungs by name, and one function for each gradient.
 
-Which gradients they compute for torch.autograd, and which torch does, is decided in torch_api/operators.py.
+torch_api/operators.py decides which gradients torch computes for torch.autograd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
 
-# Of each gradient from the simplest to the one that is meant to be the fastest.
+# For each gradient from the simplest rung to the fastest.
 GRADIENTS: dict[str, GradientRung] = {
     rung.name: rung
     for rung in (
@@ -42,18 +42,19 @@ GRADIENTS: dict[str, GradientRung] = {
 }
 
 
-# The precision of a dtype where the caller names none: products that no operand is rounded for.
+# The default precision of a dtype: no operand is rounded.
 EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the input, (N, C_in, L), contiguous, of the dtype and on the device of ``grad_output``.
+    """The gradient for the input, (N, C_in, L), contiguous, with the dtype and device of ``grad_output``.
 
-    grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides. ``variant`` names a rung of
-    GRADIENTS, None the one that ``select`` picks; ``config`` is a configuration of the rung; ``precision`` is as for
-    the forward pass, None that of EXACT. Equal calls give equal bits. Shapes are not checked. Raises ValueError for a
-    variant that does not compute this gradient, NotImplementedError where no rung, or not the named one, takes the
-    dtype in that precision or runs on the GPU.
+    grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
+    ``variant`` names a rung of GRADIENTS, None selects one; ``config`` is a configuration of the rung; ``precision`` is
+    as for the forward pass, None that of EXACT. Equal calls give equal bits.
+
+    Raises ValueError for a variant that does not compute this gradient, and NotImplementedError where no rung, or not
+    the named one, takes the dtype in that precision or runs on the GPU.
     """
     return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
 
@@ -61,21 +62,23 @@ def grad_input(grad_output, weight, problem: Problem, variant: str | None = None
 def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
     """The gradient for the weight, (C_in, C_out/groups, K), from grad_output and the input; else as ``grad_input``.
 
-    An infinity or NaN in the input or in grad_output may also reach taps that do not use it: those around it meet zeros
-    that stand for what lies outside of the signal, as they do in torch.
+    As in torch, an infinity or NaN may also reach taps that do not use it, through zeros beyond the signal's ends.
     """
     return _compute("grad_weight", variant, (grad_output, x), problem, config, precision)
 
 
 def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. It has no products to round."""
+    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. Nothing is rounded."""
     return _compute("grad_bias", variant, (grad_output,), problem, config, precision)
 
 
 def select(
     of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
 ) -> GradientRung:
-    """The rung that computes the gradient ``of``: the named one, or the last that can do it and is meant for such."""
+    """The rung for the gradient ``of``: the named one, or the last that can do the problem and is meant for it.
+
+    Raises ValueError and NotImplementedError as ``grad_input`` does.
+    """
     if variant is not None and variant not in GRADIENTS:
         raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
     rungs = [GRADIENTS[variant]] if variant else [rung for rung in GRADIENTS.values() if rung.of == of]
@@ -93,10 +96,12 @@ def _compute(of: str, variant, operands, problem: Problem, config, precision) ->
     return ready(of, problem, *map(layout_of, operands), variant=variant, config=config, precision=precision)(*operands)
 
 
-@lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
+@lru_cache(maxsize=1024)  # one look-up for a repeated call
 def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
-    """What computes the gradient ``of`` from operands of these layouts (the tuples); without outputs, which nothing
-    reached, it is zero. Raises what ``grad_input`` raises."""
+    """The Ready of the gradient ``of`` for operands of these layouts (tuples); zeros if grad_output is empty.
+
+    Raises what ``grad_input`` raises.
+    """
     laid_out = [Layout(*operand) for operand in operands]
     _, _, dtype, index, _ = grad_output = laid_out[0]
     precision = precision or EXACT.get(dtype, "")

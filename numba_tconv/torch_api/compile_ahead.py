@@ -1,7 +1,6 @@
-"""Kernels compiled ahead of their first use, into the cache on disk (runtime/cache.py), by several processes at a time.
+"""Compile kernels before their first use, into the cache on disk (runtime/cache.py), by several processes.
 
-A call compiles what it lacks, one kernel after the other. Which kernels those will be follows from sizes, precision and
-GPU alone, so that they can be compiled together and anywhere: before a measurement, or while a container is built.
+Sizes, precision and GPU alone determine the kernels, so they can be compiled anywhere and together.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from .noted import Noted
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors, of the forward pass or of a gradient. Unlike the kernels that it
-    launches, it can be told to a process."""
+    """A rung's computation of contiguous tensors, forward or gradient. Unlike its kernels, it can be pickled."""
 
     rung: str
     problem: Problem
@@ -43,10 +41,9 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """What ``run`` of the rung launches: its kernel, and those that pack the weights, copy the input, add up
-        partial sums and compute what it leaves out, where it has them.
+        """Every kernel that the rung launches: its own, packing of weights, copies of inputs, partial sums, tails.
 
-        A gradient may also launch the kernels that add up parts of long sums and copy operands in rows; here it does.
+        A gradient's list includes kernels for partial sums and copies in rows that not every launch needs.
         """
         if self.rung in gradients.GRADIENTS:
             return self._kernels_of_gradient()
@@ -71,9 +68,10 @@ class Call:
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
-    """What this package's operators launch for these on ``device``: "forward", or a "step" with all gradients.
+    """The calls that ``noted`` leads to on ``device``, each once.
 
-    Raises NotImplementedError for a variant that cannot do its problem.
+    ``direction`` is "forward", or "step" with all gradients. Raises NotImplementedError for a variant that cannot do
+    its problem.
     """
     found = []
     for problem, dtype, variant, precision in noted:
@@ -93,8 +91,10 @@ def parts(direction: str) -> tuple[str, ...]:
 
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
-    """What this package's operator launches for the forward pass or one gradient; nothing where it leaves it to torch.
-    ``precision`` is one of functional.PRECISIONS, or TF32_ALLOWED."""
+    """The call that the operator makes for the forward pass or one gradient; empty where torch computes it.
+
+    ``precision`` is one of PRECISIONS or TF32_ALLOWED.
+    """
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
         picked = select(problem, dtype, own, device)
@@ -112,9 +112,9 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes; a single one in this process.
 
-    Returns how many were compiled, and how many were there. Kernels without a key, which are not kept, do not count.
+    Returns how many were compiled and how many were there. Kernels without a key are never cached and do not count.
     """
-    # Of the calls that share a kernel, one that leads to it.
+    # One call for each kernel.
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")
@@ -122,6 +122,6 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
 
 
 def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
-    """The kernel with that name and key, of those that ``call`` launches. It can be told to another process."""
+    """Compile the kernel of ``call`` with that name and key."""
     (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
     kernel.kept_ptx(cc)

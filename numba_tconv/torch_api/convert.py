@@ -1,7 +1,7 @@
-"""``convert``: the transposed convolutions of a finished model, computed by this package from then on.
+"""``convert``: let this package compute the transposed convolutions of a finished model.
 
-A layer stays the object that it is; only its class changes, from torch's to this package's subclass of it. So all that
-belongs to the object stays: parameters, which an optimizer may know already, buffers, hooks, training mode.
+A layer stays the same object: only its class changes, from torch's to this package's subclass. So parameters, buffers,
+hooks and training mode stay, and an optimizer keeps its references.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from .module import ConvTranspose1d
 
 @dataclass(frozen=True)
 class Conversion:
-    """What ``convert`` did; ``str`` tells it in lines.
+    """Report of ``convert``; ``str`` gives it as text.
 
-    ``replaced`` is the number of layers replaced, and so is ``int(conversion)``. ``left`` has the reason for each layer
-    that was left, by its name in ``model.named_modules()``. ``freezing`` is the report of ``freeze``, where asked.
+    ``replaced`` is the number of layers replaced; ``int(conversion)`` returns it. ``left`` maps each layer left as it
+    was, by its name in ``model.named_modules()``, to the reason. ``freezing`` is the report of ``freeze``, if asked
+    for.
     """
 
     replaced: int
@@ -43,25 +44,26 @@ class Conversion:
 def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     """Let this package compute every ``torch.nn.ConvTranspose1d`` in ``model``, in place.
 
-    The layers stay the same objects, with the same parameters, so checkpoints load as before, whether saved before the
-    conversion or after it. Shared layers stay shared; ``model`` may itself be a layer. Layers under
-    ``torch.nn.utils.weight_norm`` or a parametrization are converted too. So are those of subclasses that leave
-    ``forward`` to torch, or whose own calls ``super().forward`` and, say, crops its output; both keep their class's
-    name and methods. What is left as it is, is reported with the reason: what has another ``forward`` of its own, lazy
-    layers before their first call, layers of other families by the same name (scripted, quantized). Layers of this
-    package are neither counted nor reported. What a model computes by calling
-    ``torch.nn.functional.conv_transpose1d`` is not seen: ``routed`` is for such.
+    Layers stay the same objects with the same parameters, so checkpoints saved before or after load as before. Shared
+    layers stay shared.
+
+    * Converted: torch's layers, also under ``torch.nn.utils.weight_norm`` or a parametrization, and subclasses that
+      inherit torch's ``forward`` or call ``super().forward`` in their own. Both keep their class's name and methods.
+    * Left, and reported with the reason: layers with any other ``forward``, lazy layers before their first call, and
+      layers of other families by the same name (scripted, quantized).
+    * Neither counted nor reported: layers of this package.
+    * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
     Args:
-        model: changed in place.
-        freeze: whether ``numba_tconv.freeze`` is applied afterwards, for a model that is served.
+        model: a module, changed in place; it may itself be a layer.
+        freeze: whether to apply ``numba_tconv.freeze`` afterwards, for a model that is served.
 
     Returns:
-        A Conversion: ``replaced``, a number, and ``left``, reasons by the names of ``model.named_modules()``.
+        A Conversion: the number of layers replaced, and why others were left.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
-        RuntimeError: what ``freeze`` raises. Nothing was converted.
+        RuntimeError: raised by ``freeze``. Nothing was converted.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -76,7 +78,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
             continue
         try:
             module.__class__ = _class_for(module)
-        except TypeError as error:  # of metaclasses or layouts that do not go together
+        except TypeError as error:  # incompatible metaclasses or layouts
             left[name] = f"its class {type(module).__qualname__} takes no other base: {error}"
             continue
         module.variant = module.precision = None
@@ -85,13 +87,13 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
 
 
 def _is_one(module: nn.Module) -> bool:
-    """Whether it is torch's layer, or something else that goes by its name."""
-    name = getattr(module, "original_name", type(module).__name__)  # the first is that of a scripted module
+    """Whether ``module`` is torch's layer, or another class by its name."""
+    name = getattr(module, "original_name", type(module).__name__)  # set on a scripted module
     return isinstance(module, nn.ConvTranspose1d) or name == nn.ConvTranspose1d.__name__
 
 
 def _obstacle(module: nn.Module) -> str | None:
-    """Why a layer has to stay what it is; None if it can be converted."""
+    """Why a layer cannot be converted; None if it can."""
     if not isinstance(module, nn.ConvTranspose1d):
         return f"it is no torch.nn.ConvTranspose1d but a {type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, LazyModuleMixin):
@@ -108,7 +110,7 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _reaches_torchs_forward(cls: type) -> bool:
-    """Whether ``forward`` is torch's, or calls ``super().forward`` down to torch's, which will be this package's."""
+    """Whether ``forward`` is torch's, or calls ``super().forward`` down to torch's."""
     for one in cls.__mro__:
         if one is nn.ConvTranspose1d:
             return True
@@ -120,27 +122,26 @@ def _reaches_torchs_forward(cls: type) -> bool:
 
 
 def _class_for(module: nn.Module) -> type:
-    """The class of this package that takes the place of the layer's own."""
+    """The class of this package that replaces the layer's own."""
     cls = type(module)
     if not is_parametrized(module) or not vars(cls).keys() >= module.parametrizations.keys():
         return _counterpart(cls)
-    # torch made this class for this layer: it holds the parametrized tensors' properties, and as its first base what
-    # the layer becomes when they are removed. So it has to be made again over another base.
+    # torch made this class for this one layer: properties of the parametrized tensors over the layer's plain class. It
+    # is rebuilt over another base.
     kept = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__, tuple(map(_counterpart, cls.__bases__)), kept)
 
 
 @cache
 def _counterpart(cls: type) -> type:
-    """Of torch's layer this package's; of a subclass one more, which finds our ``forward`` before torch's."""
+    """This package's layer for torch's; for a subclass, one that finds this package's ``forward`` before torch's."""
     if cls is nn.ConvTranspose1d:
         return ConvTranspose1d
     return type(cls.__name__, (cls, _OfSubclass), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
 class _OfSubclass(ConvTranspose1d):
-    """A layer of somebody's subclass. Its class has the name of that subclass, which is made again when it is loaded or
-    copied."""
+    """A converted layer of a subclass. Loading or copying makes its class again."""
 
     def __reduce_ex__(self, protocol):
         return _new, (type(self).__bases__[0],), self.__getstate__()

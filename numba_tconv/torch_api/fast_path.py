@@ -1,10 +1,8 @@
-"""Calls of the operators that go around torch's dispatcher, where all it would do is to find the implementation.
+"""Calls of the operators that skip torch's dispatcher when it would only find the implementation.
 
-The dispatcher's way to an operator in Python costs tens of microseconds on the host, and with a gradient a hundred:
-more than a small problem takes on the GPU. So ``is_clear`` looks for what gives the dispatcher anything else to do:
-modes and transforms, a trace, tensors that are more than memory, a profiler that wants the operator's name. Where there
-is nothing, the implementation is called as it is, or, where a gradient is wanted, as a torch.autograd.Function: by
-``route``, or as a ``Call``, which functional.py remembers, so that one look-up finds all that an earlier call found.
+The dispatcher costs more host time than a small problem takes on the GPU. ``is_clear`` looks for anything else it would
+have to do: modes, transforms, a trace, special tensors, a profiler. If there is nothing, the implementation is called
+directly, or as a torch.autograd.Function where a gradient is wanted.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from torch.nn.parameter import Parameter
 
 @dataclass
 class _Ways:
-    """Around the dispatcher to one operator: its implementation by device, and the Function of them."""
+    """Direct ways to one operator: implementations by device, and their Function."""
 
     implementations: dict[str, Callable] = field(default_factory=dict)
     differentiable: Callable | None = None
@@ -39,7 +37,7 @@ class _Ways:
 _ways: defaultdict[torch._ops.OpOverload, _Ways] = defaultdict(_Ways)
 
 
-# The key by which routed.py gets one operator: torch's own operators know it and none of them uses it.
+# The key by which routed.py catches an operator. torch's operators know the key and none uses it.
 ROUTED_NAME = "TESTING_ONLY_GenericMode"
 
 
@@ -48,20 +46,20 @@ def _bits(*names: str) -> int:
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
-# Where the dispatcher stops on the way to the implementation, or passes without stopping, for memory of a CPU or a GPU.
-# A bit beside these is an operation between: a trace, a mode, a negation not yet done, zeros without memory, ...
+# Dispatch keys of an ordinary tensor. Any other means more work: a trace, a mode, a pending negation, zeros without
+# memory.
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
     *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
 )
 UNUSUAL = ~USUAL
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-PLAIN = (torch.Tensor, Parameter)  # no subclass: it may have a __torch_function__
+PLAIN = (torch.Tensor, Parameter)  # other subclasses may have a __torch_function__
 NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """A decorator: what computes ``operator`` on ``device``, with and without the dispatcher."""
+    """Decorator: register a function as ``operator`` on ``device``, for the dispatcher and for direct calls."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -72,27 +70,29 @@ def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
 
 
 class Call(NamedTuple):
-    """A call of an operator, but for its tensors, which are its first arguments."""
+    """A call of an operator with everything but its tensors, the first arguments, worked out."""
 
-    compute: Callable[..., torch.Tensor]  # the result, of the tensors
-    keep: Callable[..., None]  # for the backward pass, of its context and the tensors
-    record: Callable[..., torch.Tensor]  # the result and how it came about, of the tensors and this
+    compute: Callable[..., torch.Tensor]  # tensors -> result
+    keep: Callable[..., None]  # (context, *tensors): save for the backward pass
+    record: Callable[..., torch.Tensor]  # (*tensors, call) -> result, recorded for the backward pass
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """The result for tensors that are clear."""
-        if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first, alone, is the sooner answered
+        if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first condition alone is faster
             return self.record(*tensors, self)
         return self.compute(*tensors)
 
 
 def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> Call:
-    """A call of ``operator``, which is registered."""
+    """A Call of ``operator``, which is registered."""
     return Call(compute, keep, _ways[operator].differentiable)
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> None:
-    """Make ``operator`` differentiable without the dispatcher; the functions are those of torch.library, but that
-    ``setup_context`` is told no output."""
+    """Make ``operator`` differentiable without the dispatcher.
+
+    The functions are those of torch.library, but ``setup_context`` gets None as output.
+    """
 
     count = _tensors(operator)
 
@@ -107,25 +107,24 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     function = type(operator._opname, (torch.autograd.Function,), methods)
-    # Beneath what Function.apply does for functorch, whose transforms are not active and whose tensors are not plain.
+    # Skips the part of Function.apply that serves functorch.
     _ways[operator].differentiable = super(torch.autograd.Function, function).apply
     _ways[operator].setup_context = setup_context
 
 
 def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
-    """Whether an operator of these tensors has only to be computed and, where a gradient is wanted, recorded: nothing
-    else is active in torch, and the dispatcher would find the implementation for them and do no more."""
+    """Whether the dispatcher would only find the implementation for these tensors and record a wanted gradient."""
     if (
         forward_ad._current_level >= 0
         or functorch_is_active()
         or included().raw_repr() & UNUSUAL
         or functions_that_override()
         or is_profiled()
-        # Inside of another operator's implementation torch records nothing.
+        # Inside another operator's implementation torch records nothing.
         or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
-    # Of a call's few microseconds these are one: written out, since a loop would double it.
+    # Written out: a loop is slower.
     return (
         type(first) in PLAIN
         and not keys_of(first).raw_repr() & UNUSUAL
@@ -144,8 +143,7 @@ def wants_gradient(first: torch.Tensor, second: torch.Tensor | None = None, thir
 
 
 def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
-    """What to call with ``arguments``, of which the first is a tensor: the implementation of ``operator``, the Function
-    of it, or ``operator`` itself."""
+    """What computes ``arguments``, tensors first: the implementation, its Function, or ``operator`` itself."""
     ways = _ways.get(operator)
     count = _tensors(operator) if ways else 0
     tensors, others = arguments[:count], arguments[count:]
@@ -166,7 +164,7 @@ def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
 
 @cache
 def _tensors(operator: torch._ops.OpOverload) -> int:
-    """How many of its arguments are tensors: they are the first ones."""
+    """The number of tensor arguments, which come first."""
     return sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 
@@ -178,7 +176,7 @@ set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED) 
 
 
 def pass_routed_key() -> None:
-    """Let torch's operators of higher order pass the key, too: those there are, and those to come."""
+    """Let torch's operators of higher order, present and future, pass the key."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_ROUTED)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_ROUTED)

@@ -1,4 +1,4 @@
-"""The operators' floating-point operations, as torch.utils.flop_counter asks for them: those of torch's operators."""
+"""The operators' FLOPs for torch.utils.flop_counter, equal to those of torch's operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
-    """Register the formulas, which torch calls with shapes in the place of tensors."""
+    """Register the formulas. torch calls them with shapes in place of tensors."""
 
     @register_flop_formula(conv_transpose1d.overloadpacket)
     def _forward(input, weight, bias, *parameters, out_shape):
@@ -25,7 +25,7 @@ def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -
 
 
 def _count(name: str, operands: list, parameters: tuple, result, *wanted: list[bool]) -> int:
-    """What torch counts for its own operator of these shapes; ``parameters`` are those of this package's."""
+    """torch's count for its operator ``name``; ``parameters`` are those of this package's operator."""
     stride, padding, output_padding, groups, dilation, *_ = parameters
     lists = [stride], [padding], [dilation], True, [output_padding]
     return flop_registry[getattr(torch.ops.aten, name)](*operands, *lists, groups, *wanted, out_val=result)

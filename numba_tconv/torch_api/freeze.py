@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: layers of a served model that pack and normalise their weights once."""
+"""``freeze`` and ``unfreeze``: layers of a served model pack and normalise their weights once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .module import ConvTranspose1d
 
 @dataclass(frozen=True)
 class Freezing:
-    """What ``freeze`` did; ``str`` tells it in lines.
+    """Report of ``freeze``; ``str`` gives it as text.
 
-    ``frozen`` is the number of layers that are frozen now, and so is ``int(freezing)``. ``bytes`` is the memory that
-    they hold beside their parameters: normalised weights now, and packed weights as far as calls have made them.
-    ``left`` has the reason for each layer that was left, by its name in ``model.named_modules()``.
+    ``frozen`` is the number of layers that are frozen now; ``int(freezing)`` returns it. ``bytes`` is the memory they
+    hold beside their parameters: normalised weights, and the packed weights that calls have made so far. ``left`` maps
+    each layer left as it was, by its name in ``model.named_modules()``, to the reason.
     """
 
     frozen: int
@@ -38,32 +38,36 @@ class Freezing:
 
 
 def freeze(model: nn.Module) -> Freezing:
-    """Let every ConvTranspose1d of this package in ``model`` take its weights as constant, in place.
+    """Let every ConvTranspose1d of this package in ``model`` treat its weights as constant, in place.
 
-    A frozen layer packs its weights once for each order that its inputs need, at the first call that needs it, and
-    computes what ``weight_norm`` or another parametrization makes of them once, now. Calls then run no Python for
-    either. The outputs are those of the layer before. Parameters, state_dict, hooks and copies stay as they are; a copy
-    (deepcopy, pickle) is not frozen. Under torch.compile and torch.export a frozen layer is traced as if it were not.
-
-    What ends it: ``train()``, ``load_state_dict``, ``to``, ``cuda``, ``half`` and all else that moves or casts the
-    layer, its ``requires_grad_``, a call in which a gradient for its weights is wanted (so call a frozen model under
-    ``torch.no_grad`` or ``torch.inference_mode``, or with parameters that require no gradient), and ``unfreeze``. A
-    replaced parameter is used from the next call on. What freezing cannot see is a write to the weights of a frozen
-    layer, as through ``weight.data``, ``weight.mul_`` or an optimizer: unfreeze before, freeze again afterwards.
-
-    A CUDA graph that was captured on frozen layers is right until they are unfrozen, as their packed weights are freed
-    then; it must not be replayed afterwards. Call the model once with the sizes of the graph before the capture: what
-    is packed during a capture is packed at every replay.
+    A frozen layer computes the result of ``weight_norm`` or another parametrization once, now. It packs its weights
+    once for each order that its inputs need, at the first call that needs it. Outputs, parameters, state_dict and hooks
+    stay as they are. A copy (deepcopy, pickle) is not frozen; torch.compile and torch.export trace a frozen layer as if
+    it were not.
 
         model.eval()
         numba_tconv.convert(model)
         numba_tconv.freeze(model)
 
+    A layer is frozen until one of these:
+
+    * ``unfreeze``, ``train()``, ``load_state_dict``, the layer's ``requires_grad_``
+    * ``to``, ``cuda``, ``half`` and everything else that moves or casts the layer
+    * a call that wants a gradient for its weights: call a frozen model under ``torch.no_grad`` or
+      ``torch.inference_mode``, or with parameters that require no gradient
+
+    A replaced parameter is used from the next call on. A write to the weights, as through ``weight.data``,
+    ``weight.mul_`` or an optimizer, goes unseen: unfreeze before it and freeze again after it.
+
+    A CUDA graph captured on frozen layers must not be replayed once they are unfrozen, because their packed weights are
+    freed. Call the model once with the graph's sizes before the capture: weights packed during a capture are packed at
+    every replay.
+
     Args:
-        model: changed in place; it may itself be a layer. In eval mode.
+        model: a module in eval mode, changed in place; it may itself be a layer.
 
     Returns:
-        A Freezing: the number of frozen layers, bytes, and the reasons why others were left. Frozen layers stay frozen.
+        A Freezing: the number of frozen layers, bytes, and why others were left. Frozen layers stay frozen.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
@@ -83,10 +87,10 @@ def freeze(model: nn.Module) -> Freezing:
 
 
 def unfreeze(model: nn.Module) -> int:
-    """Undo ``freeze`` in place, and free what the layers kept: see there.
+    """Undo ``freeze`` in place, and free the weights that the layers kept.
 
     Returns:
-        How many layers were frozen.
+        The number of layers that were frozen.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
@@ -114,7 +118,7 @@ def _check_module(model: nn.Module) -> None:
 class FrozenLayer:
     """The weight and bias of a frozen ``layer``, computed once, and its packed weights.
 
-    ``sources`` are the tensors from which they were computed. A copy of the layer gets None in the place of this.
+    ``sources`` are the tensors they were computed from. Copies and pickles of the layer hold None instead.
     """
 
     def __init__(self, layer: ConvTranspose1d):
@@ -143,17 +147,17 @@ class FrozenLayer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds beside the parameters."""
+        """Bytes held beside the parameters."""
         shared = {tensor.data_ptr() for tensor in self.parameters}
         own = [one.tensor for one in self.weights.values() if one.tensor.data_ptr() not in shared]
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
 
     def stands(self, layer: ConvTranspose1d) -> bool:
-        """Whether this is of ``layer`` itself, with the very tensors that it had when it was frozen."""
+        """Whether ``layer`` is the frozen layer with the very tensors it was frozen with."""
         return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
 
     def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Weight and bias for a call of ``layer``; None if it has to take its own. Unfreezes a layer that trains."""
+        """Weight and bias for a call of ``layer``; None if it must use its own. Unfreezes a layer that trains."""
         if torch.compiler.is_compiling() or not self.stands(layer):
             return None
         if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
@@ -173,10 +177,10 @@ class FrozenLayer:
 
 
 class _Held:
-    """A hook that computes the weight before each call, but not of a frozen layer."""
+    """A hook that computes the weight before each call, unless the layer is frozen."""
 
     def __call__(self, module, inputs):
-        compute = super().__call__  # of a layer that trains, ``operands`` makes this hook the plain one again
+        compute = super().__call__  # looked up first: ``operands`` may make this the plain hook again
         if module._frozen is None or module._frozen.operands(module) is None:
             compute(module, inputs)
 

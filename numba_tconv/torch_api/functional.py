@@ -1,4 +1,4 @@
-"""``conv_transpose1d``: torch's function, computed by this package's kernels where the tensors are on a GPU."""
+"""``conv_transpose1d``: torch's function, computed by this package's kernels for GPU tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from . import gradient_operators as grad_ops
 from . import operators as ops
 from . import sharding, transforms
 
-# Of torch.backends.cudnn.conv, whose attribute fp32_precision asks the same, but takes a microsecond to be found.
+# Key of torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
 NAMES = (str, type(None))  # the types of `variant` and `precision`
-# The arguments that are integers, in torch's order.
 INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
@@ -45,36 +44,47 @@ def conv_transpose1d(
     ``L_out = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1``.
 
     Args:
-        input: (N, C_in, L), or unbatched (C_in, L); of any strides.
+        input: (N, C_in, L), or unbatched (C_in, L), of any strides.
         weight: (C_in, C_out/groups, K), of any strides.
         bias: (C_out,) or None.
         stride, padding, output_padding, dilation: in samples; an int or a tuple of one int.
         groups: int.
-        variant: the name of the rung of the ladder that shall compute it (see ``rungs``); None selects one.
-        precision: how the products are formed. float32: "ieee" (exact products, float32 sums), "tf32" (operands
-            rounded to 11 bits, on tensor cores) or "tf32x3" (operands split in two of 11 bits, three products on tensor
-            cores: errors of float32's order, but for inputs and weights that are less than 2^-17 of the largest near
-            them, which are off by up to 2^-39 of that one; without a ``variant``, what no tensor-core rung takes is
-            computed as "ieee", so depthwise layers and those of fewer than 8 input channels a group). The other dtypes
-            know only their own: "fp64"; "fp16" and "bf16", which sum in float32. None follows torch's switch for
-            convolutions: "tf32" where ``torch.backends.cudnn.conv.fp32_precision`` (or, which is the same,
-            ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by it, else "ieee"; likewise each gradient,
-            by its own rungs. Under torch.compile the switch is read while tracing. Where torch.autocast takes the dtype
-            from float32 to another, what is named for float32 has no meaning, and is taken as None.
+        variant: name of the rung that computes the call (see ``rungs``). None selects one.
+        precision: arithmetic of the products, see below. None follows torch's switch.
 
     Returns:
-        (N, C_out, L_out) or (C_out, L_out), contiguous, of the dtype and on the device of input. Equal calls give
-        bitwise equal results.
+        (N, C_out, L_out) or (C_out, L_out), contiguous, with the dtype and device of input. Equal calls give bitwise
+        equal results.
 
-    CUDA tensors of float64, float32, float16 and bfloat16 are computed by this package, on torch's current stream and
-    without synchronising; torch.autocast is followed. All else is handed to torch's own operator: CPU tensors, complex
-    dtypes, an empty batch, no output channels, and below compute capability 8.0 dense layers and bfloat16. Gradients
-    are computed by kernels of this package too, and by torch where none of them is meant for the layer. Derivatives may
-    be of any order, in reverse and in forward mode, and taken by the transforms of torch.func, vmap included, which
-    computes one slice after the other.
+    Raises:
+        TypeError: an argument has a wrong type, as in torch.
+        RuntimeError: torch refuses the shapes, dtypes, devices or values.
+        ValueError: ``variant`` is unknown, or the dtype does not have ``precision``.
+        NotImplementedError: the named ``variant`` cannot do this problem; no rung can in the named ``precision``
+            ("tf32x3" without ``variant`` excepted); or either was named for tensors that torch computes.
 
-    An infinity or NaN reaches the outputs that the definition sends it to. Where kernels multiply zeros in the place of
-    what is absent, it also makes NaN of these, of the same sample:
+    **Precision.** float32 has three:
+
+    * "ieee": exact products, float32 sums.
+    * "tf32": operands rounded to 11 bits, on tensor cores.
+    * "tf32x3": operands split in two parts of 11 bits, three products on tensor cores. Errors have float32's order,
+      except that inputs and weights smaller than 2^-17 of the largest near them are off by up to 2^-39 of that largest
+      one. Without ``variant``, a problem that no tensor-core rung takes (depthwise, fewer than 8 input channels a
+      group) is computed as "ieee".
+
+    The other dtypes have one each: "fp64", "fp16" and "bf16"; the last two sum in float32. None means "tf32" where
+    ``torch.backends.cudnn.conv.fp32_precision`` (equivalently ``torch.backends.cudnn.allow_tf32``) allows it and a rung
+    gains by it, else "ieee". Each gradient decides likewise, by its own rungs. torch.compile reads the switch while
+    tracing. Where torch.autocast casts float32 to another dtype, a precision named for float32 is ignored.
+
+    **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
+    stream, without synchronising, and follows torch.autocast. torch's operator computes CPU tensors, complex dtypes,
+    empty batches, zero output channels, and, below compute capability 8.0, dense layers and bfloat16. Gradients come
+    from this package's kernels, or from torch where none is meant for the layer. Derivatives may be of any order, in
+    reverse and forward mode and under the transforms of torch.func; vmap computes one slice after the other.
+
+    **Infinities and NaN** reach the outputs that the definition sends them to. Some kernels multiply zeros in place of
+    absent values, and so make further outputs of the same sample NaN:
 
     | computed by | one in the input | one in the weight |
     | --- | --- | --- |
@@ -84,19 +94,12 @@ def conv_transpose1d(
     | gradient for the input | those nearby, by tensor cores or of depthwise layers | those at the ends |
     | gradient for the weight | other taps of its channels | |
 
-    The ends are ``dilation*(K - 1) + stride + output_padding`` outputs long. On tensor cores, but in "fp64", an
+    An end is ``dilation*(K - 1) + stride + output_padding`` outputs long. On tensor cores, except in "fp64", an
     infinity may itself become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
 
-    torch.export and torch.onnx.export write torch's own operator into their programs, unless ``variant`` or
-    ``precision`` is named: such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and
-    modes with a ``__torch_function__`` are given this function.
-
-    Raises:
-        TypeError: an argument of the wrong type, as in torch.
-        RuntimeError: shapes, dtypes, devices or values that torch refuses.
-        ValueError: an unknown ``variant``, or a ``precision`` that the dtype does not have.
-        NotImplementedError: the named ``variant`` cannot do this problem, or no rung can in the named ``precision``
-            (but see "tf32x3"), or one was named for tensors that are handed to torch.
+    **Export.** torch.export and torch.onnx.export write torch's own operator, unless ``variant`` or ``precision`` is
+    named. Such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and modes with a
+    ``__torch_function__`` receive this function.
     """
     if not torch.compiler.is_dynamo_compiling():
         call = _at_once(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision)
@@ -118,7 +121,7 @@ def conv_transpose1d(
     dtype, unbatched = input.dtype, input.dim() == 2
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
-        if input.is_cuda:  # for CPU tensors torch's own function does it
+        if input.is_cuda:  # torch's own function casts CPU tensors
             input, weight, bias = (t.to(dtype) if t is not None and autocasts(t) else t for t in (input, weight, bias))
         if dtype != torch.float32 and precision in PRECISIONS[torch.float32]:
             precision = None
@@ -160,13 +163,13 @@ def require_known(variant, precision) -> None:
 def _at_once(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
 ) -> direct.Call | None:
-    """What computes this call and all that are like it; None where that takes a closer look."""
+    """The remembered call for these arguments; None if they need the full checks."""
     if type(stride) is tuple:  # as layers have them
         try:
             (stride,), (padding,), (output_padding,), (dilation,) = stride, padding, output_padding, dilation
         except (TypeError, ValueError):
             return None
-    # What is equal need not be as good: True is 1, and so is 1.0.
+    # True and 1.0 equal 1 but take the long way, which checks types.
     if not type(stride) is type(padding) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
     if type(variant) not in NAMES or type(precision) not in NAMES or torch._C._is_any_autocast_enabled():
@@ -175,7 +178,7 @@ def _at_once(
         return None
     laid_out, tf32 = layout_of(input), precision is None and input.dtype is torch.float32 and _torch_allows_tf32()
     of_weight, of_bias = layout_of(weight), None if bias is None else layout_of(bias)
-    # Not unpacked from tuples, which would take a third of a microsecond.
+    # Passing a tuple with * is slower.
     return _call(
         laid_out, of_weight, of_bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
     )
@@ -185,8 +188,10 @@ def _at_once(
 def _call(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
 ) -> direct.Call | None:
-    """The call of tensors of these layouts; None if it is none of ours, or bad in ways that it takes the arguments
-    themselves to tell. ``tf32``: torch allows it. Raises what the operator raises."""
+    """The call for tensors of these layouts; None if the full checks must decide.
+
+    ``tf32``: torch allows TF32. Raises what the operator raises.
+    """
     laid_out = [Layout(*one) for one in (input, weight, bias) if one]
     (shape, _, dtype, index, _), precisions = laid_out[0], PRECISIONS.get(laid_out[0].dtype, ())
     if not (
@@ -207,7 +212,7 @@ def _call(
 
 
 def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether this package's operator computes it; torch's own does otherwise."""
+    """Whether this package's operator computes the tensors; otherwise torch's does."""
     return (
         input.is_cuda
         and input.dtype in PRECISIONS
@@ -217,30 +222,30 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 
 
 def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether there are no samples, or no output channels: which of them it accepts, torch decides by device."""
+    """Whether there are no samples or no output channels; torch decides by device which it accepts."""
     return (input.dim() == 3 and input.size(0) == 0) or (weight.dim() == 3 and weight.size(1) == 0)
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """What ``precision=None`` means for a dtype of PRECISIONS, by torch's switch now; see selection.arithmetic."""
+    """The operator's ``precision`` for ``precision=None``, by torch's switch now; see selection.arithmetic."""
     return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
 
 
 def _torch_allows_tf32() -> bool:
-    """Whether torch may compute convolutions of float32 in TF32, by the question that its own convolutions ask.
+    """Whether torch may use TF32 in float32 convolutions, by the query of its own convolutions.
 
-    It sees what was set in either way, while the older ``cudnn.allow_tf32`` raises once the newer settings were used.
+    ``cudnn.allow_tf32`` raises once a newer setting was used.
     """
     return torch._C._get_fp32_precision_getter(*CUDNN_CONVOLUTIONS) == "tf32"
 
 
-# As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package:
-# torch.compile cannot trace the setting, so it takes the answer.
+# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo. torch.compile cannot trace the
+# setting.
 _torch_allows_tf32._dynamo_marked_constant = True
 
 
 def autocasts(tensor: torch.Tensor) -> bool:
-    """Whether torch.autocast is on, and hands such a tensor to torch's convolutions in the dtype that it was given."""
+    """Whether torch.autocast is on and casts ``tensor`` for torch's convolutions."""
     device = tensor.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return False
@@ -248,10 +253,9 @@ def autocasts(tensor: torch.Tensor) -> bool:
 
 
 def _integers(*arguments) -> list[int]:
-    """The arguments that INTEGERS names, each an int, or what stands for one, or but for groups a sequence of one.
+    """The arguments named by INTEGERS as ints. All but groups may be a sequence of one.
 
-    Of several bad ones, the error is about the one that torch finds first. It looks at the types of all of them, of a
-    sequence at its first; then whether all of each are integers of 64 bits; then at the lengths of sequences.
+    Raises torch's first error: it checks all types (of a sequence's first item), then 64-bit ranges, then lengths.
     """
     plain = []
     for value in arguments:
@@ -283,12 +287,12 @@ def _integers(*arguments) -> list[int]:
 
 
 def _fits(number: int) -> bool:
-    """Whether 64 bits hold it."""
+    """Whether ``number`` fits in 64 signed bits."""
     return -(2**63) <= number < 2**63
 
 
 def _int(name: str, value) -> int:
-    """An integer: int, or what stands for one (a NumPy integer, a tensor of one), but no bool."""
+    """``value`` as an int; accepts equivalents (NumPy integer, tensor of one), but no bool. Raises TypeError."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)

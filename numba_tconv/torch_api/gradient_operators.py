@@ -1,14 +1,14 @@
 """The operators of the backward pass: grad_input, grad_weight and grad_bias, differentiable themselves.
 
-The forward pass T(x, w) is linear in each operand, so each gradient's own derivatives are T and the gradients again:
+The forward pass T(x, w) is linear in each operand, so the derivatives of each gradient are T and the gradients again:
 
     sum of grad_input(g, w) * v  = sum of g * T(v, w)    its gradient for g: T(v, w);   for w: grad_weight(g, v)
     sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
     grad_bias(g): its gradient for g repeats one number a channel
 
-Registered with torch.library like the forward operator, whose derivative ``setup_context`` and ``backward`` state. They
-take batched operands and plain integers, in the order of ops.conv_transpose1d. On the CPU torch computes them; what a
-GPU does is decided, and registered, in operators.py.
+The operators take batched operands and plain integers, in the order of ops.conv_transpose1d. torch computes them on the
+CPU; operators.py registers the GPU's implementations. ``setup_context`` and ``backward`` are the derivative of the
+forward operator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numba_tconv.formula.problem import Problem
 from . import fast_path as direct
 from . import transforms
 
-# `precision` is that of the forward pass, which their own derivatives are computed in again.
+# The `precision` of the forward pass, which second derivatives use too.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
 SCHEMAS = {
     "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
@@ -39,15 +39,14 @@ grad_bias = torch.ops.numba_tconv.grad_bias.default
 
 
 def forward(x, weight, parameters):
-    """T(x, weight): the forward pass without bias, by the rung that is selected for it."""
+    """T(x, weight): the forward pass without bias, by the selected rung."""
     *parameters, precision = parameters
     operator = torch.ops.numba_tconv.conv_transpose1d.default
     return transforms.apply(operator, x, weight, None, *parameters, "", precision)
 
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
-    """The problem of the forward pass; ``grad_output`` is a shape. Raises RuntimeError where that is not the shape of
-    the output."""
+    """The forward problem whose output has the shape ``grad_output``. Raises RuntimeError if the lengths differ."""
     batch, out_channels, out_length = grad_output
     problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
     if problem.out_length != out_length:
@@ -58,7 +57,7 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
 
 
 def _product_jvp(operator, tangents, arguments):
-    """The tangent of what ``operator``, linear in each of its first two arguments, makes of them."""
+    """The tangent of ``operator``, which is linear in each of its first two arguments."""
     first, second, *others = arguments
     with_first = transforms.apply(operator, tangents[0], second, *others)
     return with_first + transforms.apply(operator, first, tangents[1], *others)
@@ -156,27 +155,29 @@ transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
 def setup_context(ctx, inputs, output):
-    """Keep what ``backward`` needs of the arguments of ops.conv_transpose1d, and no more."""
+    """Save what ``backward`` needs of the arguments of ops.conv_transpose1d."""
     input, weight, _, *others = inputs
     keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
 
 
 def constants_of(input, weight, others) -> tuple:
-    """What ``backward`` needs of a call beside its tensors, ``input`` and ``weight`` their shapes, ``others`` the other
-    arguments: the input's length, the kernel's size, and the parameters of the operators of the gradients."""
+    """The numbers that ``backward`` needs: length, kernel size, parameters of the gradients.
+
+    ``input`` and ``weight`` are shapes; ``others`` are the remaining arguments.
+    """
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 
 
 def keep(constants, ctx, input, weight, bias=None):
-    """Keep the ``constants_of`` the call, and its tensors where a gradient that is wanted needs them."""
+    """Save ``constants``, and the tensors that a wanted gradient needs."""
     ctx.constants = constants
     wants_input, wants_weight, *_ = ctx.needs_input_grad
     ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)
 
 
 def backward(ctx, grad_output, input, weight):
-    """Gradients for input, weight and bias, those that are wanted, from the tensors that were saved."""
+    """The wanted gradients for input, weight and bias, from the saved tensors; None for the others."""
     length, kernel_size, *parameters = ctx.constants
     wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     return (
@@ -197,16 +198,16 @@ def jvp(tangents, arguments):
 
 
 def torchs_input(grad_output, weight, length: int, parameters):
-    """torch's own gradient for the input."""
-    # An ordinary convolution needs no input, but rounds otherwise than torch's gradient.
+    """torch's gradient for the input."""
+    # An ordinary convolution would round otherwise.
     input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
-    if not grad_output.numel():  # which torch's convolution refuses
+    if not grad_output.numel():  # torch's convolution refuses it
         return input.zero_()
     return _torchs(grad_output, input, weight, parameters, [True, False, False])[0]
 
 
 def torchs_weight(grad_output, input, kernel_size: int, parameters):
-    """torch's own gradient for the weight."""
+    """torch's gradient for the weight."""
     groups = parameters[3]
     weight = _shape_alone((input.shape[1], grad_output.shape[1] // groups, kernel_size), input)
     if not grad_output.numel():
@@ -215,8 +216,7 @@ def torchs_weight(grad_output, input, kernel_size: int, parameters):
 
 
 def _shape_alone(shape, like):
-    """A contiguous tensor that is read for its shape only: on the memory of ``like``, where that is enough, because it
-    may be as large as the signals. One number expanded would not do: torch makes it contiguous."""
+    """A contiguous tensor that only lends its shape: memory of ``like`` if enough, to allocate nothing."""
     if like.is_contiguous() and like.numel() >= math.prod(shape):
         return like.view(-1)[: math.prod(shape)].view(shape)
     return like.new_empty(shape)

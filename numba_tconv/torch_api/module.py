@@ -9,16 +9,16 @@ from .functional import conv_transpose1d, require_known
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` with two more, keyword-only, arguments.
+    """``torch.nn.ConvTranspose1d`` with two more, keyword-only, arguments: ``variant`` and ``precision``.
 
-    Parameters, their names, their initialisation and so every checkpoint are torch's. Input is (N, C_in, L) or
-    (C_in, L). ``variant`` and ``precision`` are attributes too, and may be changed at any time; see
-    ``conv_transpose1d`` for their meaning and the errors raised. So a layer whose ``precision`` is one of float32's
-    runs under torch.autocast, too, which it follows as torch's layer does. Weights may change in any way between calls:
-    each call computes with the weights as they are, unless the layer was frozen (see ``freeze``).
+    Parameters, their names and their initialisation are torch's, so checkpoints load either way. Input is (N, C_in, L)
+    or (C_in, L). ``variant`` and ``precision`` are also attributes that may change at any time; ``conv_transpose1d``
+    states their meaning and errors. Under torch.autocast the layer behaves as torch's: a ``precision`` named for
+    float32 is ignored where autocast casts to another dtype. Each call uses the weights as they are then, unless the
+    layer is frozen (see ``freeze``).
     """
 
-    _frozen = None  # the FrozenLayer of a frozen layer (freeze.py)
+    _frozen = None  # a FrozenLayer (freeze.py) while frozen
 
     def __init__(
         self,
@@ -38,8 +38,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         variant=None,
         precision=None,
     ):
-        """As torch's layer, whose errors it raises; so are a ``variant`` and a ``precision`` that no dtype has refused
-        as a call refuses them."""
+        """As torch's layer, with its errors. Raises ValueError for an unknown ``variant`` or ``precision``."""
         super().__init__(
             *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
             *(groups, bias, dilation, padding_mode, device, dtype),
@@ -49,12 +48,12 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         self.precision = precision
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """The output, of length ``output_size[-1]`` if ``output_size`` is given, which stride must make reachable.
+        """The output (N, C_out, L_out) or (C_out, L_out).
 
-        Raises what torch's layer raises: ValueError for an ``output_size`` out of reach, and what ``conv_transpose1d``
-        raises.
+        ``output_size[-1]``, if given, is the output's length. Raises ValueError if stride cannot reach that length, and
+        what torch's layer and ``conv_transpose1d`` raise.
         """
-        # Attributes may have been changed since __init__ looked at them.
+        # Attributes may have changed since __init__ checked them.
         if self.padding_mode != "zeros":
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
         if not isinstance(self.padding, tuple):
@@ -76,30 +75,30 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         )
 
     def __prepare_scriptable__(self):
-        """Asked for by torch.jit.script, which compiles Python to another language than this layer's."""
+        """Raise RuntimeError for torch.jit.script, which cannot compile this layer."""
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
             "this package's operator, or torch.export; or script the model before it is converted"
         )
 
     def extra_repr(self) -> str:
-        """What torch's layer shows of itself, and ``variant`` and ``precision`` where they are set."""
+        """torch's text, and ``variant`` and ``precision`` where set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])
 
     def _unfreeze(self) -> None:
-        """Take the weights as they are from now on."""
+        """Use the weights as they are from now on."""
         if (frozen := vars(self).pop("_frozen", None)) is not None:
             frozen.restore(self)
 
     def train(self, mode: bool = True):
-        """As torch's; train mode ends what ``freeze`` began."""
+        """As torch's; train mode ends ``freeze``."""
         if mode:
             self._unfreeze()
         return super().train(mode)
 
     def requires_grad_(self, requires_grad: bool = True):
-        """As torch's; ends what ``freeze`` began."""
+        """As torch's; ends ``freeze``."""
         self._unfreeze()
         return super().requires_grad_(requires_grad)
 

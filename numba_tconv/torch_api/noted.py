@@ -1,4 +1,4 @@
-"""The transposed convolutions that a function computes, found by a call that computes nothing."""
+"""Find the transposed convolutions that a function computes, by a call that computes nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from numba_tconv.formula.problem import Problem
 from . import operators as ops
 from .functional import default_precision
 
-MOST_VALUES = 1024  # elements of an integer buffer whose values a model may ask for, as codecs do for their paddings
+MOST_VALUES = 1024  # elements of an integer buffer whose values a model may read, as codecs do for their paddings
 
 
 class Noted(NamedTuple):
-    """A call: ``variant`` and ``precision`` are those of the operator (operators.py), as this package would compute
-    it."""
+    """A call as this package would compute it; ``variant`` and ``precision`` as in operators.py."""
 
     problem: Problem
     dtype: torch.dtype
@@ -34,22 +33,23 @@ class Noted(NamedTuple):
 
 
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
-    """Those of ``function(*arguments, **keywords)``, each once, by torch's operator or by this package's; of one
-    dimension, and of dtypes that this package has. It is called on fake tensors, which have sizes and no values; but
-    small buffers of integers keep theirs.
+    """The 1-D transposed convolutions that ``function(*arguments, **keywords)`` computes, each once.
+
+    Finds torch's operator and this package's, in dtypes of PRECISIONS. The function is called on fake tensors, which
+    have sizes and no values; small integer buffers keep their values.
 
     Raises:
-        RuntimeError: the function asks for values of tensors, or refuses its arguments; or it is a module, or a method
-            of one, with lazy parameters, which such a call would initialise.
+        RuntimeError: the function asks for values of tensors or refuses its arguments; or it is a module, or a method
+            of one, with lazy parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
-    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # which keep nothing
+    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # these keep nothing
     if lazy := [name for module in modules for name, one in module.named_parameters(recurse=False) if is_lazy(one)]:
         raise RuntimeError(f"{lazy[0]} is lazy: its sizes are known after the first call of the model")
     mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
-    # In inference mode operators that are made of others are not taken apart.
+    # Inference mode would hide the parts of composite operators.
     plain = torch.inference_mode(False)
     with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
         function(*arguments, **keywords)
@@ -58,8 +58,10 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """The modules have fake parameters and buffers, and copies of small buffers of integers, which it gives. None is
-    left behind: nor as the cast of a parameter that autocast keeps, or an attribute that the call sets of a module."""
+    """Give the modules fake parameters and buffers; yield the copies that stand for small integer buffers.
+
+    Afterwards every attribute, parameter and buffer is as before, and autocast has cached no fake cast.
+    """
     real = {}
 
     def stand_in(one):
@@ -83,22 +85,24 @@ def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterato
 
 
 def _has_values(one: torch.Tensor) -> bool:
-    """Whether it is a small tensor of integers, with memory."""
+    """Whether ``one`` is a small integer tensor with memory."""
     fake = isinstance(one, FakeTensor) or one.is_meta
     return not (fake or one.is_floating_point() or one.is_complex()) and one.numel() <= MOST_VALUES
 
 
 class _Noting(TorchDispatchMode):
-    """Sees what is left of a call when autocast and all that wraps tensors are done with it. What follows from small
-    tensors of integers alone is computed; those that are ``real`` may be written."""
+    """Sees operators below autocast and tensor wrappers.
+
+    Computes those of small integer tensors alone, and may write ``real``.
+    """
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()
-        self.found, self.real = [], {id(one): one for one in real}  # which keeps them, so that no other has their ids
+        self.found, self.real = [], {id(one): one for one in real}  # kept alive, so that ids stay unique
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        # Those of the caller, as a closure's, are read and never written.
+        # Tensors of the caller are read and never written.
         may_read = not func._schema.is_mutable
         if tensors and all(id(one) in self.real or (may_read and _has_values(one)) for one in tensors):
             with unset_fake_temporarily():
@@ -106,7 +110,7 @@ class _Noting(TorchDispatchMode):
             made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.numel() <= MOST_VALUES]
             self.real |= {id(one): one for one in made}
             return result
-        result = func(*args, **(kwargs or {}))  # which raises what torch raises
+        result = func(*args, **(kwargs or {}))
         if func is ops.conv_transpose1d:
             x, weight, bias, *parameters, variant, precision = args
             self._note(x, weight, bias, parameters, variant, precision)
@@ -118,6 +122,6 @@ class _Noting(TorchDispatchMode):
         return result
 
     def _note(self, x, weight, bias, parameters, variant, precision):
-        if x.size(0) and weight.size(1):  # torch computes the others, which are empty
+        if x.size(0) and weight.size(1):  # torch computes empty outputs
             problem = ops.check(x, weight, bias, *parameters)
             self.found.append(Noted(problem, x.dtype, variant, precision))

@@ -1,8 +1,7 @@
-"""The operator ``numba_tconv::conv_transpose1d``: checks, CUDA and CPU implementations, shapes for tracing, gradients.
+"""The operator ``numba_tconv::conv_transpose1d``, and the GPU implementations of the gradient operators.
 
-Registered with torch.library, so that autograd, torch.compile, torch.export and FakeTensor see one opaque operator.
-It takes batched input and plain integers; ``functional.conv_transpose1d`` is its public face. Its gradients are
-operators too (gradient_operators.py); which kernels compute them on a GPU is decided here.
+Registered with torch.library, so autograd, torch.compile, torch.export and FakeTensor see one opaque operator. It takes
+batched input and plain integers; ``functional.conv_transpose1d`` is its public face.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ torch.library.define(
     "(Tensor input, Tensor weight, Tensor? bias, SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, "
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
-# `variant` is a rung's name, or "" for the one that `select` picks; `precision` is one of functional.PRECISIONS, or
-# selection.TF32_ALLOWED. The operator asks no switch of torch, so that a traced graph means the same whenever it runs.
+# `variant`: a rung's name, or "" to select one. `precision`: one of PRECISIONS, or TF32_ALLOWED. The operator reads no
+# switch of torch, so a traced graph means the same whenever it runs.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
 def check(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
-    """The problem that the arguments state, or the error that torch raises for them, whatever the device.
+    """The validated problem of the arguments, on any device. Reads shapes, dtypes and devices only.
 
-    Reads shapes, dtypes and devices only. Raises RuntimeError naming the argument at fault.
+    Raises RuntimeError, where torch does, and names the argument at fault.
     """
     _check_kinds(input, weight, bias)
     shapes = input.shape, weight.shape, None if bias is None else bias.shape
@@ -58,7 +57,7 @@ def _check_kinds(input, weight, bias) -> None:
 
 
 def _problem(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
-    """The problem by the shapes of the tensors, of ``bias`` None if there is none."""
+    """The problem by the tensors' shapes; ``bias`` may be None."""
     if len(input) != 3:
         raise RuntimeError(f"input must be (N, C_in, L) or (C_in, L), got shape {tuple(input)}")
     if len(weight) != 3:
@@ -80,7 +79,7 @@ def _problem(input, weight, bias, stride, padding, output_padding, groups, dilat
 
 
 def computes_on(index: int) -> bool:
-    """Whether this package computes on the device to which torch gives that index: it does on GPUs."""
+    """Whether this package computes on the device with torch's ``index``: on GPUs only."""
     return index >= 0
 
 
@@ -91,12 +90,11 @@ def _cuda(input, weight, bias, *parameters):
     return ready(*laid_out, *parameters)(input, weight, bias)
 
 
-@lru_cache(maxsize=1024)  # a repeated call pays for one look-up only
+@lru_cache(maxsize=1024)  # one look-up for a repeated call
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
-    """What computes the output of tensors of these layouts (the tuples, None without a bias), of one dtype and GPU: a
-    Ready, or torch's own operator.
+    """The function from tensors of these layouts (tuples; None without a bias), of one dtype and GPU, to the output.
 
-    Raises what the operator raises.
+    A Ready, or torch's own operator. Raises what the operator raises.
     """
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
@@ -117,7 +115,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
 def _plan(
     problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device
 ) -> tuple[Rung | None, str]:
-    """The rung, None for torch's own operator, and its precision."""
+    """The rung (None: torch's operator) and its precision."""
     precision = arithmetic(problem, dtype, variant, precision, gpu)
     decision = None if variant else decide(problem, dtype, precision, gpu)
     if decision and decision.by_torch:
@@ -148,14 +146,12 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 @lru_cache(maxsize=1024)
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
-    """The precision in which a GPU computes the gradient ``of`` ("grad_input", "grad_weight" or "grad_bias") by kernels
-    of this package; None where torch's own operators do.
+    """The precision in which this package's kernels compute the gradient ``of`` on ``gpu``; None: torch computes it.
 
-    Where the forward pass is meant for tensor cores, so are its gradients: by rungs of this package that are meant for
-    such a problem, or that memory limits wherever they multiply, else by torch. A permission to use TF32 of which the
-    forward pass makes no use is one for the gradients, too. "tf32x3" promises errors like those of float32, so its
-    gradients are formed as in "ieee"; torch's could be rounded to TF32. torch also computes what no kernel can on that
-    GPU, and what it computes of the forward pass.
+    ``of`` is "grad_input", "grad_weight" or "grad_bias". Tensor-core precisions need a suited rung that uses tensor
+    cores or is limited by memory. Permission to use TF32 holds for gradients even where the forward pass makes no use
+    of it. "tf32x3" promises float32's errors, so its gradients are "ieee". torch computes what no kernel can and,
+    except grad_bias, the gradients of a forward pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -168,20 +164,20 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
 
 
 def _able(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
-    """The rungs that compute the gradient."""
+    """The rungs that can compute the gradient."""
     rungs = (rung for rung in gradients.GRADIENTS.values() if rung.of == of)
     return [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
 
 
 def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
-    """Those that are meant for it and multiply on tensor cores, or could not gain by them."""
+    """Able rungs that suit the problem and use tensor cores, or are limited by memory."""
     meant = (r for r in _able(of, problem, dtype, precision, gpu) if not r.unsuited(problem, dtype, precision, gpu))
     return [rung for rung in meant if rung.tensor_cores or rung.memory_bound]
 
 
 @lru_cache(maxsize=1024)
 def ready_input(grad_output, weight, length, *parameters) -> Callable:
-    """What computes grad_input of tensors of these layouts; raises what grad_ops.grad_input raises."""
+    """The function that computes grad_input of tensors of these layouts. Raises what grad_ops.grad_input raises."""
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
     return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
@@ -210,13 +206,13 @@ def ready_bias(grad_output, precision) -> Callable:
 
 
 def sum_problem(shape: tuple[int, int, int]) -> Problem:
-    """The sum asks for nothing but the sizes of grad_output: it is that of a problem with one tap and no stride."""
+    """A problem with one tap whose output has ``shape``: grad_bias depends on the sizes of grad_output alone."""
     batch, channels, length = shape
     return Problem(batch, channels, channels, 1, length, groups=channels)
 
 
 def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
-    """None: torch's own operators compute it."""
+    """The gradient's Ready; None where torch computes it."""
     _, _, dtype, index, _ = grad_output
     precision = gradient_precision(of, problem, dtype, precision, device.of(index))
     return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)
@@ -238,7 +234,7 @@ def _grad_bias(grad_output, precision):
 
 
 def backward(ctx, grad_output):
-    """Gradients for input, weight and bias, those that are wanted; None for every other argument."""
+    """The wanted gradients for input, weight and bias; None for every other argument."""
     input, weight = ctx.saved_tensors
     if (
         torch.compiler.is_dynamo_compiling()
@@ -262,8 +258,10 @@ def backward(ctx, grad_output):
 
 @lru_cache(maxsize=1024)
 def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
-    """What computes the gradients for input, weight and bias of tensors of these layouts; None for those that are not
-    wanted. ``input`` is None where that for weight is not, ``weight`` where that for input is not."""
+    """Functions for the gradients for input, weight and bias; None where not wanted.
+
+    ``input`` is None where the weight's gradient is not wanted, ``weight`` where the input's is not.
+    """
     return (
         weight and ready_input(grad_output, weight, length, *parameters),
         input and ready_weight(grad_output, input, kernel_size, *parameters),

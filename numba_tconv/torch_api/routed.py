@@ -1,9 +1,7 @@
-"""``routed``: calls of torch's functional transposed convolution, computed by this package for a while.
+"""``routed``: this package computes calls of torch's functional transposed convolution for a while.
 
-torch's dispatcher keeps, for each thread, a set of keys that it looks at before those of the tensors. A key of our own
-in that set takes the one operator to this package and lets every other pass, at no cost; where the key is not in the
-set, torch is as it was. A kernel at the device's own keys would be in the way of every call, of all threads, and of
-torch's decompositions; and names of torch that are replaced do not reach who imported the function.
+torch's dispatcher looks at a set of keys of each thread before the keys of the tensors. A key of our own in that set
+routes one operator here and lets all others pass at no cost.
 """
 
 from __future__ import annotations
@@ -20,33 +18,35 @@ from . import fast_path as direct
 from . import sharding
 from .functional import conv_transpose1d
 
-# Compiled graphs are found again on the disk by torch's graph, which does not say what computes the operator.
+# torch's cache of compiled graphs does not record which implementation computes the operator.
 CACHE_TAG = "numba_tconv.routed"
-TRACED = (FakeTensor, FunctionalTensor)  # what torch.compile puts in the place of tensors
+TRACED = (FakeTensor, FunctionalTensor)  # tensors as torch.compile traces them
 
 
 def routed():
-    """While it is active, this package computes what calls ``torch.nn.functional.conv_transpose1d``.
+    """Context in which this package computes calls of ``torch.nn.functional.conv_transpose1d``.
 
-    For models that call the function themselves, as on one filter that is expanded over all channels; and, since
-    torch's layers call it too, for any model without changing it. ``torch.conv_transpose1d`` is the same function, by
-    whatever name it was imported. Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to
-    torch what it does not compute; calls with tensor subclasses that compute it themselves stay theirs, but for
-    DTensor. Other functions of torch cost what they cost otherwise. It holds in the thread that entered it, and in the
-    backward passes that start there; it may be nested and entered again. What torch.compile compiled within it is not
-    used outside, and the other way round:
+    For models that call the function themselves; torch's layers call it too, so any model works unchanged.
+    ``torch.conv_transpose1d`` is the same function, by whatever name it was imported.
 
         with routed():
             waveform = vocoder(spectrogram)
+
+    Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute.
+    Tensor subclasses that compute the function themselves still do, except DTensor. Other functions of torch cost no
+    more than outside.
+
+    The context holds in the thread that entered it and in the backward passes that start there. It may be nested and
+    entered again. Code that torch.compile compiled inside is not used outside, nor the other way round.
     """
     return _Traced() if torch.compiler.is_dynamo_compiling() else _Routed()
 
 
 class _Routed(threading.local):
-    """The key in the thread's set, which torch.compile's guards compare and threads of a backward pass inherit."""
+    """The key in the thread's set. torch.compile's guards compare it, and threads of a backward pass inherit it."""
 
     def __init__(self):
-        self.before = []  # of each entry that has not ended: whether the key was there, and the tag of torch's caches
+        self.before = []  # for each open entry: whether the key was set, and the tag of torch's caches
 
     def __enter__(self):
         _register()
@@ -65,7 +65,7 @@ class _Routed(threading.local):
 
 
 class _Traced(TorchFunctionMode):
-    """The same where torch.compile traces the entry itself: it knows function modes, which then cost nothing."""
+    """The same where torch.compile traces the entry itself: it compiles function modes away."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = func is torch.conv_transpose1d and all(one in direct.PLAIN for one in types)
@@ -76,7 +76,7 @@ _lock, _libraries = threading.Lock(), []
 
 
 def _register() -> None:
-    """Register the operator's kernel at the key, once; until then a plain import has changed nothing of torch's."""
+    """Register the operator's kernel at the key, once, at the first entry rather than on import."""
     if _libraries:
         return
     with _lock:
@@ -85,11 +85,11 @@ def _register() -> None:
             every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
             every.fallback(torch.library.fallthrough_kernel, direct.ROUTED_NAME)
             aten.impl("conv_transpose1d", _compute, direct.ROUTED_NAME)
-            _libraries.extend((every, aten))  # which take back what they registered when they go
+            _libraries.extend((every, aten))  # a library that is freed takes back its registrations
 
 
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The kernel, which is given lists. The key is out of the set meanwhile, so what we hand to torch is torch's."""
+    """The kernel at the key, which gets lists. The key is out meanwhile, so calls handed to torch stay there."""
     ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
@@ -101,12 +101,12 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 
 def _number(value):
-    """The one number of a list, which is the sooner looked at; else the value, for an error of its own."""
+    """The number in a list of one; any other value unchanged, for an error of its own."""
     return value[0] if type(value) is list and len(value) == 1 else value
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
-    """Whether it computes as a plain tensor does: a subclass that sees operators may know torch's only."""
+    """Whether ``tensor`` computes as a plain tensor does; a subclass may know only torch's operators."""
     return (
         type(tensor) in direct.PLAIN
         or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -1,11 +1,8 @@
-"""How DTensors, each one tensor on several devices, compute the operators: their sharding rules.
+"""Sharding rules: how the operators compute DTensors, each one tensor on several devices.
 
-An operator is linear in each of its signals and weights. So it is computed in shares of the batch, of the output
-channels, or of the input channels, whose results are partial sums. With groups it is computed in shares of the batch
-only, because the number of groups is an argument, the same for all shares.
-
-torch.distributed.tensor takes long to import, and who has a DTensor has imported it. So the rules are registered when
-this package may meet one.
+An operator is linear in each signal and weight, so it can be computed in shares of the batch, the output channels or
+the input channels; the last give partial sums. With groups only the batch is shared, because all shares have the same
+``groups``. Rules are registered late, because torch.distributed.tensor is slow to import.
 """
 
 from __future__ import annotations
@@ -22,18 +19,18 @@ MODULE = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor."""
+    """Whether ``tensor`` is a DTensor."""
     module = sys.modules.get(MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def prepare() -> None:
-    """Let the operators take DTensors, where there are any."""
+    """Let the operators take DTensors, if the module of DTensors is loaded."""
     if MODULE in sys.modules:
         register()
 
 
-# As torch.compiler.assume_constant_result marks it, which would import torch._dynamo, for seconds, with this package.
+# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo.
 prepare._dynamo_marked_constant = True
 
 
@@ -48,13 +45,15 @@ def register() -> None:
     by_input, by_output = Shard(0), Shard(1)  # the channels of a weight
 
     def rules(numbers, groups, always, alone):
-        """Pairs of the result's placements and those of the arguments, of which the last are numbers; ``alone`` are
-        the rules that hold for one group."""
+        """Pairs of placements: of the result, and of the arguments, the last ``numbers`` of which are no tensors.
+
+        ``alone``: rules for one group only.
+        """
         return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
 
     @register_sharding(ops.conv_transpose1d)
     def _forward(input, weight, bias, stride, padding, output_padding, groups, *_):
-        # A bias that is added to partial sums is a partial sum itself: one share has it, the others zeros.
+        # A bias added to partial sums is one itself: one share holds it, the others zeros.
         always = (
             (whole, whole, whole, whole),
             (batch, batch, whole, whole),

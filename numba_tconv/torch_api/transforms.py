@@ -1,8 +1,7 @@
-"""Derivatives of the operators in every mode of torch: reverse mode, forward mode, and the transforms of torch.func.
+"""Derivatives of the operators in reverse mode, in forward mode and under the transforms of torch.func.
 
-torch.library registers those of reverse mode only: torch.func refuses such an operator, and forward mode drops its
-tangents without a word. So while either is active, ``apply`` computes an operator as a torch.autograd.Function. Where
-nothing is active at all, it goes around the dispatcher (fast_path.py).
+torch.library registers reverse mode only: torch.func refuses such an operator, and forward mode silently drops its
+tangents. So ``apply`` computes an operator as a torch.autograd.Function while either is active.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
-    """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them; but ``jvp``
-    takes the tangents (zeros for a tensor that has none) and the operator's arguments."""
+    """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them.
+
+    ``jvp`` takes the tangents (zeros for a tensor without one) and the operator's arguments.
+    """
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
     direct.register(operator, backward, setup_context)
 
@@ -49,7 +50,7 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
 
 def apply(operator: torch._ops.OpOverload, *arguments):
-    """``operator`` of ``arguments``, differentiable in every mode that is active."""
+    """``operator(*arguments)``, differentiable in every active mode."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return _applied(operator, *arguments)
     if torch.compiler.is_dynamo_compiling():
@@ -61,6 +62,6 @@ def _applied(operator: torch._ops.OpOverload, *arguments):
     return _functions[operator].apply(*arguments)
 
 
-# As torch.compiler.disable marks it, which would import torch._dynamo, for seconds, with this package: torch.compile
-# cannot trace a Function with a forward mode, and says so.
+# The mark of torch.compiler.disable, which would import torch._dynamo. torch.compile cannot trace a Function with a
+# forward mode.
 _applied._torchdynamo_disable = True

@@ -1,4 +1,4 @@
-"""``warm``: the kernels that a model will launch, compiled ahead by all processors."""
+"""``warm``: compile the kernels of a model ahead, on all processors."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from .noted import transposed_convolutions
 
 
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
-    """Compile what ``model(*inputs, **keywords)`` will launch, into the cache on disk, so that no call waits for it.
+    """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
 
-    The model is called once on tensors that have sizes but no values, so nothing is computed, and large models and
-    inputs cost nothing; its transposed convolutions are found whether they are torch's, of which all are taken to be
-    computed by this package then (see ``convert``, ``routed``), or this package's already. What it will meet should be
-    met now, too: shapes, dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches mostly launch the
-    same kernels. Tensors are taken to be contiguous; others may launch a few kernels more.
+    The model is called once on tensors with sizes but no values, so large models and inputs cost nothing. All
+    transposed convolutions count as computed by this package, torch's too (see ``convert``, ``routed``). Warm up under
+    the conditions of later calls: shapes, dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches
+    mostly use the same kernels. Tensors are taken as contiguous; others may need a few more kernels.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)
         numba_tconv.warm(model, torch.empty(1, 80, 1000, device="cuda"))
 
-    Kernels are compiled for the current GPU and, where there is none, for compute capability 9.0: before a model is
-    served, or while a container is built. The processes that compile import this package alone, nothing of the caller.
+    Kernels are compiled for the current GPU, or for compute capability 9.0 where there is none, as while a container is
+    built. Compiling processes import this package and nothing of the caller.
 
     Args:
-        model: a module, or anything that is called.
-        inputs, keywords: what it is called with; tensors of any device, the meta device included.
-        training: compile the kernels of the gradients too.
-        jobs: processes at a time; None: as many as there are processors. With 1, this process compiles.
+        model: a module or any other callable.
+        inputs, keywords: its arguments; tensors on any device, the meta device included.
+        training: also compile the kernels of the gradients.
+        jobs: number of processes; None: one for each processor; 1: this process compiles.
 
     Returns:
-        How many kernels were compiled; the others were there already.
+        The number of kernels compiled; the others were in the cache.
 
     Raises:
         TypeError: ``model`` cannot be called, or ``jobs`` is no integer.
         ValueError: ``jobs`` is not positive.
         NotImplementedError: a layer's ``variant`` cannot do its problem.
-        RuntimeError: the model refuses its inputs, asks for values of tensors, or has lazy parameters; there is no
-            cache on disk (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
+        RuntimeError: the model refuses its inputs, asks for values of tensors, or has lazy parameters; the cache is off
+            (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
         OSError: the cache cannot be written.
     """
     if not callable(model):

@@ -1,15 +1,9 @@
-"""grad_input_planes: the gradient for the input is a transposed convolution again, and runs on the rungs for those.
+"""grad_input_planes: the gradient for the input as a transposed convolution on the forward rungs.
 
-Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``. By pairs of an output channel
-and a phase (gradients/planes.py) that is a correlation without a stride; and a correlation is a transposed convolution
-of stride 1 whose taps are in the opposite order. So k6 and k5, and k5_dmma in float64, compute it as they are: their
-input is the planes, one channel a pair, their output channels are the input channels, their taps those of one row.
-
-With stride 1 grad_output is its own plane, but for the padding, which the transposed convolution crops by itself.
-
-Predicted, by bytes: with stride 1 the time of a forward pass with the channels exchanged; else the planes are written
-and read once more. Recorded (H200, tf32): kb64 1.59 ms, 2.3 times as fast as torch; forward, it takes 1.39.
-"""
+By pairs of an output channel and a phase (gradients/planes.py) the gradient is a correlation without a stride, and so a
+transposed convolution of stride 1 with the taps in the opposite order. k6, k5 and, in float64, k5_dmma compute it: the
+planes are the input, the input channels the output channels, and the taps those of one row. With stride 1 grad_output
+is its own plane."""
 
 from __future__ import annotations
 
@@ -35,16 +29,15 @@ from numba_tconv.kernels.rung import Rung
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
-FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # the ones to prefer first
+FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # in order of preference
 
 
-# Of 16 bits, which are put in another order at each call; but of long strides torch's own operator is slower: istft
-# takes 0.056 ms, by torch 0.462, waveglow 0.165 and 0.330 (H200, rows of 79f8300).
+# Limit in 16 bits with few phases, because each call reorders weights.
 MOST_WEIGHTS = 1 << 20
 
 
 def reads_grad_output(problem: Problem) -> bool:
-    """Whether the transposed convolution that computes grad_input reads grad_output itself, not planes of it."""
+    """Whether the transposed convolution reads grad_output itself, not planes of it."""
     p = problem
     return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
 
@@ -63,8 +56,9 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Its weight, (C_out * phases, C_in/groups, taps of a row), from ``weight`` (C_in, C_out/groups, K): the taps of a
-    row in the opposite order, zeros for those that a row lacks."""
+    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), from ``weight`` (C_in, C_out/groups, K).
+
+    The taps of a row are in the opposite order; taps that a row lacks are zeros."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size
@@ -107,14 +101,14 @@ class InputPlanes(GradientRung):
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
-        """That of the planes, or None where there are none; the forward rung's name; and that rung's own, for a
-        contiguous grad_output."""
+        """The planes' configuration or None, the forward rung's name, and its configuration for a contiguous
+        grad_output."""
         precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
         if rung.name == "k6_wgmma":
             return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
-        # The others have other tiles for rows that 16-byte vectors cannot copy.
+        # k5 and k5_dmma have other tiles for unaligned rows.
         p = adjoint(problem)
         pitch = planes.pitch_of(problem, dtype) if apart else p.length
         shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
@@ -139,7 +133,7 @@ class InputPlanes(GradientRung):
         if config:
             _, name, of_rung = config
             rung = _forward(name)
-        else:  # the rung chooses, by where its input lies in memory too
+        else:  # the rung also chooses by the input's place in memory
             rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
         p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None
 
@@ -147,7 +141,7 @@ class InputPlanes(GradientRung):
             nonlocal launch
             x = grad_output if in_place else planes.make_planes(grad_output, problem)
             w = adjoint_weight(weight, problem)
-            if launch is None:  # prepared once: what is made of tensors that lie alike lies alike
+            if launch is None:  # prepared once: later tensors have the same layout
                 launch = rung.prepare(Layout.of(x), Layout.of(w), None, where, p, of_rung, precision)
             launch(x, w, None, result)
 
@@ -155,7 +149,7 @@ class InputPlanes(GradientRung):
 
 
 def _precision_of(dtype: torch.dtype) -> str:
-    """The fastest of a dtype."""
+    """The fastest precision of a dtype."""
     return "fp64" if dtype == torch.float64 else default_precision(dtype)
 
 

@@ -1,10 +1,8 @@
 """grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
 
-Idea: the gradient for the input is a correlation of grad_output with the weight, in steps of the stride. A thread makes
-neighbouring positions, 16 bytes of them where that leaves registers, and all of grad_output that they read is one run
-of neighbouring elements. It is loaded in 16-byte vectors and converted once; the runs of neighbouring threads overlap
-by the taps beyond the stride, and meet in the L1 cache. Weights lie in registers.
-"""
+The gradient is a correlation of grad_output with the weight, in steps of the stride. A thread computes neighbouring
+positions from one run of grad_output, loaded in 16-byte vectors; runs of neighbouring threads overlap in the L1 cache.
+Weights stay in registers."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """``lanes`` threads, a team, share a row of grad_input; each has ``positions`` in a pass."""
+    """A team of ``lanes`` threads shares a row of grad_input; a thread has ``positions`` in a pass."""
 
     dtype: torch.dtype
     taps: Taps
@@ -49,11 +47,11 @@ class Config(Meeting):
     threads: int = 128
     passes: int = 8  # of a thread, at most
     min_blocks: int = 8
-    in_place: bool = False  # elements are converted from where they lie, by code for each place of the first
+    in_place: bool = False  # convert in place, by code for each place of the first element
 
     @property
     def products(self) -> tuple:
-        """(position, tap, place in the window) of every product: of which sum, by which weight, of which element."""
+        """(sum = position, weight = tap, element = place in the window) of every product."""
         return self.meetings
 
 
@@ -85,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # of all channels of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all channels of all samples
         if row >= row_count:
             return
         n = int64(uint32(row) // uint32(in_channels))
@@ -102,7 +100,7 @@ def make_kernel(config: Config) -> Kernel:
         first = int32(stretch * passes * hop)
         end = int32(first + passes * hop)
         i = int32(first + lane * positions)
-        if whole:  # vectors begin where memory has multiples of 16 bytes
+        if whole:  # vectors begin at multiples of 16 bytes
             early = int32((grad_offset + target) & (vector - 1))
             i = int32(i - early)
             end = int32(end - early)
@@ -145,7 +143,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """The configuration of a tile: as many positions a thread as registers and straight-line code allow."""
+    """The configuration with as many positions a thread as registers and straight-line code allow."""
     p, most = problem, 16 // dtype.itemsize
     sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
     counts = [most >> e for e in range(4) if most >> e]
@@ -158,8 +156,8 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a problem: narrow teams for short rows, registers by the window and the weights, and more passes
-    where a position has so many of those that fetching them counts."""
+    """The tile of a problem: narrow teams for short rows, a register budget by window and weights, and more passes with
+    one position a thread, to amortise loads of weights."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
@@ -210,7 +208,7 @@ def _prepared(
     g_offset: int,
     result_offset: int,
 ) -> Prepared:
-    """The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    """``g_offset``, ``result_offset``: elements from a multiple of 16 bytes to the tensor's first."""
     p, config = problem, config or choose(problem, dtype)
     rows = p.batch * p.in_channels
     # The first vector may begin before the row.

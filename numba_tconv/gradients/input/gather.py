@@ -1,12 +1,7 @@
-"""grad_input_gather: one thread an element of grad_input, the definition read backwards.
+"""grad_input_gather: one thread an element of grad_input, for every problem on every GPU.
 
-Idea: x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``, one a tap, so its gradient is an ordinary
-strided correlation of grad_output with the weight. The taps whose output exists are a range that is worked out before
-the loops, and the loops test nothing.
-
-Per multiply-add: one load of grad_output, shared with the neighbouring threads, and one of the weight, the same for all
-of them. It takes every problem on every GPU; grad_input_tile is the fast one.
-"""
+x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``: the gradient is a strided correlation of
+grad_output with the weight. The range of taps is computed before the loops, which test nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ def make_kernel(config: Config) -> Kernel:
         begin = max(0, -(start // dilation))
         end = min(taps, (out_length - 1 - start) // dilation + 1)
 
-        # The channels are the inner loop, the longer one, and its addresses move by a constant.
+        # The longer loop is inside; its addresses advance by a constant.
         g_group = n * g_n + ci // in_per_group * out_per_group * g_c
         total = accumulator(0)
         for k in range(begin, end):

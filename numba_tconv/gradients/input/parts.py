@@ -1,8 +1,8 @@
-"""A gradient for the input whose sums over output channels are taken in parts, where few tiles have long sums.
+"""Split the reduction of the gradient for the input, where few tiles have long sums.
 
-The output channels are dealt out to ``splits`` parts, each of which makes a gradient of its own, in float32;
-kernels/common/partial_sum.py adds them up. It is the gradient of a problem with ``splits`` times as many groups, of the
-same outputs, but that the weights of a part are some columns of those of its group."""
+Each of ``splits`` parts of the output channels makes a float32 gradient; kernels/common/partial_sum.py adds them up.
+The parts are the gradient of a problem with ``splits`` times as many groups, except that a part's weights are some
+columns of its group's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import partial_sum
 
-# Numbers of parts that are tried, where they divide the output channels; and the fewest channels of a part.
+# Candidates, which must divide the output channels; the fewest channels of a part.
 PARTS = 1, 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 8
 
@@ -24,13 +24,13 @@ def split(problem: Problem, splits: int) -> Problem:
 
 
 def summed(problem: Problem) -> Problem:
-    """The problem that has the gradient as its output, as kernels/common/partial_sum.py adds it up."""
+    """The problem whose output is the gradient, for kernels/common/partial_sum.py."""
     p = problem
     return Problem(p.batch, p.in_channels, p.in_channels, 1, p.length, groups=p.groups)
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """In how many parts the output channels of a group may be summed."""
+    """Numbers of parts in which the output channels of a group may be summed."""
     channels, sums = problem.out_channels_per_group, problem.batch * problem.in_channels * problem.length
     return [
         splits
@@ -41,5 +41,5 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def second_stage(problem: Problem, dtype: torch.dtype, splits: int, early: bool) -> partial_sum.SecondStage | None:
-    """What adds up the parts; None for one."""
+    """The second stage, which adds up the parts; None for one part."""
     return partial_sum.second_stage(summed(problem), dtype, splits, has_bias=False, early=early)

@@ -1,12 +1,9 @@
 """grad_weight_depthwise: few channels a group. Memory is the limit: input and grad_output are read in vectors.
 
-Idea: a pair of an input and an output channel has a weight for each tap, each a sum over all samples and positions. A
-thread takes neighbouring positions, and the run of grad_output that all their taps meet, both in 16-byte vectors, and
-adds their products to one sum a tap, in registers. Positions are split over blocks; the sums of a block's threads are
-added up in float64, and those of the blocks in a second kernel (gradients/sum.py), always in the same order.
-
-A sum of thousands of products loses digits, so a split is so short that a thread adds up no more than PARTIAL_TERMS.
-"""
+A pair of an input and an output channel has one sum a tap, over all samples and positions, which blocks split. A thread
+loads neighbouring positions and the run of grad_output that their taps meet; its sums stay in registers and have at
+most PARTIAL_TERMS products, which bounds the rounding error. A block adds its threads' sums in float64, and
+gradients/sum.py those of the blocks, in a fixed order."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs,
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-PARTIAL_TERMS = 128  # products that one sum takes: its error grows with their number
-SUMMANDS = 8  # that each tap's sums of all threads are first added up to
+PARTIAL_TERMS = 128  # products of one sum: its error grows with their number
+SUMMANDS = 8  # partial sums of each tap after a block's first step
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -51,11 +48,11 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # grad_output is converted from where it lies, by code for each place of the first
+    in_place: bool = False  # convert grad_output in place, by code for each place of the first element
 
     @cached_property
     def products(self) -> tuple:
-        """(tap, position, place in the window) of every product: of which sum, by which input, of which element."""
+        """(sum = tap, input = position, element = place in the window) of every product."""
         return tuple((tap, position, place) for position, tap, place in self.meetings)
 
 
@@ -64,7 +61,7 @@ def make_kernel(config: Config) -> Kernel:
     element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
     accumulator = element.accumulator
     vector, window, positions, threads = config.vector, config.window, config.positions, config.threads
-    pitch = threads + SUMMANDS  # so that the threads that add up meet different banks
+    pitch = threads + SUMMANDS  # threads that add up meet different banks
     x_span, g_span = vectors_of(element, positions) * vector, vectors_of(element, window) * vector
     fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
     fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
@@ -92,11 +89,11 @@ def make_kernel(config: Config) -> Kernel:
         channel = pair // out_per_group
         out_channel = channel // in_per_group * out_per_group + pair - channel * out_per_group
         x_row, g_row = channel * x_c, out_channel * g_c
-        v = split * split_vectors + thread  # of all samples, ``vectors`` of them each
+        v = split * split_vectors + thread  # over all samples, each of ``vectors`` vectors
         end = min((split + 1) * split_vectors, batch * vectors)
         length, out_length, vectors = int32(length), int32(out_length), int32(vectors)
         left = int32((end - v + threads - 1) // threads)
-        # Sample and vector move by a constant, so the loop needs no division.
+        # A constant advance needs no division.
         n = v // vectors
         q = int32(v - n * vectors)
         x_row += n * x_n
@@ -162,7 +159,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """The configuration of a tile: as many positions a thread as registers and straight-line code allow."""
+    """The configuration with as many positions a thread as registers and straight-line code allow."""
     most = 16 // dtype.itemsize
     for positions in (most >> e for e in range(4) if most >> e):
         config = Config(dtype, problem.taps, positions, **tile)
@@ -173,7 +170,7 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a problem: registers by the window and the sums, and where those are few, larger blocks."""
+    """The tile of a problem: the window and the sums set the register budget; few registers allow larger blocks."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
@@ -183,7 +180,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 
 def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Vectors of a sample; splits of those of all samples, and the vectors of each."""
+    """Vectors of a sample, splits of the vectors of all samples, and vectors of a split."""
     vectors = -(-problem.length // config.positions)
     most = config.threads * config.passes
     splits = -(-problem.batch * vectors // most)
@@ -234,7 +231,8 @@ def _prepared(
     g_offset: int,
     x_offset: int,
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. The offsets: elements by which the tensors begin after a multiple of 16 bytes."""
+    """Splits, and the launch. ``g_offset``, ``x_offset``: elements from a multiple of 16 bytes to the tensor's
+    first."""
     p, config = problem, config or choose(problem, dtype)
     vectors, splits, split_vectors = splits_of(p, config)
     pairs = p.in_channels * p.out_channels_per_group

@@ -1,8 +1,7 @@
-"""A sum over input channels in parts, for problems with too few tiles to fill a GPU evenly.
+"""Split-K over input channels, for problems with too few tiles to fill a GPU evenly.
 
-The input channels are dealt out to ``splits`` parts, and every tile is computed that many times, each time of one part.
-Torch's order of the weights makes this the grouped problem on the same tensors: with ``splits`` times as many groups,
-every group has the outputs of all. What it computes are partial sums in float32, which partial_sum.py adds up.
+Torch's order of weights makes the split a grouped problem on the same tensors, with ``splits`` times as many groups.
+Its float32 outputs are partial sums, which partial_sum.py adds up.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from numba_tconv.formula.problem import Problem
 
 from .partial_sum import MOST_SUMS, partial_sums
 
-# Numbers of parts that are tried, or the next ones, up to twice as many, that divide the channels. Each has its own
-# order of packed weights.
+# Numbers of parts that are tried, each rounded up, at most to its double, to a divisor of the channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
-FEWEST_CHANNELS = 16  # of a part
-# The second stage on an H200, fitted to a script's measurements (no recorded rows).
+FEWEST_CHANNELS = 16  # input channels of a part
+# Cost of the second stage, fitted to measured launches.
 SECOND_LAUNCH = 0.0031  # ms
-SUM_BANDWIDTH = 1.64e9  # bytes a millisecond, of partial sums and outputs
-LEAST_GAIN = 0.0015  # ms, that a model must promise: about its error
+SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs in a millisecond
+LEAST_GAIN = 0.0015  # ms that a model must promise: about its error
 
 
 @lru_cache(maxsize=1024)
@@ -33,7 +31,7 @@ def split(problem: Problem, splits: int) -> Problem:
 
 
 def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
-    """Milliseconds that adding up takes, of outputs of ``itemsize`` bytes."""
+    """Estimated milliseconds of the second stage for outputs of ``itemsize`` bytes; 0 without a split."""
     if splits == 1:
         return 0.0
     moved = 4 * partial_sums(problem, splits) + itemsize * partial_sums(problem, 1)
@@ -41,7 +39,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """In how many parts the channels of a group may be summed, beside one."""
+    """Into how many parts the channels of a group may be split, besides one."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -49,8 +47,9 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """The numbers of parts up to the first whose tiles fill the GPU ``rounds`` times, where one part fills ``share`` of
-    it."""
+    """The numbers of parts up to the first whose tiles fill the GPU ``rounds`` times; one part fills ``share`` of
+    it.
+    """
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]

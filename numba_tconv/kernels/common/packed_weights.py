@@ -1,4 +1,4 @@
-"""Weights in the order in which a rung reads them: packed in the call, or kept by the frozen layer that owns them."""
+"""Packed weights, in the order in which a rung reads them: packed in every call, or kept by a frozen layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numba_tconv.runtime.layout import Layout, room
 
 
 class Packing:
-    """How weights that lie as ``weights`` are packed. Equal choices give one object (``unique``)."""
+    """How weights laid out as ``weights`` are packed. ``unique`` makes one object for equal choices."""
 
     weights: Layout
     size: int  # elements of the packed weights
-    launch: Prepared  # takes the weights, and the room for the packed ones
+    launch: Prepared  # takes the weights and the tensor for the packed ones
 
     @cached_property
     def room(self) -> Callable[[], torch.Tensor]:
         return room((self.size,), self.weights.dtype, self.weights.index)
 
     def __call__(self, w: torch.Tensor) -> torch.Tensor:
-        """Pack ``w`` (C_in, C_out/groups, K) on the current stream."""
+        """Pack ``w`` (C_in, C_out/groups, K) on the current stream; returns ``size`` elements."""
         packed = self.room()
         self.launch(w, packed)
         return packed
@@ -40,8 +40,8 @@ def _made(kind: type[Packing], *choices) -> Packing:
 
 
 def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
-    """The one packing with these choices, wherever the weights begin."""
-    with _choosing:  # threads that ask for the first time together get one object, too
+    """The one packing of type ``kind`` with these choices, wherever the weights begin. Thread-safe."""
+    with _choosing:  # concurrent first calls get one object, too
         return _made(kind, weights._replace(offset=0), *choices)
 
 
@@ -52,15 +52,14 @@ class _Packed(NamedTuple):
 
 
 class FrozenWeights:
-    """Weights (C_in, C_out/groups, K) that do not change, and what has been packed of them.
+    """Weights (C_in, C_out/groups, K) whose values do not change, with their packed forms.
 
-    ``tensor`` goes to the operator in the place of the parameter. A rung that packs finds the packed weights by this
-    tensor object; a copy, cast or view of it is packed in the call like any other tensor. The packed weights are freed
-    with the tensor.
+    Pass ``tensor`` to the operator instead of the parameter. Packed weights belong to this tensor object and are freed
+    with it; a copy, cast or view is packed in every call.
     """
 
     def __init__(self, weights: torch.Tensor):
-        self.tensor = weights.detach()  # an object of its own, on the same memory
+        self.tensor = weights.detach()  # a separate tensor object on the same memory
         self.tensor.packings = self._packings = _Packings()
 
     @property
@@ -77,13 +76,12 @@ class _Packings:
         self._lock = threading.Lock()
 
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
-        """``w`` in the order of ``packing``, ready on the current stream; packed at the first call for each order."""
+        """``w`` in the order of ``packing``, ready on the current stream; packed at the first call."""
         on_gpu = packing.weights.index >= 0
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
         known = self.kept.get(packing)
         if on_gpu and torch.cuda.is_current_stream_capturing():
-            # A graph cannot wait for what is outside of it, and what it allocates is its own: it takes packed weights
-            # that are there already, or packs them at each replay.
+            # A graph cannot wait for an outside event: it takes weights that are ready, or packs them at each replay.
             with capture_ignored():
                 is_there = known is not None and known.ready.query()
             return known.weights if is_there else packing(w)
@@ -105,21 +103,20 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream, and whether it was packed
-    now, by the stream's newest launch.
+    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream, and whether the stream's
+    newest launch packed it (always False for frozen weights).
 
-    Packed now, whatever was packed before: torch does not tell when the values of a tensor change. Only the tensor of a
-    FrozenWeights is packed once for each order.
+    Every call packs, because torch does not tell when values change; a FrozenWeights' tensor is packed once an order.
     """
     packings = getattr(w, "packings", None)
     return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """``launch`` of (x, packed weights, bias, y) as a function of (x, w, bias, y).
+    """A function of (x, w, bias, y) that calls ``launch`` of (x, packed weights, bias, y).
 
-    An early launch must follow the packing: its kernel reads everything else before it waits (Kernel.prepare), and a
-    kernel of someone else's that came before it may still write x.
+    ``launch`` is early only directly after the packing: an early kernel reads x before it waits (Kernel.prepare), and
+    an unknown kernel before it may still write x.
     """
     ordinary = launch.ordinary
 

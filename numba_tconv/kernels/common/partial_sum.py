@@ -1,8 +1,7 @@
-"""The second stage of sums that are split over input channels: partial sums added up, always in the same order.
+"""The second stage of split-K: adds up partial sums, always in the same order, adds the bias and converts.
 
-The first stage leaves, of every group of a sample, one partial sum for each split and output; a thread adds up those of
-four neighbouring outputs, adds the bias and converts. What it reads was written just before, and is mostly still in the
-L2 cache. Where a group's outputs are no whole number of fours, a thread takes one output.
+A thread adds up the partial sums of four neighbouring outputs, or of one where a group's outputs are no multiple of
+four.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import room
 
 THREADS = 128
-VECTOR = 4  # outputs of a thread, whose partial sums are 16 bytes
-BATCH = 4  # parts whose loads a thread has under way
+VECTOR = 4  # outputs of a thread: their partial sums are 16 bytes
+BATCH = 4  # parts whose loads a thread has in flight
 MOST_SUMS = 2**31 - 1  # partial sums are counted in 32 bits
 
 
@@ -33,8 +32,11 @@ def _load_one(values, z, partials, at):
 
 
 def make_add_up(element: Element, width: int):
-    """A device function for ``width`` neighbouring outputs of a group, from output ``e`` of all on: ``totals`` of their
-    partial sums, which are ``parts_apart`` from one part to the next, the first part's from ``at`` on."""
+    """A device function that adds up ``width`` neighbouring outputs of a group, from output ``e`` of all on.
+
+    ``totals``: receives bias plus sums, in float32. ``at``: index of the first partial sum; ``parts_apart``: distance
+    of two parts. ``values``: a local array of BATCH * ``width``.
+    """
     load, load_partials = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -57,14 +59,14 @@ def make_add_up(element: Element, width: int):
                 if int32(first + z) < splits:
                     for u in range(width):
                         totals[u] += values[z * width + u]
-            first = recomputed(int32(first + BATCH))  # not worth unrolling further
+            first = recomputed(int32(first + BATCH))  # keeps the loop from being unrolled
 
     return add_up
 
 
 @cache
 def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
-    """``early``: it can be launched so (Kernel.prepare)."""
+    """The kernel for outputs of ``dtype``. ``early``: it can be launched early (Kernel.prepare)."""
     element = ELEMENTS[dtype]
     store, store_vector, vector_bytes = element.store, store_run(element, VECTOR), VECTOR * dtype.itemsize
     add_up_one, add_up_vector, all_values = make_add_up(element, 1), make_add_up(element, VECTOR), BATCH * VECTOR
@@ -86,7 +88,7 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
         add_up_vector(totals, values, partials, at, splits, group_outputs, bias, has_bias, e, out_length)
         if global_address(y, e) % vector_bytes == 0:
             store_vector(y, e, totals, 0)
-        else:  # y begins anywhere, the partial sums, in memory of their own, do not
+        else:  # y may begin anywhere; the partial sums are aligned
             for u in range(VECTOR):
                 y[uint64(e + u)] = store(totals[u])
 
@@ -95,22 +97,24 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
 
 
 def kernels_of(config, dtype: torch.dtype, device: Device | None = None) -> list[Kernel]:
-    """The kernel that adds up the partial sums of a rung's configuration, if it leaves any. Whether it is launched
-    early, the configuration says, or else ``device``."""
+    """The second-stage kernel of a configuration, as a list; empty without a split. ``early_sums`` of the configuration
+    says whether it is launched early, else ``device``.
+    """
     if getattr(config, "splits", 1) == 1:
         return []
     return [make_kernel(dtype, getattr(config, "early_sums", device is not None and device.launches_early))]
 
 
 def partial_sums(problem: Problem, splits: int) -> int:
-    """How many there are."""
+    """The number of partial sums."""
     return splits * problem.batch * problem.out_channels * problem.out_length
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
-    """The launch that fills the output from the partial sums (N, groups, splits, C_out/groups, L_out) in float32: it
-    takes them, as torch allocates them, the bias (C_out,) or, without one, anything of ``dtype``, and the output
-    (N, C_out, L_out) of ``dtype``, which may begin anywhere.
+    """The launch that adds up partial sums.
+
+    It takes the partial sums (N, groups, splits, C_out/groups, L_out), float32 and aligned, the bias (C_out,) or any
+    tensor of ``dtype``, and the output (N, C_out, L_out) of ``dtype``, which may begin anywhere.
     """
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
@@ -125,14 +129,13 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, e
 
 @dataclass(frozen=True)
 class SecondStage:
-    """What adds up ``sums`` partial sums of a launch."""
+    """The launch that adds up ``sums`` partial sums."""
 
     sums: int
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """What ``first`` does of (x, w, bias, y), which leaves the partial sums, and then this launch, on the GPU of
-        ``index``."""
+        """A function of (x, w, bias, y) that runs ``first``, then this launch on its partial sums, on GPU ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
         def both(x, w, bias, y):
@@ -146,7 +149,7 @@ class SecondStage:
 def second_stage(
     problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False
 ) -> SecondStage | None:
-    """That of sums in ``splits`` parts; None for one."""
+    """The second stage for sums in ``splits`` parts; None for one part."""
     if splits == 1:
         return None
     return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias, early))

@@ -1,4 +1,4 @@
-"""What the configurations share whose kernels multiply on CUDA cores from tiles in a thread's registers."""
+"""What configurations share whose kernels keep tiles of sums in a thread's registers, on CUDA cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ThreadTile:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of an element in shared memory, where it is of the accumulator's type."""
+        """Bytes of an element in shared memory, where it has the accumulator's type."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @cached_property
@@ -31,8 +31,9 @@ class ThreadTile:
 
 
 class WarpTile(ThreadTile):
-    """A block is ``warps_m x warps_n`` warps, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a thread
-    ``thread_m x thread_n`` sums."""
+    """A block is ``warps_m x warps_n`` warps, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a thread ``thread_m x
+    thread_n`` sums.
+    """
 
     block_m: int
     block_n: int
@@ -42,8 +43,9 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums of a thread's row are in each other's place, in the other bank of registers. In
-        wider rows the compiler then finds a worse order of the products."""
+        """Whether neighbouring sums of a thread's row change register banks (thread_sums.py). In wider rows the
+        compiler finds a worse order of products.
+        """
         return self.thread_n <= 8
 
     @property

@@ -1,9 +1,7 @@
-"""Rows: a tensor copied so that the copy engine can fetch it, each row beginning at a multiple of 16 bytes.
+"""Rows: copies of tensors that the copy engine can fetch, with each row at a multiple of 16 bytes.
 
-A thread makes 16 bytes of a row. Where their elements lie side by side, and two whole vectors of the row hold them, it
-loads those and shifts; at the ends of a row, and where elements lie apart, it loads one by one, and takes zeros for
-what is not there. Of encodec_u3's grad_output in bfloat16 it moves 3.7 TB/s, where torch's own copy between tensors of
-unlike strides moves 1.7 (H200, a script; no recorded row).
+A thread makes 16 bytes of a row: from two whole vectors, shifted, or from single elements, with zeros beyond the row's
+ends.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from numba_tconv.runtime.layout import Layout, room
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
-LAYER = 1 << 31  # vectors, at most, that are counted in 32 bits
+LAYER = 1 << 31  # most vectors that are counted in 32 bits
 
 
 @cache
@@ -45,7 +43,7 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
         if x_l == 1 and begin >= skip and begin - skip + 2 * vector <= length:
             load(values, x, source + begin - skip, int32(skip))
         else:
-            there = int32(max(int64(-vector), min(begin, length)))  # the same zeros, however far away
+            there = int32(max(int64(-vector), min(begin, length)))  # clamped: all positions outside give zeros
             load_one_by_one(values, x, source, x_l, there, int32(length))
         store(result, row * (vectors * vector) + column, values, 0)
 
@@ -55,7 +53,7 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def kernels_of(dtype: torch.dtype) -> list[Kernel]:
-    """What a copy of ``dtype`` launches."""
+    """The kernels that a copy of ``dtype`` launches."""
     return [make_kernel(dtype)]
 
 
@@ -63,8 +61,9 @@ def kernels_of(dtype: torch.dtype) -> list[Kernel]:
 def _prepared(
     shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, early: int, pitch: int, first: int
 ) -> Prepared:
-    """The launch that fills rows of ``pitch`` elements with a tensor (outer, inner, L) of these ``strides``, from
-    element ``first`` of each row on; ``early``: elements by which the tensor begins after a multiple of 16 bytes."""
+    """The launch that fills rows of ``pitch`` elements from a tensor (outer, inner, L) with ``strides``, from element
+    ``first`` of each row on. ``early``: elements from a multiple of 16 bytes to the tensor.
+    """
     (outer, inner, length), vectors = shape, pitch * dtype.itemsize // ALIGNMENT
     rows = outer * inner
     layers = -(-rows * vectors // LAYER)
@@ -77,9 +76,11 @@ def _prepared(
 
 
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """A copy of a tensor (outer, inner, L) of any strides, (outer, inner, ``pitch``), contiguous: element e of a row is
-    element ``e + first`` of the tensor's, or zero where it has none. ``pitch`` is a multiple of 16 bytes. Launches on
-    the current stream."""
+    """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides.
+
+    Element e of a row is element ``e + first`` of the tensor's row, or zero where it has none. ``pitch``, in elements,
+    must be a multiple of 16 bytes. Launches on the current stream.
+    """
     shape, strides, dtype, index, offset = Layout.of(tensor)
     result = room((*shape[:2], pitch), dtype, index)()
     early = offset % ALIGNMENT // dtype.itemsize
@@ -94,5 +95,5 @@ def to_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor (N, C, L) itself, or a copy, that one map describes."""
+    """A tensor (N, C, L) itself if one tensor map describes it, else a copy that one describes."""
     return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)

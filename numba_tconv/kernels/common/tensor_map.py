@@ -1,7 +1,6 @@
-"""Tensor maps as the host makes them: what the copy engine must know to fetch boxes of a tensor (ptx/tensor_maps.py).
+"""Tensor maps on the host: what the copy engine must know to fetch boxes of a tensor (ptx/tensor_maps.py).
 
-A map is encoded without an address, so that calls with tensors laid out alike share it; a kernel writes the address in
-and publishes the map where its copies read it.
+A map is encoded without an address, so that tensors laid out alike share it; a kernel writes the address in.
 """
 
 from __future__ import annotations
@@ -29,24 +28,27 @@ if not SIMULATOR:
 
 MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8
-ALIGNMENT = 16  # bytes: of a tensor and its strides
+ALIGNMENT = 16  # bytes: alignment of a tensor and of its strides
 LONGEST_STRIDE = 1 << 40  # bytes
 LARGEST_BOX = 256  # elements along a dimension
-LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: places along a dimension are int32
+LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: coordinates are int32
 
 
 def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
-    """Of a tensor (N, C, L) with ``strides`` in elements, bytes from a sample to the next and from a channel to the
-    next; any aligned number where there is no next."""
+    """Bytes from a sample to the next and from a channel to the next, of a tensor (N, C, L) with ``strides`` in
+    elements; ALIGNMENT for a dimension of size 1.
+    """
     return tuple(
         stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
     )
 
 
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
-    """Every how many channels the rows of a tensor (N, C, L), ``strides`` in elements, begin alike modulo 16 bytes; a
-    power of two; 0 if maps cannot describe it. One sheared map holds all of them (kernels/k6_wgmma/boxes.py), or each
-    set of rows has a map of its own (``make_publish``)."""
+    """The number of channels, a power of two, after which rows of a tensor (N, C, L), ``strides`` in elements, begin
+    alike modulo 16 bytes; 0 if maps cannot describe it.
+
+    One sheared map holds all rows (kernels/k6_wgmma/boxes.py), or each set of rows has its own map (``make_publish``).
+    """
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
@@ -67,17 +69,17 @@ def lies_in_rows(tensor: Layout) -> bool:
 
 
 def row_pitch(length: int, itemsize: int) -> int:
-    """Elements from a row to the next, of rows of ``length`` that are copied so that one map describes them."""
+    """The least pitch, in elements, of rows of ``length`` elements that one map describes."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
 
 
 def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:
-    """The map of a tensor as 64-bit numbers: ``sizes`` and ``box`` in elements, the innermost dimension first, and
-    ``distances`` in bytes from the second dimension on.
+    """The map of a tensor as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
-    In "tf32" the copy engine rounds to TF32 on the way. ``swizzled``: each row of a box is 128 bytes, and its eight
-    pieces of 16 bytes change places with the row's number modulo 8, as wgmma reads them.
+    ``sizes`` and ``box``: elements, innermost dimension first; ``distances``: bytes, from the second dimension on.
+    "tf32" rounds to TF32 on the way. ``swizzled``: rows of a box are 128 bytes, whose 16-byte pieces are permuted by
+    the row's number modulo 8, as wgmma reads them.
     """
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
@@ -116,8 +118,10 @@ def _hand_over(maps, at):
 
 @device_function
 def publish(template, address, maps, at, lane):
-    """By a whole warp: a map with the tensor's address, made of ``template`` in 128 bytes of shared memory at ``at``,
-    to ``maps`` in global memory, where copies read it after an acquire."""
+    """Publish ``template`` with the tensor's ``address`` to ``maps`` in global memory; by a whole warp.
+
+    ``at``: 128 bytes of shared memory. Copies read the map after an acquire.
+    """
     _stage(template, at, lane)
     if lane == 0:
         tensormap_replace_address(at, address)
@@ -125,11 +129,11 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Two device functions for a tensor whose rows begin alike every ``boxes`` channels only: ``publish`` the map of
-    each set of rows, from the multiple of 16 bytes before its first row on, by a warp; and ``acquire`` them.
+    """Device functions ``publish`` and ``acquire`` for a tensor whose rows begin alike only every ``boxes`` channels:
+    one map for each set of rows; by a whole warp.
 
-    ``maps``: their address in global memory, one after the other; ``at``: 128 bytes of shared memory. ``early``:
-    elements by which the tensor begins after a multiple of 16 bytes.
+    Each map begins at the multiple of 16 bytes before its first row. ``maps``: their global address; ``at``: 128 bytes
+    of shared memory; ``early``: elements from a multiple of 16 bytes to the tensor.
     """
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
@@ -145,7 +149,7 @@ def make_publish(itemsize: int):
                 replace_length(at, int32(length) + own)
                 replace_channels(at, int32((channels - box + boxes - 1) // boxes))
             _hand_over(maps + box * MAP_BYTES, at)
-            box = recomputed(int32(box + 1))  # mostly there is one: not worth unrolling
+            box = recomputed(int32(box + 1))  # usually one turn: not worth unrolling
 
     @device_function
     def acquire_sets(maps, boxes, lane):

@@ -1,10 +1,8 @@
-"""The sums of a thread's tile: in which order they are multiplied, and where they lie among its registers.
+"""The sums of a thread's tile: the order of their products, and their places among the registers.
 
-Registers lie in two banks, the even and the odd ones, and a bank reads one operand a clock: a product of three would
-wait, but what the product before has read in the same place is kept. So a tile is multiplied row by row, forth and
-back: a row shares its weight, a turn its column. And neighbouring sums may be exchanged (``WarpTile.exchanged``), so
-that a sum and its column lie in different banks. tests/register_banks.py counts what products wait; on an H200 the
-profiler's stalls agree, of which there are no recorded rows.
+Registers lie in two banks, and a bank reads one operand a clock, unless the operand is kept from the product before. So
+rows are multiplied forth and back, and neighbouring sums may be exchanged (``WarpTile.exchanged``), so that a sum and
+its column lie in different banks. tests/register_banks.py counts the waits.
 """
 
 from __future__ import annotations
@@ -16,8 +14,11 @@ from numba_tconv.ptx import device_function
 
 @cache
 def make_sums(thread_n: int, vector: int, exchanged: bool):
-    """Two device functions, ``(acc, ws, xs, m, at)``: add the products of row ``m`` with its weight ``ws[m]`` and the
-    columns from ``xs[at]`` on; and ``(values, acc, m, n)``: copy ``vector`` sums of a row, from column ``n`` on."""
+    """Two device functions on the sums ``acc`` of a tile with rows of ``thread_n`` columns.
+
+    ``(acc, ws, xs, m, at)`` adds the products of row ``m``: weight ``ws[m]`` times the columns from ``xs[at]`` on.
+    ``(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on.
+    """
     other = int(exchanged)
 
     @device_function

@@ -1,13 +1,10 @@
-"""The weights of one stage, brought to shared memory as they lie: the first half of every kernel that packs weights.
+"""The weights of one stage, copied to shared memory as they lie: the first half of every packing kernel.
 
-In global memory the taps of an output channel are neighbours; in a packed stage, rows of different output channels or
-input channels are. So a block copies a box (input channel, output channel, tap) along the taps, waits, and then each
-thread gathers 16 bytes of the packed stage from shared memory and writes them beside its neighbour's.
+In global memory the taps of an output channel are neighbours; in a packed stage, rows of different channels are. So a
+block copies a box (input channel, output channel, tap) along the taps, and its threads gather from shared memory.
 
-Copies are of 16 bytes where the weights lie so, and of single elements otherwise:
-
-* Runs of whole output channels, if a box has all taps of its channels: neighbouring channels are one run.
-* Runs of neighbouring phases, if their number is a multiple of 16 bytes.
+Copies take 16 bytes in runs of whole output channels, if a box has all their taps, or of neighbouring phases, if their
+number is a multiple of 16 bytes. Other weights are copied one by one.
 """
 
 from __future__ import annotations
@@ -23,20 +20,20 @@ from numba_tconv.runtime.layout import Layout
 
 from .integer import divided
 
-BATCH = 4  # elements that a thread has under way, where they are copied one by one
+BATCH = 4  # elements in flight of a thread, copied one by one
 ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2  # how a box is copied
 
 
 @dataclass(frozen=True)
 class Box:
-    """Weights (input channel, output channel, tap of a row, phase) that one block packs: as many of each."""
+    """Sizes of the weights (input channel, output channel, tap of a row, phase) that one block packs."""
 
     dtype: torch.dtype
     depth: int
     channels: int
     taps: int  # of a row
     phases: int
-    rows: int  # of an output channel, of which ``phases`` are in the box: its taps lie so many weights apart
+    rows: int  # rows of an output channel, ``phases`` of them in the box; distance of a row's taps
 
     @property
     def vector(self) -> int:
@@ -45,7 +42,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Most weights of one input channel, a multiple of 16 bytes."""
+        """Most weights of one input channel, rounded up to 16 bytes."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -57,8 +54,9 @@ class Box:
         return self.phases % self.vector == 0 and self.rows % self.vector == 0
 
     def way(self, w: Layout, whole: bool) -> int:
-        """How boxes of weights (C_in, C_out/groups, K) that lie as ``w`` are copied, if those begin at a multiple of 16
-        bytes. ``whole``: a box has all phases and taps of its output channels."""
+        """How boxes of weights (C_in, C_out/groups, K), laid out as ``w``, are copied if they begin at a multiple of 16
+        bytes. ``whole``: a box has all phases and taps of its output channels.
+        """
         (_, _, kernel_size), (stride_c, stride_o, stride_k), v = w.shape, w.strides, self.vector
         if stride_k != 1 or stride_c % v:
             return ELEMENTWISE
@@ -68,28 +66,28 @@ class Box:
 
 
 def make_load_box(box: Box, threads: int):
-    """Four device functions for a box whose first input channel, output channel and tap are ``first``, and its first
-    row ``row``.
+    """Four device functions for a box that begins at input channel, output channel and tap ``first`` and at row
+    ``row``.
 
-    ``load(shared, w, strides, first, left, kernel_size, way)`` copies it by all ``threads`` of a block and waits for
-    it. ``left``: how many input and output channels there are from the first ones on. It returns how the box lies:
-    elements of an output channel, and of a tap of all phases. What is no weight is left as it was.
-
-    ``at(lies, k, channel, tap, phase)`` says where in ``shared`` a weight of the box then is, and
-    ``limits(first, row, left, kernel_size)`` what of the box is weights: input channels, output channels, phases and
-    taps below these, and whether that is all of it; ``within(limits, k, channel, tap, phase)`` whether one is.
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies the box by all ``threads`` of a block and
+      waits. ``left``: input and output channels from the first on. Returns ``lies``: elements of an output channel, and
+      of a tap of all phases. Places of missing weights keep their old content.
+    * ``at(lies, k, channel, tap, phase)``: index in ``shared`` of a weight of the box.
+    * ``limits(first, row, left, kernel_size)``: input channels, output channels, phases and taps that exist, and
+      whether the whole box does.
+    * ``within(limits, k, channel, tap, phase)``: whether a weight exists.
     """
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     storage, itemsize, by_phases = ELEMENTS[box.dtype].storage, box.dtype.itemsize, box.phases_are_vectors
     of_channel, all_channels = taps * phases, box.channels
-    elements, pieces = depth * all_channels * of_channel, phases // vector  # of a run of phases
+    elements, pieces = depth * all_channels * of_channel, phases // vector  # elements; vectors in a run of phases
     vectors = depth * all_channels * taps * pieces if by_phases else 0
     all_taps, farthest = taps * rows, (taps - 1) * rows + phases
     copy, wait = cp_async(vector), cp_async_wait(0)
 
     @device_function
     def load_runs(shared, w, source, stride_c, count, channels_left):
-        """Along the output channels: ``count`` vectors of each input channel."""
+        """Copy along the output channels: ``count`` vectors of each input channel."""
         e, end = int32(cuda.threadIdx.x), int32(min(channels_left, depth) * count)
         while e < end:
             k, p = divided(e, count)
@@ -98,8 +96,9 @@ def make_load_box(box: Box, threads: int):
 
     @device_function
     def place(e, along):
-        """Input channel, output channel, tap and phase of the ``e``-th element or vector of a box in memory's order;
-        ``along``: of the phases, so many."""
+        """Input channel, output channel, tap and phase of the ``e``-th element or vector of a box in memory order.
+        ``along``: phases, in elements or vectors.
+        """
         rest = uint32(e) // uint32(along)
         a = int32(e - rest * along)
         rest, b = divided(int32(rest), int32(taps))
@@ -127,7 +126,7 @@ def make_load_box(box: Box, threads: int):
                 t = int32(b * rows + a)
                 there = k < left[0] and channel < left[1] and t < taps_left and k < depth
                 at = source + k * strides[0] + channel * strides[1] + t * strides[2]
-                # The first weight in the place of none, so that the loads, without a branch, are under way together.
+                # A missing weight loads the first one instead: no branch, so the loads overlap.
                 values[z] = w[uint64(at if there else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)

@@ -1,11 +1,8 @@
 """The direct form of the depthwise rung, for 16 bits: each thread reads its inputs from global memory into registers.
 
-With half the bytes of float32 and as many products, what limits the other form in 16 bits is how many instructions it
-issues. Here a thread makes 16 bytes of neighbouring outputs in each pass, and reads the run of inputs that they need in
-loads as long as the step from its neighbour's run to its own, which meet in the L1 cache. A pass moves on by whole
-strides and whole loads: which weight meets which input, and where in their loads the inputs lie, is the same in every
-pass, and one of eight cases, each with straight-line code. The weights that a thread's outputs need lie in registers.
-"""
+16-bit layers are limited by instructions issued. In each pass a thread makes 16 bytes of neighbouring outputs from a
+run of inputs; the runs of neighbours overlap in the L1 cache. A pass advances by whole strides and whole loads, so one
+case of straight-line code says in every pass which weight meets which input. Weights stay in registers."""
 
 from __future__ import annotations
 
@@ -23,15 +20,15 @@ from numba_tconv.runtime.kernel import Kernel, flat
 
 from .rows import MOST_SAMPLES, split
 
-VECTOR = 8  # outputs in 16 bytes: a thread's, in one pass
+VECTOR = 8  # outputs of a thread in one pass: 16 bytes
 LANES = 128, 64, 32
 MOST_WEIGHTS = 16  # of a thread
-MOST_TAPS_PER_ROW = 8  # those of an output; the code grows with their number
+MOST_TAPS_PER_ROW = 8  # of an output; the code grows with their number
 
 
 @dataclass(frozen=True)
 class DirectConfig:
-    """``lanes`` threads, a team, share a row; a block has ``threads`` of them."""
+    """A team of ``lanes`` threads shares a row; a block has ``threads`` of them."""
 
     dtype: torch.dtype
     taps: Taps
@@ -39,7 +36,7 @@ class DirectConfig:
     lanes: int = 128
     threads: int = 128
     passes: int = 16  # of a thread, at most
-    runs: int = 2  # passes under way at once, where a row has as many
+    runs: int = 2  # passes in flight at once, where a row has as many
     min_blocks: int = 2
 
     @property
@@ -64,29 +61,28 @@ class DirectConfig:
 
     @cached_property
     def granules(self) -> int:
-        """Loads that hold a window, wherever in the first of them it begins."""
+        """Loads that hold a window, for any place of its first input in a load."""
         return -(-(self.window + self.granule - 1) // self.granule)
 
     def shared_bytes(self, passes: int) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory of a block."""
         return 0
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """Of the kernel, after those that every form has."""
+        """The kernel's own arguments, which follow those of all forms."""
         return rows, passes
 
     def work(self) -> str:
-        """The work of a block."""
+        """The work of a block, in words."""
         return f"{VECTOR} outputs a thread in each pass, {self.lanes} threads a row; all in registers"
 
     @cached_property
     def cases(self) -> tuple:
-        """(output, weight, place in the loads) of every product, for each of the ways in which a vector's outputs fall
-        into columns, and for each place of the first input in its load.
+        """(output, weight, place in the loads) of every product, in each case.
 
-        Weight f * taps_per_row + b is that of family f's tap b, which reads b inputs before its output's column. The
-        phases up to stride - VECTOR fall alike: all outputs into one column.
-        """
+        There is a case for each way in which a vector's outputs fall into columns, and for each place of the first
+        input in its load. Weight f * taps_per_row + b is family f's tap b, which reads b inputs before its output's
+        column. Phases up to stride - VECTOR share a case: all outputs fall into one column."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
         return tuple(
@@ -101,7 +97,7 @@ class DirectConfig:
 
 
 def fits(config: DirectConfig) -> bool:
-    """Whether phases and places repeat from pass to pass, every phase has as many taps, and they are few."""
+    """Whether phases and places repeat from pass to pass, all phases have equally many taps, and the taps are few."""
     taps, each = config.taps, config.taps.taps_per_row
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
@@ -132,7 +128,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # of all groups of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
         if row >= row_count or stretch * passes * step >= out_length + VECTOR:
             return
@@ -140,7 +136,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
         group = row - n * groups
         source = n * x_n + group * x_c
         length, out_length, first_output = int32(length), int32(out_length), int32(stretch * passes * step)
-        # A run, whole loads of it, that begins up to here lies in the row; so do outputs that begin up to there.
+        # ``runs`` runs of whole loads lie in the row if they begin up to here; likewise their outputs.
         last_begin = int32(length - span - (runs - 1) * columns) if x_l == 1 else int32(-1)
         last_output = int32(out_length - VECTOR - (runs - 1) * step)
         j = int32(0)
@@ -187,7 +183,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
 
 def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
-    """Those of the configurations of ``sizes``, keyword arguments each, that compute ``problem``."""
+    """The configurations of ``sizes``, keyword arguments each, that compute ``problem``."""
     p = problem
     if p.in_channels_per_group > 1 or p.out_length + 2 * p.padding >= MOST_SAMPLES:
         return []
@@ -197,19 +193,19 @@ def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
-    """The configuration of a problem, with a narrow team where rows are short; None if the other form computes it."""
+    """The configuration of a problem, with narrow teams for short rows; None if another form computes it."""
     found = tiles(problem, dtype, [{"lanes": lanes} for lanes in LANES])
     full = [config for config in found if config.step <= problem.out_length]
     return next(iter(full), found[-1] if found else None)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
-    """As Rung.tiny_configs: two rows a block, a pass at a time; several stretches of two passes under way at once."""
+    """As Rung.tiny_configs: two rows a block, a pass at a time; several stretches of two passes in flight."""
     sizes = (4, 8, 2, 1), (4, 4, 4, 2)
     names = "lanes", "threads", "passes", "runs"
     return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
 
 
 def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
-    """Passes of a team over its stretch, and stretches of a row, whose first vector may begin before it."""
+    """Passes of a team over its stretch, and stretches of a row, whose first vector may begin before the row."""
     return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

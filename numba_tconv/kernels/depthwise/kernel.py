@@ -1,24 +1,16 @@
 """depthwise: few channels a group. Memory is the limit, so every input is read once and every output written once.
 
-Idea: what counts is the traffic, and how many instructions go with it. A block copies the inputs of a stretch of
-outputs into shared memory, many 16-byte loads under way at a time; then a thread makes 16 bytes of neighbouring outputs
-in each pass and stores them at an address that is a multiple of 16.
+A block copies the inputs of a stretch of outputs into shared memory, with many 16-byte loads in flight. In each pass a
+thread makes 16 bytes of neighbouring outputs and stores them at a multiple of 16 bytes.
 
-* A pass moves on by whole strides, so a thread's outputs keep their phases: which taps it has is worked out, and their
-  weights are fetched into registers, once a stretch and output channel.
-* Outputs of one vector that are a stride apart have one phase: they share weights and nearly all inputs (a family).
-* Where a row begins in memory, and so with which phase a vector begins, the kernel finds out: rows of odd lengths are
-  read and written in vectors too. No weight is packed or copied.
-* Where rows are short, a block takes several, each for a team of its threads.
+* A pass advances by whole strides, so a thread's outputs keep their phases: it loads weights into registers once a
+  stretch and output channel.
+* Outputs of one vector a stride apart form a family: they share weights and nearly all inputs.
+* Rows of odd lengths are vectorised, too. Weights are not packed.
+* Short rows share a block, each with a team of its threads.
 
-Per output: 1/stride elements read, one written; in the inner loop (K = 4, stride 2, float32) 8 instructions, a third
-of them other than loads, multiply-adds and the store. k4 reaches a fifth of the copy bandwidth there, this rung nearly
-nine tenths (H200, the rows of `depthwise`). With many weights, or phases that repeat only beyond a team, the loops over
-taps stay loops and read the weights where they lie, each time.
-
-In 16 bits the layers of one channel a group and equal taps in every phase take another form (direct.py);
-weights that are too many for registers take a third one, where it can do them (long.py).
-"""
+With many weights, or phases that repeat only beyond a team, taps stay loops that load weights each time. 16-bit layers
+of one channel a group and equal taps in every phase take direct.py; more weights than registers hold take long.py."""
 
 from __future__ import annotations
 
@@ -43,7 +35,7 @@ from .long_tile import LongConfig
 from .rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
 from .tile import Config, choose, plan
 
-BATCH = 4  # vectors that a thread has under way
+BATCH = 4  # vectors that a thread has in flight
 
 
 @cache
@@ -62,13 +54,13 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def fill(shared, base, x, source, x_c, x_l, aligned, lane, begin, end, width):
-        """The team copies its window, [begin, end) of which lies in the signal; the rest is zeros."""
+        """Copy the team's window, of which [begin, end) lies in the signal; the rest becomes zeros."""
         raw = cuda.local.array(batch_elements, dtype=storage)
         values = cuda.local.array(vector, dtype=accumulator)
         last = int32(end - vector)
         c = int32(0)
         while c < in_per_group:
-            # All loads of a batch go first, so that they are under way together.
+            # All loads of a batch are in flight together.
             e = int32(lane * vector) if aligned else width
             while e < width:
                 for v in range(BATCH):
@@ -102,7 +94,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def aim(newest, place, own, base, start, w_at, w_k):
-        """For each family: where its first tap's weight lies, how many taps it has, and what the first tap reads.
+        """Fill in for each family: its first tap's weight, its number of taps, and what the first tap reads.
 
         ``start``: the vector's first output, counted from column ``base`` of the window, ``stride`` outputs a column.
         """
@@ -132,15 +124,15 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # of all groups of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
         n = int64(uint32(row) // uint32(groups))
         group = row - n * groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
-        # One window serves all output channels, whose rows' vectors begin up to vector - 1 outputs earlier.
+        # One window serves all output channels, whose vectors begin up to vector - 1 outputs earlier.
         first_column, first_phase = divmod(first_output + padding - (vector - 1), stride)
         first_column -= halo
         source = n * x_n + group * in_per_group * x_c + first_column * x_l
-        # It begins up to vector - 1 inputs earlier, at a multiple of 16 bytes, if that is one for every channel.
+        # The window begins up to vector - 1 inputs earlier, at a multiple of 16 bytes if every channel has one.
         aligned = x_l == 1 and (in_per_group == 1 or x_c & (vector - 1) == 0)
         lead = int32((x_offset + source) & (vector - 1) if aligned else 0)
         first_column -= lead
@@ -179,12 +171,12 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(vector):
                     total[z] = offset
                 for c in range(in_per_group):
-                    # Added up apart, because the error of a sum grows with its length.
+                    # Summed separately, because the error of a sum grows with its length.
                     for z in range(vector):
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
                         for f in range(families):
-                            # A tap that a phase does not have must not multiply: zero times NaN is NaN.
+                            # A tap that a phase lacks must not multiply: zero times NaN is NaN.
                             if not ragged or b < own[f]:
                                 if keeps_weights:
                                     weight = weights[(f * in_per_group + c) * taps_per_row + b]
@@ -218,11 +210,10 @@ def make_kernel(config: Config) -> Kernel:
 
 
 class Form(NamedTuple):
-    """What makes the kernels of a kind of configurations, and lays a problem over blocks: ``passes``, ``stretches``.
+    """A form of the rung: makes the kernel of a configuration, and plans ``passes`` and ``stretches`` of a problem.
 
-    A configuration has its team's ``lanes``, a block's ``threads`` and ``shared_bytes(passes)``, what its kernel takes
-    after the arguments of all forms, ``arguments(rows, passes)``, and the work of a block in ``work()``.
-    """
+    A form's configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the
+    kernel's own ``arguments(rows, passes)``, and a block's ``work()`` in words."""
 
     make_kernel: Callable
     plan: Callable
@@ -264,7 +255,7 @@ class Depthwise(Rung):
 
     def tiny_configs(self, problem, dtype):
         channels = problem.in_channels_per_group, problem.out_channels_per_group
-        # A row in many stretches of a pass or several; two rows a block; too few lanes for some phases to repeat.
+        # Stretches of one or several passes; two rows a block; too few lanes for some phases to repeat.
         staged = [Config(dtype, problem.taps, *channels, *sizes) for sizes in ((4, 8, 1), (8, 8, 64), (2, 6, 1))]
         return [*staged, *depthwise_direct.tiny(problem, dtype), *depthwise_long_config.tiny(problem, dtype)]
 
@@ -292,7 +283,7 @@ def _prepared(
     x_offset: int,
     y_offset: int,
 ) -> Prepared:
-    """``x_offset``, ``y_offset``: elements by which x and y begin after a multiple of 16 bytes."""
+    """``x_offset``, ``y_offset``: elements from a multiple of 16 bytes to the first of x and of y."""
     p, dtype, form = problem, config.dtype, FORMS[type(config)]
     passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups

@@ -1,20 +1,13 @@
 """The form of the depthwise rung for few channels with long filters, whose weights no thread's registers hold.
 
-A thread makes some neighbouring columns of all phases and output channels of a group: the outputs between one input and
-the next. Its sums are in registers, and so is the window of inputs that they read; what changes from tap to tap are the
-weights, which are the same for all threads. They lie in shared memory in the order of taps, so that a load of 16 bytes,
-the same for a whole warp, is good for four times as many multiply-adds as a thread has columns: the multiply-adds are
-what limits this form, about nine in ten of its instructions.
+A thread makes neighbouring columns of all phases and output channels of a group; a column is the outputs between one
+input and the next. Sums and a window of inputs are in registers. Weights lie in shared memory in the order of taps: a
+16-byte load, the same for a whole warp, serves four times as many multiply-adds as a thread has columns.
 
-* Which tap meets which input and which phase is known when the kernel is made: straight-line code, without a tap that a
-  phase does not have. Longer filters are walked in chunks of taps, each of which meets its window as the last did.
-* Inputs go to shared memory by asynchronous copies, some channels a group, and the first channels are multiplied while
-  the others come. A block begins its columns up to a vector early, where its inputs begin with 16 bytes in memory.
-* Outputs are exchanged in shared memory, in the place of the inputs, and leave in vectors of 16 bytes, wherever the row
-  begins. A thread's outputs have an odd pitch there: neither writing nor reading them meets one bank too often.
-
-Recorded (H200): pqmf takes 0.022 ms in float32, where k4 takes 0.046 and k5 in TF32 0.051; in bfloat16 0.022, where k5
-takes 0.049. Multiply-adds alone would take 0.008 ms. What the rest goes to has not been profiled.
+* Which tap meets which input is known when the kernel is made: straight-line code, in chunks of taps.
+* Asynchronous copies bring inputs to shared memory, some channels a group, while the first channels are multiplied. A
+  block begins up to a vector early, at a multiple of 16 bytes.
+* Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors of 16 bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +34,7 @@ from numba_tconv.runtime.kernel import Kernel, flat
 
 from .long_tile import LongConfig
 
-BATCH = 4  # elements that a thread has under way, where it copies them one by one through registers
+BATCH = 4  # elements that a thread has in flight, where it copies through registers
 
 
 @cache
@@ -54,7 +47,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     vector, batch, run, pitch, active = config.vector, config.batch, config.run, config.pitch, config.active
     weight_pitch, row_weights = config.weight_pitch, kernel_size * out_per_group
     weight_count, sum_count = in_per_group * row_weights, out_per_group * run
-    # Elements from the beginning of shared memory to the inputs, and sums from there to the outputs.
+    # Offset of the inputs in shared memory, in sums and in elements.
     stage = in_per_group * weight_pitch
     inputs_at = stage * config.sum_bytes // config.dtype.itemsize
     outputs, plane = threads * run, threads * pitch
@@ -66,7 +59,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     by_chunk = config.apart and not by_channel
     multiply = multiply_window(element, config.products(config.chunk), by_chunk)
     multiply_last = multiply_window(element, config.products(last_taps), by_chunk)
-    # What all threads do in a block in the middle of a row is straight-line code.
+    # All threads of a block in the middle of a row run straight-line code.
     fill_steps, store_steps = width // (threads * vector), max(1, outputs // hop_outputs) - 1
     copy, copy_steps = copy_vectors(1, 0), copy_vectors(fill_steps, threads * vector)
     put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
@@ -114,7 +107,7 @@ def make_kernel(config: LongConfig) -> Kernel:
 
     @device_function
     def fill(inputs, base, x, source, x_l, aligned, thread, begin, end):
-        """A channel's window, [begin, end) of which lies in the signal; the rest is zeros."""
+        """Copy a channel's window, of which [begin, end) lies in the signal; the rest becomes zeros."""
         if aligned:
             e, last = int32(thread * vector), int32(end - vector)
             if begin == 0 and end == width:
@@ -161,25 +154,25 @@ def make_kernel(config: LongConfig) -> Kernel:
         places = cuda.local.array(vector, dtype=int32)
         out = cuda.local.array(vector, dtype=accumulator)
 
-        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)  # of all groups of all samples
+        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)  # over all groups of all samples
         n = int64(uint32(row) // uint32(groups))
         group = row - n * groups
         first = padding // stride + (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * span
         source = n * x_n + group * in_per_group * x_c + (first - halo) * x_l
-        # All begins up to vector - 1 columns earlier, at a multiple of 16 bytes, if that is one for every channel.
+        # A block begins up to vector - 1 columns earlier, at a multiple of 16 bytes if every channel has one.
         aligned = x_l == 1 and (in_per_group == 1 or x_c & (vector - 1) == 0)
         lead = int32((x_offset + source) & (vector - 1) if aligned else 0)
         first -= lead
         source -= lead
         first_output = first * stride - padding
-        # Of the block's outputs those from low to high are the row's.
+        # Outputs low to high of the block are in the row.
         low, high = int32(max(int64(0), -first_output)), int32(min(int64(outputs), out_length - first_output))
         if high <= 0:
             return
         begin = int32(min(int64(width), max(int64(0), halo - first)))
         end = int32(max(int64(0), min(int64(width), length + halo - first)))
 
-        # The weights are asked for first: they would wait for the inputs of all blocks of the multiprocessor.
+        # Weights are loaded first, so as not to wait for other blocks' inputs.
         w_at = group * in_per_group * w_i
         fetch_weights(raw, w, w_at, w_i, w_o, w_k, thread)
         for j in range(out_per_group):
@@ -204,7 +197,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         base, weights_at, c = int32(inputs_at + thread * columns), int32(0), int32(0)
         while c < in_per_group:
             if c % batch == 0:
-                # Of as many groups as there are of copies one is empty for each that has been waited for.
+                # An empty group follows each wait, so that as many are in flight.
                 wait()
                 cuda.syncthreads()
                 cp_async_commit()
@@ -235,7 +228,7 @@ def make_kernel(config: LongConfig) -> Kernel:
             target = (row * out_per_group + j) * out_length + first_output
             e = int32(thread * vector - int32((y_offset + target) & (vector - 1)))
             for z in range(vector):
-                # Counted from a run earlier, as the first vector may begin before the block's outputs.
+                # Counted from a run earlier: the first vector may begin before the block's outputs.
                 i = int32(e + z + run)
                 place = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (place - 1) * (pitch - run))

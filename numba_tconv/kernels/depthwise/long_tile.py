@@ -1,4 +1,4 @@
-"""Which problems the depthwise rung's form for long filters computes, in which tile, and when it is selected."""
+"""Tiles of the depthwise rung's form for long filters, and when the selection takes it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 from . import tile as depthwise_config
 from .rows import MOST_CHANNELS
 
-# Columns of a thread. The windows of eight columns meet two to a bank, those of twelve would not; but so many more
-# threads are worth it: pqmf takes 22.4 us in float32 and 21.1 in bfloat16, with twelve 24.8 and 21.0 (H200, a script).
+# Columns of a thread. Twelve would avoid bank conflicts of the windows, but leave fewer threads.
 COLUMNS = 8, 4
 THREADS = 128, 64, 32
-MOST_SUMS = 64  # registers of a thread for sums, where it has more than the fewest columns
+MOST_SUMS = 64  # registers of a thread, with more than the fewest columns
 MOST_ROWS = 16  # outputs of a column: phases times output channels
-MOST_REACH = 16  # inputs before its first column that a thread has in registers
+MOST_REACH = 16  # inputs before a thread's first column in its registers
 MOST_PRODUCTS = 1024  # in one piece of straight-line code
-# Registers of a thread beside sums and window, of which not all are in use at a time: of one chunk, of several.
+# Registers of a thread beside sums and window: with one chunk, with several.
 OTHER_REGISTERS = 4, 12
-MOST_BLOCKS = 24  # of a multiprocessor; more add nothing to what is under way
-WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor, each of which has a quarter of the registers
-LONGEST_SUM = 64  # products in float32 that are added up one by one: of 136 the error was 2.2 times torch's own
-ENOUGH_BLOCKS = 264  # two for every multiprocessor of a large GPU; where a tile leaves fewer, a smaller one is taken
-# Of an output: with more, tensor cores should gain more by their rate than they lose by padding few channels. Pqmf has
-# 64; where exactly they begin to gain has not been measured.
+MOST_BLOCKS = 24  # of a multiprocessor; more add no loads in flight
+WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor, with equal shares of registers
+LONGEST_SUM = 64  # float32 products summed one by one: more lose too many digits
+ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU; otherwise a smaller tile is taken
+# Products of an output; more are assumed to favour tensor cores.
 MOST_TERMS = 128
 MINIMUM_CC = (8, 0)  # for cp.async
-MOST_TINY_PARTS = 24  # of a sum in the smallest tile for tests: in 40 the largest error was 2.2 times torch's, once
+MOST_TINY_PARTS = 24  # of a sum in the smallest tile for tests: more lose too many digits
 
 
 @dataclass(frozen=True)
 class LongConfig:
-    """``threads``, each of which makes ``columns`` neighbouring columns of all phases and output channels, are a block;
+    """Blocks of ``threads`` threads, each with ``columns`` neighbouring columns of all phases and output channels.
+
     ``chunk`` taps are multiplied in one piece of code; ``batch`` input channels are copied as one group."""
 
     dtype: torch.dtype
@@ -53,7 +52,7 @@ class LongConfig:
     threads: int = 128
     batch: int = 1
     min_blocks: int = 1
-    apart: bool = False  # products are added up in pieces, and then those: the error of a sum grows with its length
+    apart: bool = False  # products are summed in pieces: the error of a sum grows with its length
 
     @property
     def lanes(self) -> int:
@@ -67,7 +66,7 @@ class LongConfig:
 
     @property
     def sum_bytes(self) -> int:
-        """Of one sum, or weight."""
+        """Bytes of one sum, or weight."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @property
@@ -91,41 +90,42 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """A piece of a sum is all products of one input channel, not only those of one chunk, where its error is the
-        smaller one by that: of as many pieces as each has products."""
+        """Whether a piece of a sum is all products of an input channel, not only those of one chunk.
+
+        It is where the error is smaller: where the number of pieces plus the products of a piece is."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
 
     @property
     def hop(self) -> int:
-        """Inputs by which a chunk's window begins before that of the chunk before it."""
+        """Inputs by which a chunk's window begins before its predecessor's."""
         return self.chunk // self.taps.rows * self.taps.step
 
     def reach(self, taps: int) -> int:
-        """Inputs before its first column that a thread's window has for the first so many taps: whole granules."""
+        """Inputs before its first column that a thread's window has for ``taps`` taps of a chunk, in whole granules."""
         return -(-self.taps.shift(taps - 1) // GRANULE) * GRANULE
 
     @cached_property
     def halo(self) -> int:
-        """Inputs before a block's first column that its threads' windows have."""
+        """Inputs that a block's windows reach before its first column."""
         last = self.full_chunks * self.hop + self.reach(self.last_taps) if self.last_taps else 0
         return max(last, (self.full_chunks - 1) * self.hop + self.reach(self.chunk))
 
     @cached_property
     def width(self) -> int:
-        """Inputs of one channel in shared memory: whole vectors."""
+        """Inputs of one channel in shared memory, in whole vectors."""
         return -(-(self.halo + self.span) // self.vector) * self.vector
 
     @cached_property
     def weight_pitch(self) -> int:
-        """Weights of one input channel in shared memory: whole vectors."""
+        """Weights of one input channel in shared memory, in whole vectors."""
         each = 16 // self.sum_bytes
         return -(-self.taps.kernel_size * self.out_per_group // each) * each
 
     @cached_property
     def pitch(self) -> int:
-        """From one thread's outputs of a channel to its neighbour's in shared memory: odd, for other banks."""
+        """Outputs of a channel between two threads in shared memory: odd, so that they lie in different banks."""
         return self.run | 1
 
     @cached_property
@@ -139,11 +139,10 @@ class LongConfig:
         return self.threads // self.period * self.period
 
     def products(self, taps: int) -> tuple:
-        """(sum, weight, place in the window) of every product of so many taps from a chunk's first on.
+        """(sum, weight, place in the window) of every product of ``taps`` taps from a chunk's first on.
 
-        Sum (j * columns + p) * stride + r is output channel j's, of column p and phase r. Weights lie in the order of
-        taps, those of a tap in the order of output channels.
-        """
+        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights lie in the order of taps, and
+        within a tap in the order of output channels."""
         t, reach, outs = self.taps, self.reach(taps), self.out_per_group
         return tuple(
             ((j * self.columns + p) * t.stride + t.phase(k), k * outs + j, reach + p - t.shift(k))
@@ -153,23 +152,23 @@ class LongConfig:
         )
 
     def shared_bytes(self, passes: int = 1) -> int:
-        """Shared memory of a block: its weights, and its inputs, in whose place its outputs are put."""
+        """Bytes of shared memory of a block: its weights, and its inputs, which its outputs replace."""
         inputs = self.in_per_group * self.width * self.dtype.itemsize
         outputs = self.out_per_group * self.threads * self.pitch * self.sum_bytes
         return self.in_per_group * self.weight_pitch * self.sum_bytes + max(inputs, outputs)
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """Of the kernel, after those that every form has."""
+        """The kernel's own arguments, which follow those of all forms: none."""
         return ()
 
     def work(self) -> str:
-        """The work of a block."""
+        """The work of a block, in words."""
         sums = self.columns * self.taps.stride * self.out_per_group
         return f"{self.threads} threads, {sums} sums each; inputs and weights in shared memory"
 
 
 def fits(config: LongConfig) -> bool:
-    """Whether the kernel can be made so."""
+    """Whether the kernel can be made with these sizes."""
     each = 16 // config.sum_bytes
     whole = config.chunk % config.taps.rows == 0 and config.hop % GRANULE == 0
     whole = whole and config.chunk * config.out_per_group % each == 0
@@ -178,7 +177,7 @@ def fits(config: LongConfig) -> bool:
 
 
 def _chunks(config: LongConfig) -> list[int]:
-    """All the taps at once, and then fewer and fewer, by which windows and weights move on by whole vectors."""
+    """Chunk sizes: all taps, then ever fewer, such that windows and weights advance by whole vectors."""
     t = config.taps
     each = 16 // config.sum_bytes
     least = math.lcm(GRANULE // math.gcd(GRANULE, t.step), each // math.gcd(each, t.rows * config.out_per_group))
@@ -187,7 +186,7 @@ def _chunks(config: LongConfig) -> list[int]:
 
 
 def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """The configurations for a problem, those of large blocks first."""
+    """The configurations for a problem, large blocks first."""
     p, t = problem, problem.taps
     rows = p.out_channels_per_group * t.stride
     if max(p.in_channels_per_group, p.out_channels_per_group) > MOST_CHANNELS or rows > MOST_ROWS:
@@ -212,12 +211,13 @@ def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 
 def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether the sums are long. In 16 bits what they lose disappears in the rounding of outputs."""
+    """Whether the sums are so long that they are taken in pieces. In 16 bits the loss vanishes in the rounding of
+    outputs."""
     return dtype == torch.float32 and terms(problem) > LONGEST_SUM
 
 
 def _small(config: LongConfig) -> bool:
-    """Whether a chunk's window fits registers, and its code the caches of instructions."""
+    """Whether a chunk's window fits in registers, and its code in the instruction caches."""
     products = config.chunk * config.out_per_group * config.columns
     return fits(config) and config.reach(config.chunk) <= MOST_REACH and products <= MOST_PRODUCTS
 
@@ -229,8 +229,7 @@ def terms(problem: Problem) -> int:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
-    """The configuration of a problem; None if the form computes it whose threads' registers hold the weights, or if
-    there is none."""
+    """The configuration of a problem; None if weights fit in a thread's registers, or if no tile fits."""
     if depthwise_config.choose(problem, dtype).keeps_weights:
         return None
     found = tiles(problem, dtype)
@@ -239,17 +238,16 @@ def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
 
 
 def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
-    """Whether the selection takes this form, rather than k4 and tensor cores, on a GPU of compute capability ``cc``.
+    """Whether the selection prefers this form to k4 and tensor cores, on a GPU of compute capability ``cc``.
 
-    It multiplies at the rate of CUDA cores whatever the number of channels, while the others' tiles of 8 or more
-    channels and rows stay partly empty. Up to MOST_TERMS products an output, that is taken for the better bargain.
-    """
+    It multiplies at the rate of CUDA cores for any number of channels, while the others' tiles of 8 or more channels
+    and rows stay partly empty."""
     return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """As Rung.tiny_configs: a row in many stretches, of as few taps a chunk as make MOST_TINY_PARTS sums at most, each
-    added up apart; and more columns a thread, all taps at once, two channels a copy."""
+    """As Rung.tiny_configs: a row in many stretches, its sums in at most MOST_TINY_PARTS parts; and more columns a
+    thread, all taps at once, two channels a copy."""
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []
@@ -264,7 +262,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: LongConfig) -> tuple[int, int]:
-    """Passes over a stretch, which are one, and stretches of a row, whose columns may begin a vector early."""
+    """Passes over a stretch, always one, and stretches of a row, whose columns may begin a vector early."""
     p = problem
     columns = (p.padding + p.out_length - 1) // p.stride - p.padding // p.stride + 1
     return 1, -(-(columns + config.vector - 1) // config.span)

@@ -1,4 +1,4 @@
-"""What the depthwise kernels share: limits, how rows are laid over blocks, and what a gradient's positions meet."""
+"""Shared parts of the depthwise kernels: limits, how rows map to blocks, and what a gradient's positions meet."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numba_tconv.formula.taps import Taps
 from numba_tconv.runtime.layout import Layout
 
 MOST_CHANNELS = 8  # of a group, in or out
-FEW_CHANNELS = 2  # of a group, in or out, for the gradients; more have not been timed
+FEW_CHANNELS = 2  # of a group, in or out, for the gradients
 MOST_TAPS = 32  # whose weights, or sums, a thread has in registers
 MOST_WINDOW = 40  # elements that a thread has in registers
-MOST_PRODUCTS = 512  # as straight-line code
-MOST_IN_PLACE = 128  # of those, where each place of the first element has its own
-MOST_SAMPLES = 2**30  # of a row, which are counted in 32 bits, beyond its end by the work of a block
-MOST_ROWS = 2**31 - 1  # rows are counted in 32 bits, and along x of the grid
-ENOUGH_BLOCKS = 2048  # several for every place on a large GPU; only then are stretches made longer
+MOST_PRODUCTS = 512  # of a thread, as straight-line code
+MOST_IN_PLACE = 128  # where each place of the first element has its own code
+MOST_SAMPLES = 2**30  # of a row and beyond its end in a block, counted in 32 bits
+MOST_ROWS = 2**31 - 1  # counted in 32 bits, and along x of the grid
+ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before stretches take more passes
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
 
 class Meeting:
-    """Of a gradient's configuration: what a thread's positions of the input meet in grad_output."""
+    """The part of a gradient's configuration that says what a thread's positions meet in grad_output."""
 
     dtype: torch.dtype
     taps: Taps
@@ -40,14 +40,13 @@ class Meeting:
 
     @cached_property
     def meetings(self) -> tuple:
-        """(position, tap, place in the window) of every product: where the two meet by formula/taps.py's first
-        formula."""
+        """(position, tap, place in the window) of every product, by the first formula of formula/taps.py."""
         t = self.taps
         return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
 
 
 def reason(problem) -> str | None:
-    """Why such a kernel does not take the sizes of ``problem``, whatever its tile; None if it does."""
+    """Why no kernel of this kind takes the sizes of ``problem``; None if one does."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"
     if problem.kernel_size > MOST_TAPS:
@@ -60,24 +59,23 @@ def reason(problem) -> str | None:
 
 
 def many_channels(problem) -> str | None:
-    """Why a gradient's kernel, which reads a row once for each channel that it meets, is not meant for ``problem``."""
+    """Why a gradient's kernel is not meant for ``problem``: it reads a row once for each channel that the row meets."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > FEW_CHANNELS:
         return f"it is for up to {FEW_CHANNELS} channels a group: it reads a row for each that the row meets"
     return None
 
 
 def split(rows: int, vectors: int, config) -> tuple[int, int]:
-    """Passes of a team over a stretch of a row of ``vectors``, as even as may be, and stretches of a row.
+    """Passes of a team over a stretch of a row, as even as possible, and stretches of a row of ``vectors``.
 
-    ``config`` has the threads of a block and of a team (``lanes``), and how many ``passes`` a stretch may have.
-    """
+    ``config`` has the ``threads`` of a block, the ``lanes`` of a team and the most ``passes`` of a stretch."""
     most = max(1, min(config.passes, rows * vectors // (config.threads * ENOUGH_BLOCKS)))
     stretches = -(-vectors // (most * config.lanes))
     return -(-vectors // (stretches * config.lanes)), stretches
 
 
 def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Rows along x, their stretches along y and z."""
+    """The grid: rows along x, their stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
 
@@ -88,10 +86,9 @@ def offset_of(tensor: Layout) -> int:
 
 
 def read_in_place(config) -> bool:
-    """Whether a gradient's kernel converts the elements of grad_output from where they lie in vectors of 16 bytes.
+    """Whether a gradient's kernel converts elements of grad_output in place, in vectors of 16 bytes.
 
-    It takes elements of two to a word, that neighbouring threads' runs begin at the same place of a vector, and few
-    products.
+    It takes 16-bit elements, few products, and runs that begin at the same place of a vector for neighbouring threads.
     """
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE

@@ -1,4 +1,4 @@
-"""Which tile the depthwise rung uses: ``Config`` is what its machine code depends on, ``plan`` what a launch adds."""
+"""Tiles of the depthwise rung's staged form: ``Config`` fixes the machine code, ``plan`` the launch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 
 from . import rows as depthwise_rows
 
-WEIGHT_WORDS = 32  # registers that a thread gives to weights, at most
-PRODUCTS = 256  # of a thread in one pass, at most, as straight-line code; the compiler leaves a longer loop a loop
-GOOD_SHARED = 24 * 1024  # bytes a block: so many that shared memory does not limit the blocks of a multiprocessor
+WEIGHT_WORDS = 32  # registers of a thread for weights, at most
+PRODUCTS = 256  # of a thread in a pass: the compiler does not unroll longer loops
+GOOD_SHARED = 24 * 1024  # bytes a block that do not limit the blocks of a multiprocessor
 
 
 @dataclass(frozen=True)
 class Config:
-    """``lanes`` threads, a team, share a window; it serves a stretch of at most ``stretch`` outputs of a channel."""
+    """A team of ``lanes`` threads shares a window, for a stretch of at most ``stretch`` outputs of a channel."""
 
     dtype: torch.dtype
     taps: Taps
@@ -39,7 +39,7 @@ class Config:
 
     @cached_property
     def vector(self) -> int:
-        """Outputs in 16 bytes: a thread's, in one pass."""
+        """Outputs of a thread in one pass: 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @cached_property
@@ -65,13 +65,13 @@ class Config:
 
     @property
     def min_blocks(self) -> int:
-        """Blocks that shall fit on a multiprocessor: 48, 64 or 128 registers a thread."""
+        """Blocks that must fit on a multiprocessor: 48, 64 or 128 registers a thread."""
         words = self.weights * self.words if self.keeps_weights else WEIGHT_WORDS
         return 5 if words <= 12 and self.vector < 8 and self.taps.gap == 1 else 4 if words <= 16 else 2
 
     @cached_property
     def active(self) -> int:
-        """Lanes that compute: whole periods, so that a pass moves on by whole strides."""
+        """Lanes that compute: whole periods, so that a pass advances by whole strides."""
         return self.lanes // self.period * self.period if self.keeps_weights else self.lanes
 
     @cached_property
@@ -85,20 +85,20 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
     def width(self, passes: int) -> int:
-        """Inputs of one channel that a stretch reads, wherever in their vectors its first output and input lie."""
+        """Inputs of one channel that a stretch reads, for any place of its first output and input in their vectors."""
         columns = (self.taps.stride - 1 + self.vector - 1 + passes * self.step - 1) // self.taps.stride + 1
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 
     def shared_bytes(self, passes: int) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory of a block."""
         return self.threads // self.lanes * self.in_per_group * self.width(passes) * 4 * self.words
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """Of the kernel, after those that every form has."""
+        """The kernel's own arguments, which follow those of all forms."""
         return rows, passes, self.width(passes)
 
     def work(self) -> str:
-        """The work of a block."""
+        """The work of a block, in words."""
         weights = "registers" if self.keeps_weights else "the caches"
         teams = self.threads // self.lanes
         windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
@@ -107,7 +107,8 @@ class Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """A warp for every row where eight passes of it are enough, otherwise as large a block as shared memory allows."""
+    """The tile of a problem: a warp a row where eight passes suffice, otherwise the largest block that shared memory
+    allows."""
     sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
     whole = [Config(*sizes, lanes=threads, threads=threads) for threads in (256, 128, 64, 32)]
     narrow = Config(*sizes, lanes=32)

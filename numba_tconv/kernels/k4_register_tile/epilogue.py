@@ -1,4 +1,4 @@
-"""The store of k4, and of k5_dmma's ring: a tile of sums in shared memory becomes runs of outputs."""
+"""The epilogue of k4 and of k5_dmma's ring: writes a tile of sums from shared memory as runs of outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """By a block's first ``config.threads`` threads."""
+    """A device function ``store`` for the first ``config.threads`` threads of a block.
+
+    ``values``: a local array of ``y_vector`` elements. ``place``: sample and column where the tile begins.
+    ``co_begin``, ``channels_left``: first output channel, and channels from it on. ``a_begin``: first row of taps.
+    Outputs that no tap reaches become the bias or zero.
+    """
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
@@ -24,17 +29,17 @@ def make_store(config: Config):
     @device_function
     def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
               out_channels, out_length, padding):  # fmt: skip
-        """Write the tile that lies in shared memory: consecutive threads, consecutive outputs."""
+        """Write the staged tile: consecutive threads write consecutive outputs."""
         n_first, column_first = place[0], place[1]
         thread = int32(cuda.threadIdx.x)
         end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
-            # Position and phase are worked out once and serve the output channels of the block.
+            # Position and phase serve all output channels of the block.
             offset, row_column = e % gap, e // gap
             a, column = row_column % phases, row_column // phases
             n, i = n_first, column_first + column
             if i >= columns:
-                # Divided in 32 bits, which hold i where more than one sample ends in the tile.
+                # A 32-bit division suffices where several samples end in the tile.
                 ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
                 n += ended
                 i -= ended * columns

@@ -1,29 +1,24 @@
 """k4: a matrix product from registers.
 
-Idea: a thread that holds a tile of ``thread_m x thread_n`` sums needs thread_m weights and thread_n inputs for
-thread_m * thread_n multiply-adds, and the inputs serve every tap of the row, because the taps slide over one window.
+    x, packed w --cp.async--> stages in shared memory --> registers --multiply-adds--> sums --> shared memory --> y
 
-The problem as a matrix product (formula/taps.py, "rows"): its rows are (output channel, row of taps), its columns the
-positions of all samples laid end to end, its depth (input channel, tap). The phases of a strided problem are
-neighbouring rows: they meet in the same block and are interleaved on the way out.
+A thread holds ``thread_m x thread_n`` sums and needs thread_m weights and thread_n inputs for thread_m * thread_n
+multiply-adds. One window of inputs serves every tap of a row, because the taps slide over it.
 
-* Load (producer.py): cp.async copies a stage of ``block_k`` channels (input window and packed weights) into shared
-  memory while the stage before is multiplied.
-* Multiply (mainloop.py): 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. In
-  float64 tensor cores can take its place (kernels/k5_dmma/kernel.py).
-* Store (epilogue.py): the sums go through shared memory, from where consecutive threads write consecutive outputs.
-* Order (kernels/common/thread_sums.py): products seldom wait for their registers.
-* Sums: long ones are put aside now and then, so that they lose fewer digits.
-* Left out: where K is no multiple of the stride, some rows have a tap less. A block's rows are then those of one phase,
-  if channels are many, so that it multiplies no tap that is not there (SeamlessM4T's layer, K = 11 and stride 5: 0.81
-  to 0.65 ms). Warps behind the last column multiply nothing (hifigan_u1 at batch 1, a column more than four tiles:
-  0.101 to 0.088 ms).
-* Split (kernels/common/channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
-* Few blocks (few.py): tiles of other shapes, where the usual ones would leave much of the GPU idle; rows of unequal
-  taps then lie apart, those of all phases in a block and those of one in a warp.
+The matrix product (formula/taps.py, "rows"): rows are (output channel, row of taps), columns the positions of all
+samples laid end to end, depth is (input channel, tap). The phases of a strided problem are neighbouring rows.
 
-Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x, where k3 has more than one; and they are
-four or two elements wide.
+* producer.py, pack.py: cp.async copies a stage of ``block_k`` channels while the stage before is multiplied.
+* mainloop.py: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap.
+* epilogue.py: interleaves the phases in shared memory; consecutive threads write consecutive outputs.
+* kernels/common/thread_sums.py: an order of products that seldom waits for register banks.
+* Long float32 sums are accumulated in blocks, which limits the rounding error.
+* Missing taps: where K is no multiple of the stride, a block with many channels takes rows of one phase, so that it
+  multiplies existing taps only. Warps behind the last column skip the products.
+* kernels/common/channel_parts.py: split-K over the input channels, where few tiles have long sums.
+* few.py: tiles of other shapes for launches of few blocks.
+
+Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x; k3 has more than one.
 
 Measured (H200, kb64, float32): 8.59 ms, 3.9 times k3.
 """
@@ -63,7 +58,10 @@ from .tile import Config, tiny
 
 @cache
 def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_register_tile") -> Kernel:
-    """``make_multiply``: how its blocks multiply; the kernel of another rung, ``name``, may differ in that alone."""
+    """The kernel of a configuration.
+
+    ``make_multiply``: builds the products of a block (mainloop.Multiply); k5_dmma passes its own, with its ``name``.
+    """
     threads, vector, stages = config.threads, config.vector, config.stages
     block_n, block_k = config.block_n, config.block_k
     warps, warp_columns, reach = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo + config.lead
@@ -95,16 +93,17 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     def advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns,
                 first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, of_columns,
                 of_weights, tails, channel_chunks, live):  # fmt: skip
-        """Multiply the stages from s to ``end``, the copies running stages - 1 ahead: the next are those of tap chunk
-        ``chunk`` and of ``channel``. Returns the next stage, chunk and channel."""
+        """Multiply the stages from ``s`` to ``end``, with the copies ``stages - 1`` ahead, of tap chunk ``chunk`` and
+        of ``channel``. ``tails``: a bit for each row that has the last tap. Returns the next stage, chunk and channel.
+        """
         while s < end:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
             ahead = int32(s + stages - 1)
             if ahead < total:
                 if channel == 0:
-                    cuda.syncthreads()  # nobody still copies the chunk before
+                    cuda.syncthreads()  # all threads have left the chunk before
                     shift = reach + chunk * chunk_shift
                     aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
                     cuda.syncthreads()
@@ -129,7 +128,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         shared = cuda.shared.array(0, dtype=accumulator)
         source = cuda.shared.array(sources, dtype=int64)
         place = cuda.shared.array(2, dtype=int64)
-        # Row tiles are neighbours in the grid: they read the same inputs. Column tiles may be more than one axis takes.
+        # Row tiles are neighbours in the grid, because they read the same inputs. Column tiles may need two axes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)
         first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -146,7 +145,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         total = int32(tap_chunks * channel_chunks)
         x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
         tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
-        # A warp all of whose columns are behind the last one leaves the products to the others.
+        # A warp whose columns all lie behind the last one does not multiply.
         live = first + column_at // warp_columns * warp_columns < batch * columns
         griddepcontrol_wait()  # for the packed weights
         s, chunk, channel = int32(1 - stages), int32(0), int32(0)
@@ -161,8 +160,8 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
                                         first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
                                         x_group, in_per_group, w_tile, of_columns, of_weights, tails,
                                         channel_chunks, live)  # fmt: skip
-            # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer. To change sums
-            # in the loop over stages, if only now and then, would cost moves of all of them at every stage.
+            # Blocks of terms are summed apart, in a loop of their own: sums changed inside the loop would be moved
+            # every stage.
             if s < total:
                 if s > partial:
                     add_partial_sums(acc, shared, partials + thread * vector)
@@ -188,8 +187,7 @@ class RegisterTile(Rung):
     idea = "a matrix product from registers: 16-byte loads, one window for all taps, cp.async double buffering"
     minimum_cc = (8, 0)  # cp.async
 
-    # The kernel of a configuration that does not split its sums; the configuration for an input's layout, a problem and
-    # a device.
+    # ``choose(layout of x, problem, device)`` returns a configuration.
     make_kernel, choose = staticmethod(make_kernel), staticmethod(config_for)
 
     def supports(self, problem, dtype, precision):
@@ -214,7 +212,7 @@ class RegisterTile(Rung):
         return tiny(problem, dtype)
 
     def kernel(self, config):
-        return self.make_kernel(replace(config, splits=1))  # in how many parts the channels are summed is the launch's
+        return self.make_kernel(replace(config, splits=1))  # splits belongs to the launch
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         y_aligned = y.offset % 16 == 0

@@ -1,4 +1,4 @@
-"""The multiplying half of k4, on CUDA cores: a thread's weights and its columns of x in registers, and all products."""
+"""The mainloop of k4 on CUDA cores: a thread's weights and window of x in registers, and all products."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from .tile import Config
 
 
 class Multiply(NamedTuple):
-    """How a block multiplies. Elements of a thread's local arrays for operands, and device functions:
+    """How a block multiplies: elements of a thread's local operand arrays, and device functions.
 
-    ``place(thread)``: first row and column of the thread's sums, and where its weights and columns of x begin in those
-    of a stage. ``tails_of(row_at, last_row)``: a bit for each of the thread's rows, whether it has the last tap, which
-    the phases below ``last_row`` have. ``stage(acc, xs, ws, shared, x_at, w_at, tails)``: the products of a stage,
-    ``x_at`` and ``w_at`` being addresses. ``put(shared, acc, results, row_at, column_at)``: the sums, into the staged
-    tile, by a vector of ``results`` at a time.
+    * ``place(thread)``: first row and column of the thread's sums; offsets of its weights and columns of x in a stage.
+    * ``tails_of(row_at, last_row)``: a bit for each of the thread's rows whose phase is below ``last_row``: it has the
+      last tap.
+    * ``stage(acc, xs, ws, shared, x_at, w_at, tails)``: the products of a stage at two addresses.
+    * ``put(shared, acc, results, row_at, column_at)``: the sums into the staged tile, a vector of ``results`` at a
+      time.
     """
 
     xs: int
@@ -37,7 +38,7 @@ def make_multiply(config: Config) -> Multiply:
     warps_n, halo, window, pitch, step = config.warps_n, config.halo, config.window, config.pitch, config.taps.step
     phases, channels, ragged = config.phases, config.channels, config.ragged
     uniform, apart, lead = config.uniform, config.apart, config.lead
-    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # of a chunk, those that every row has
+    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # taps of a chunk that every row has
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
     add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
@@ -56,7 +57,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def product(b, state):
-        """A tap that every row has: each reads the same register window at another offset."""
+        """A tap that every row has; taps read the same register window at different offsets."""
         acc, xs, ws, shared, w_at = state
         load_weights(ws, shared, w_at, b)
         for m in range(thread_m):
@@ -66,7 +67,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply(z, state):
-        """Channel ``z`` of a turn, and the taps that every row has."""
+        """Channel ``z`` of a turn, with the taps that every row has."""
         acc, xs, ws, shared, x_at, w_at = state
         for q in range(0, window, vector):
             load_vector_at(xs, q, shared, int32(x_at + z * x_row + itemsize * q))
@@ -77,17 +78,18 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_last(acc, xs, ws, shared, w_at, tails):
-        """The last tap, by the channel's window, of the rows that have it."""
+        """The last tap, with the window in ``xs``, for the rows that have it."""
         load_weights(ws, shared, w_at, whole_taps)
         for m in range(thread_m):
-            # A tap that a row does not have must not multiply: zero times NaN is NaN.
+            # A missing tap must not multiply: zero times NaN is NaN.
             if uniform or tails >> m & 1:
                 add_products(acc, ws, xs, m, halo - whole_taps * step)
 
     @device_function
     def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
-        """Rows of one phase agree on the last tap; whether they have it, is asked outside of the loop: inside, loads of
-        a channel would wait for products of another."""
+        """The last tap of rows of one phase is tested for outside the loop: loads of one channel then do not wait for
+        products of another.
+        """
         c = int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:

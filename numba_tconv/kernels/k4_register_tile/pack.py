@@ -1,8 +1,8 @@
-"""Weights in the order in which k4's blocks read them: (group, row tile, tap chunk, channel chunk, k, tap, m).
+"""Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m), the order in which blocks read them.
 
-What is no weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in w. A block packs
-some of a stage's channels: kernels/common/weight_box.py brings them to shared memory as they lie, and threads gather
-neighbouring elements from there."""
+Missing channels, phases and taps are zeros, so the mainloop has no tail in w. A block packs some channels of a stage
+(kernels/common/weight_box.py).
+"""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from numba_tconv.runtime.layout import Layout
 from .tile import Config
 
 THREADS = 128
-BATCH = 4  # weights that a thread has under way
+BATCH = 4  # weights that a thread has in flight
 MOST_BYTES = 8192  # of a block's weights
 ON_GPU = device_function(mma_a)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What of a configuration decides where a weight lies."""
+    """The part of a configuration that decides where a weight lies."""
 
     dtype: torch.dtype
-    rows: int  # of an output channel; between taps of one row lie so many
+    rows: int  # rows of an output channel; also the distance of the taps of one row
     block_m: int
     block_k: int
     tap_chunk: int
     phases: int
     channels: int
-    parts: int  # tiles that share the phases of one output channel
-    apart: bool  # rows of a phase lie together
-    fragments: bool  # in the order of operands of tensor cores: (k / 4, tap, m / 16, lane, row of the lane)
+    parts: int  # row tiles of one output channel
+    apart: bool  # rows of one phase lie together
+    fragments: bool  # in the order of tensor-core operands: (k / 4, tap, m / 16, lane, row of the lane)
 
     @property
     def stage(self) -> int:
@@ -57,7 +57,7 @@ def order_of(config: Config) -> Order:
 
 
 def place_by_rows(order: Order):
-    """A function: input channel, tap and row of the element ``e`` of a stage."""
+    """A function that returns input channel, tap and row of element ``e`` of a stage."""
     block_m, tap_chunk = order.block_m, order.tap_chunk
 
     def place(e):
@@ -68,7 +68,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """The same in the order of fragments; ``fragment``: fragments.mma_a, of which it takes the first two registers."""
+    """The same for fragment order. ``fragment``: fragments.mma_a, of which the first two registers are used."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):
@@ -80,7 +80,7 @@ def place_by_fragments(order: Order, fragment):
 
 
 def box_of(order: Order) -> Box:
-    """The weights that a block packs: those of some channels of a stage, all of it if they are few."""
+    """The weights that a block packs: all channels of a stage, or as many as MOST_BYTES hold."""
     unit = 4 if order.fragments else 1
     weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
     fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)
@@ -94,7 +94,7 @@ def make_kernel(order: Order) -> Kernel:
     element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
     storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
     packed_piece = order.stage // pieces
-    # Neighbouring rows of a stage that are neighbours in memory, too, go by 16 bytes.
+    # Rows of a stage that are neighbours in memory, too, are copied by 16 bytes.
     by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
     step = box.vector if by_vectors else 1
     batch = BATCH // step
@@ -104,7 +104,9 @@ def make_kernel(order: Order) -> Kernel:
 
     @device_function
     def weight(e):
-        """Input channel, output channel, tap and phase of a packed element; whether a row is one of the tile's."""
+        """Input channel, output channel, tap and phase of packed element ``e``, and whether its row belongs to the
+        tile.
+        """
         k, tap, m = place(e)
         channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
         return int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases
@@ -113,7 +115,7 @@ def make_kernel(order: Order) -> Kernel:
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
         kernel_size, way,
     ):  # fmt: skip
-        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
         rest, piece = divided(number, int32(channel_chunks * pieces))
@@ -188,6 +190,6 @@ class TilePacking(Packing):
 
 
 def packing_of(problem: Problem, config: Config, weights: Layout) -> TilePacking:
-    """How the weights of ``problem`` are packed for ``config``."""
+    """The packing of weights (C_in, C_out/groups, K), laid out as ``weights``, for ``config``."""
     chunks = config.tap_chunks(problem), config.channel_chunks(problem)
     return unique(TilePacking, weights, order_of(config), problem.groups, config.row_tiles(problem), *chunks)

@@ -1,4 +1,4 @@
-"""What k4 launches for tensors that are laid out alike, worked out once."""
+"""The launch plan of k4, computed once for tensors that are laid out alike."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ def plan_of(
     y_aligned: bool,
     device: Device,
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
-    """How the weights are packed, the launch that computes, and what adds up its partial sums, if it leaves any.
-    ``choose``: which configuration, where none is given. ``y_aligned``: the output begins at a multiple of 16 bytes; a
-    given ``config`` decides itself what it stores."""
+    """How the weights are packed, the launch, and the second stage of split sums, or None.
+
+    ``config``: None lets ``choose`` decide. ``y_aligned``: the output begins at a multiple of 16 bytes, else a chosen
+    configuration stores single elements.
+    """
     given, config = config, config or choose(x, problem, device)
-    # k4 does not say when the next kernel may begin: its blocks do when the last of k4's has ended, so that they do not
-    # gather on the multiprocessors that are free first (kernels/k6_wgmma/tail.py), however many they are. Only their
-    # launch is early.
+    # k4 triggers no early launch: its successor's blocks would gather on the multiprocessors that are free first
+    # (kernels/k6_wgmma/tail.py).
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
-        has_bias, y_aligned = False, True  # of what torch's allocator gives
+        has_bias, y_aligned = False, True  # torch's allocator aligns the partial sums
     if not (given or y_aligned):
         config = replace(config, y_vector=1)
     p = split(problem, config.splits)
@@ -69,7 +70,7 @@ def plan_of(
 
 
 def kernel_of(name: str, function: Callable, config: Config, threads: int) -> Kernel:
-    """That of a function of what ``plan_of`` prepares a launch with."""
+    """A kernel with the signature of a launch of ``plan_of``."""
     stored, integers = flat(ELEMENTS[config.dtype].storage), (types.int64,)
     signature = (stored, *integers * 3, stored, stored, *integers, stored, *integers * 13)
     return Kernel(name, function, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
@@ -80,12 +81,13 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 def vector_of(x: Layout) -> int:
-    """Elements of the largest vectors, of 16 or 8 bytes, of an input (N, C_in, L) that are aligned, and of which each
-    lies inside the signal or outside; 1 if there are none."""
+    """Elements of the largest vector (16 or 8 bytes) by which an input (N, C_in, L) can be copied, or 1: each lies
+    aligned, and wholly inside or outside the signal.
+    """
     return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
 
 
 def vectors_align(x: Layout, v: int) -> bool:
-    """Whether that is so of vectors of ``v`` elements."""
+    """Whether vectors of ``v`` elements are aligned, and each is wholly inside or outside the signal."""
     contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
     return contiguous_rows and x.shape[2] % v == 0 and x.offset % (v * x.dtype.itemsize) == 0

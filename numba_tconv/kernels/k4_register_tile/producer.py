@@ -1,4 +1,4 @@
-"""Where a block's window lies in x, and cp.async of it, by some of the block's warps: of k4, and of k5_dmma's ring."""
+"""The producer of k4 and of k5_dmma's ring: where a block's window lies in x, and its cp.async copies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from .tile import Config
 
 
 def make_aim(config: Config, warps: int, first_thread: int = 0):
-    """By ``warps`` warps from ``first_thread`` on: where each vector of the window lies."""
+    """A device function ``aim``, called by ``warps`` warps from thread ``first_thread`` on."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
     def aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l):
-        """Where each vector of the window lies in x, at channel 0; -1: not in the signal.
-
-        It stands in shared memory, because as registers of the threads that copy it would cost more than it saves.
+        """Write to ``source`` where each vector of the window lies in x at channel 0, or -1 outside the signal, and to
+        ``place`` sample and column of the block. The table is in shared memory to save registers.
         """
         p = int32(cuda.threadIdx.x - first_thread)
         while p < x_per_row:
             n, column = divmod(first + p * x_vector - shift, columns)
-            if p * x_vector == shift:  # for the store, which would else keep the division's result in registers
+            if p * x_vector == shift:  # kept here, so that the store need not keep the division's result in registers
                 place[0], place[1] = n, column
             i = first_column + column
             inside = n >= 0 and n < batch and i >= 0 and i < length
@@ -33,7 +32,7 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
 
 
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
-    """By ``warps`` warps from ``first_thread`` on: start the copies of a stage's window."""
+    """The same warps' device function ``load_window`` that starts the copies of a stage's window."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)
@@ -41,8 +40,7 @@ def make_load_window(config: Config, warps: int, first_thread: int = 0):
     @device_function
     def load_window(shared, base, x, source, offset, stride_c, channels_left):
         warp, lane = int32((cuda.threadIdx.x - first_thread) // 32), int32(cuda.threadIdx.x % 32)
-        # A warp copies whole channels, one after the other: p needs no division, and where a vector lies is worked out
-        # once for all of them.
+        # A warp copies whole channels: p needs no division, and the place of a vector serves all of them.
         for j in range(x_copies):
             p = int32(lane + 32 * j)
             if 32 * (j + 1) <= x_per_row or p < x_per_row:

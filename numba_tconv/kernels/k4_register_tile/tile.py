@@ -1,8 +1,8 @@
-"""Tiles of k4: what they are, and which are legal.
+"""Tiles of k4: their configuration, and which are legal.
 
-The letters, here and in every rung above: m counts rows (output channel, phase), n counts columns (positions), k counts
-input channels. A block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by
-``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums.
+Letters, here and in every rung above: m counts rows (output channel, phase), n columns (positions), k input channels. A
+block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m``
+threads; a thread holds ``thread_m x thread_n`` sums.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numba_tconv.kernels.common.sectors import ENTRY, entries_before
 from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
-# Window elements that a thread may hold in registers; a row with more taps is walked in several chunks.
+# Window elements that a thread may hold in registers; longer rows are walked in several tap chunks.
 WINDOW_LIMIT = 20
-# Multiply-adds of one channel: all of them are written out.
+# Multiply-adds of one channel, all of which are unrolled.
 UNROLL_LIMIT = 384
 
 
@@ -35,7 +35,7 @@ class Config(WarpTile):
     several_chunks: bool  # a row has more taps than one chunk
     ragged: bool  # the last tap exists in some rows only
     whole_chunks: bool  # the channels of a group are a whole number of stages
-    one_phase: bool  # a block's rows are of one phase, so that all of them have the last tap, or none
+    one_phase: bool  # all rows of a block are of one phase: all have the last tap, or none
     block_m: int
     block_n: int
     block_k: int
@@ -44,23 +44,23 @@ class Config(WarpTile):
     lanes_m: int
     stages: int = 2
     min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
-    partial: int = 0  # stages of one partial sum; 0: all
+    partial: int = 0  # stages of one partial sum; 0: all stages
     x_vector: int = 1  # elements of x that one cp.async copies
-    apart: bool = False  # a block's rows are of all phases, those of a phase together: a thread's are of one
+    apart: bool = False  # a block has rows of all phases, grouped by phase; a thread has one phase
     y_vector: int = 1  # consecutive outputs that one store writes
-    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (kernels/common/channel_parts.py)
+    splits: int = 1  # split-K parts of the input channels (kernels/common/channel_parts.py)
 
-    barriers = 0  # mbarriers, beside the stages
-    fragments = False  # weights are packed in the order of tensor cores' operands
+    barriers = 0  # mbarriers in shared memory
+    fragments = False  # weights are packed in the order of tensor-core operands
 
     @property
     def phases(self) -> int:
-        """Rows of one output channel in a block: neighbouring phases, interleaved on the way out."""
+        """Rows of one output channel in a block: neighbouring phases."""
         return 1 if self.one_phase else min(self.taps.rows, self.block_m)
 
     @property
     def uniform(self) -> bool:
-        """Whether all rows of a thread have the last tap, or none."""
+        """Whether the rows of a thread all have the last tap, or none has."""
         return self.one_phase or self.apart
 
     @property
@@ -70,49 +70,49 @@ class Config(WarpTile):
 
     @property
     def parts(self) -> int:
-        """Blocks that share the phases of one output channel."""
+        """Row tiles that share the phases of one output channel."""
         return -(-self.taps.rows // self.phases)
 
     @property
     def at_once(self) -> int:
-        """Channels in one turn of the loop: two are fewer turns, and loads of one behind products of the other. Sums
-        that are put aside leave the registers for it, unless rows have unequal taps."""
+        """Channels in one turn of the loop. Two hide loads behind products, where registers suffice."""
         return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
 
     @property
     def halo(self) -> int:
-        """Columns before the block that its taps reach, a whole number of vectors."""
+        """Columns before the block that its taps reach, rounded up to whole vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def begin(self) -> int:
-        """Columns of whose multiples the window begins with one."""
+        """The window begins at a multiple of so many columns."""
         return self.x_vector
 
     @property
     def lead(self) -> int:
-        """Columns of the window before those that the taps reach."""
+        """Columns of the window before the halo."""
         return -self.halo % self.begin
 
     @property
     def copied(self) -> int:
-        """Columns of the input window of a block."""
+        """Columns of a block's input window."""
         return self.block_n + self.halo + self.lead
 
     @property
     def entries(self) -> int:
-        """Before the stages in shared memory: where each vector of a window lies, two numbers and the barriers; and
-        more, so that the stages begin with a sector's place (kernels/common/sectors.py)."""
+        """Entries before the stages in shared memory, padded to a sector: the places of a window's vectors, two
+        numbers, barriers.
+        """
         return entries_before(self.copied // self.x_vector + 2 + self.barriers)
 
     @property
     def width(self) -> int:
-        """Columns from one channel's window to the next one's, in shared memory."""
+        """Distance of two channels' windows in shared memory, in columns."""
         return self.copied
 
     @property
     def window(self) -> int:
-        """Columns of the input window of a thread."""
+        """Columns of a thread's input window."""
         return self.thread_n + self.halo
 
     @property
@@ -132,12 +132,12 @@ class Config(WarpTile):
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged output tile; one vector more than the tile, so that rows start in other banks."""
+        """Row length of the staged output tile; the extra vector moves rows to other banks."""
         return self.block_n + self.vector
 
     @property
     def partials(self) -> int:
-        """Where the partial sums lie in shared memory: behind the stages."""
+        """Offset of the partial sums in shared memory, in elements: behind the stages."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
@@ -146,7 +146,7 @@ class Config(WarpTile):
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample, so that windows of x begin at multiples of their vectors' size."""
+        """First column, and columns a sample, both multiples of ``begin``."""
         columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.begin
         first = columns.start // v * v
         return first, -(-(columns.stop - first) // v) * v
@@ -162,13 +162,12 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
     def multiplied_taps(self, problem: Problem) -> float:
-        """Taps of a chunk that a block multiplies; of one phase those that there are, on average, not those of the
-        longest row."""
+        """Taps of a chunk that a block multiplies; with uniform rows the average of existing taps."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
         return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
-# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
+# By accumulator bytes: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
 TILES = {
     4: (
         (64, 128, 8, 8, 8, 4),
@@ -190,16 +189,14 @@ TILES = {
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
-    """Products that a float32 sum takes before it is put aside.
-
-    The error of a sum grows with its length. For strided problems cuDNN (and torch's fallback, a matrix product and
-    col2im) sums each tap apart and adds the taps up; one sum over all of them would be that much less exact.
+    """Terms of a float32 sum before it is put aside: its error grows with its length. cuDNN and torch's fallback sum
+    each tap of a strided problem apart.
     """
     return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
 
 
 def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
-    """The most taps that divide a row evenly, whose window fits in registers and whose products LLVM unrolls."""
+    """The most taps that divide a row, whose window fits in registers and whose products are unrolled."""
     t = problem.taps
     fitting = (
         c
@@ -210,7 +207,9 @@ def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
 
 
 def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
-    """The configuration of a tile: what the problem decides is filled in."""
+    """The configuration of a tile for a problem. ``tile``: fields of Config; without ``tap_chunk`` the largest is
+    taken. ``x_vector`` becomes 1 where a later window would begin inside a vector.
+    """
     t = problem.taps
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
     ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
@@ -218,7 +217,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
     products = problem.in_channels_per_group * t.taps_per_row
     short = dtype == torch.float64 or products <= terms
     if chunk < t.taps_per_row and chunk * t.step % tile.get("x_vector", 1):
-        tile["x_vector"] = 1  # the window of the second chunk would begin between two vectors
+        tile["x_vector"] = 1
     tile.setdefault("partial", 0 if short else max(1, terms // (block_k * chunk)))
     config = Config(
         dtype=dtype,
@@ -236,29 +235,28 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
-    """``config``, storing vectors if and only if those of ``problem`` are aligned."""
+    """``config`` with vector stores exactly where those of ``problem`` are aligned."""
     if problem.stride > 1:
         return config
     first, columns = config.columns(problem)
-    # Without a stride a column is an output: vectors of outputs are aligned if rows and columns begin at multiples.
+    # At stride 1 a column is an output.
     aligned = not any(v % config.vector for v in (problem.out_length, first - problem.padding, columns))
     return replace(config, y_vector=config.vector if aligned else 1)
 
 
 def fits(config: Config, device: Device) -> bool:
-    """Whether min_blocks blocks find the shared memory that they need."""
+    """Whether ``min_blocks`` blocks fit in a multiprocessor's shared memory."""
     need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
     return config.min_blocks * need <= device.shared_per_multiprocessor
 
 
 def register_window(device: Device) -> int:
-    """Window elements beyond which 128 registers do not hold a thread's sums, window and weights without a spill."""
+    """Window elements that 128 registers hold beside a thread's sums and weights without a spill."""
     return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
 
 
 def spills(config: Config, device: Device) -> bool:
-    """Whether 128 registers do not hold 64 sums beside a wide window that is copied in vectors, or, before Hopper, what
-    more threads than 128 need to copy single elements."""
+    """Whether 128 registers do not hold 64 sums with a wide window, or, before Hopper, with single-element copies."""
     if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
         return False
     if config.x_vector == 1:
@@ -267,22 +265,21 @@ def spills(config: Config, device: Device) -> bool:
 
 
 def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
-    """Every tile that fits, for the channels in ``splits`` parts, storing vectors where those of a part are aligned."""
+    """Every tile that fits with the channels in ``splits`` parts."""
     part = split(problem, splits)
     return [storing_vectors(config, part) for config in of_layer(part.layer, dtype, x_vector, device, splits)]
 
 
 @lru_cache(maxsize=1024)
 def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
-    """Every tile that fits, for the layer of a part, with the deepest stage that wastes the fewest channels.
-
-    With less shared memory than an H200's, fewer blocks share it, down to two: the stages stay as deep.
+    """Every tile that fits for the layer of a part, with the deepest stage that wastes the fewest channels. With less
+    shared memory than an H200's, fewer blocks share it, at least two.
     """
     depth = layer.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
     tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # of one phase, or of all
+    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
     found = []
     for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
         blocks = max(2, min(blocks, round(blocks * share)))
@@ -300,8 +297,7 @@ def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, 
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles, two and three stages in flight, chunks of one tap, partial sums;
-    where rows have unequal taps, blocks of one phase and of several."""
+    """Small configurations for tests: one warp, several tiles, two or three stages, chunks of one tap, partial sums."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (

@@ -1,27 +1,12 @@
 """k5_dmma: float64 on tensor cores.
 
-Idea: k4's matrix product, load and store as they are (kernels/k4_register_tile/kernel.py), but a warp multiplies it by
-mma.sync in float64, which since Ampere has twice the rate of CUDA cores, in the same arithmetic.
+k4's matrix product, load and store (kernels/k4_register_tile/kernel.py), multiplied by mma.sync. Since Ampere, tensor
+cores have twice the float64 rate of CUDA cores, in the same arithmetic.
 
-* Multiply (mainloop.py): 16 rows by 8 columns and 4 or 8 channels a product; of 64 x 32 sums a warp loads four
-  vectors of weights and four columns of inputs for 16 products.
-* Packing (kernels/k4_register_tile/pack.py): a lane's weights of a product are 16 consecutive bytes.
-* Ring (ring.py): on Hopper, where products are many, warps of their own copy. Elsewhere stages are deep, and
-  two of them enough: a warp's products of a stage take longer than the copies of the next.
-* Sectors (kernels/common/sectors.py): a window begins with one, where its copies are of 16 bytes: memory is read once,
-  not twice (hifigan_u3 0.806 to 0.784 ms, seamless_u1 0.602 to 0.582; H200, a script).
-
-Expected over k4: up to twice as fast, where products are the limit.
-
-Measured (H200, kb64): 7.21 ms, 2.5 times as fast as k4; 42 to 60 TFLOP/s where products are many. By a script, without
-packing and without a ring, 2.0 to 3.6 times as fast as k4 on twelve layers, 1.9 on demucs_out, 1.6 on kb79 and 1.4 on
-convtasnet, which memory limits more.
-
-What keeps tiles without a ring from the peak (patch, 4.0 ms; H200, ncu and scripts): tensor cores multiplied in 79% of
-the clocks (9fa90f0, before windows began with sectors), those of cuBLAS's kernel for the same product (64 x 64 tiles,
-three blocks a multiprocessor) in 95%, but at a clock that the GPU's power lowers. A variant that fetches operands a
-product ahead, across barriers, took as long; without the copies of later stages that one took 0.54 ms less, without
-barriers 0.27. That is what the ring saves.
+* mainloop.py: for 64 x 32 sums a warp loads four vectors of weights and four columns of inputs for 16 products.
+* ring.py: on Hopper, where products are many, producer warps spare the consumers copies and block barriers. Elsewhere
+  two deep stages suffice.
+* kernels/common/sectors.py: windows copied by 16 bytes begin on a sector, so memory is read once.
 """
 
 from __future__ import annotations
@@ -43,7 +28,7 @@ from .mainloop import make_multiply
 from .tile import CHANNELS, Config, choose
 
 NAME = "k5_dmma"
-FEWEST_ROWS = 8  # with fewer, CUDA cores are as fast: most of a product would be zeros
+FEWEST_ROWS = 8  # with fewer, most of a product would be zeros, and CUDA cores are as fast
 
 
 def make_kernel(config: Config) -> Kernel:

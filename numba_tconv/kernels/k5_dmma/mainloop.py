@@ -1,9 +1,9 @@
-"""The multiplying half of k5_dmma: a warp's weights and columns of x as operands of tensor cores, and all products.
+"""The mainloop of k5_dmma: a warp's weights and columns of x as tensor-core operands, and all products.
 
-A product takes 16 rows, 8 columns and ``depth`` channels (kernels/common/tensor_core/fragments.py, those of TF32: row
-``lane/4`` and eight more of A, column ``lane/4`` of B, channel ``lane%4`` of every four). A lane's two weights of four
-channels are 16 bytes of the packed ones; its inputs are read for each tap again, at another offset, from rows whose
-width keeps the columns and channels of half a warp in different banks."""
+A product takes 16 rows, 8 columns and ``depth`` channels, in TF32's fragments
+(kernels/common/tensor_core/fragments.py). A lane's two weights of four channels are 16 packed bytes. Inputs are read
+anew for each tap.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_multiply(config: Config) -> Multiply:
     width, halo, pitch, step, ragged = config.width, config.halo, config.pitch, config.taps.step, config.ragged
     lead = config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
-    # Bytes of a product's weights, of four channels' in a block, and of their inputs.
+    # Bytes: weights of a product; weights of four channels of a block; inputs of four channels.
     fragment = ROWS * CHANNELS * 8
     w_four, x_four = tap_chunk * all_tiles * fragment, CHANNELS * width * 8
     load, multiply_tile = ld_shared(1, float64), mma_f64(config.depth)
@@ -68,11 +68,11 @@ def make_multiply(config: Config) -> Multiply:
                     at = int32(x_at + z * fours * x_four), int32(w_at + z * fours * w_four)
                     product(int32(whole_taps), (acc, xs, ws, shared, *at))
             x_at, w_at = int32(x_at + at_once * fours * x_four), int32(w_at + at_once * fours * w_four)
-            c = recomputed(int32(c + at_once * fours * CHANNELS))  # so that turns are not written out, which spills
+            c = recomputed(int32(c + at_once * fours * CHANNELS))  # keeps turns from being unrolled, which spills
 
     @device_function
     def tails_of(row_at, last_row):
-        return int32(-1) if last_row > 0 else int32(0)  # rows are of one phase, if some have a tap less
+        return int32(-1) if last_row > 0 else int32(0)  # ragged rows are of one phase
 
     @device_function
     def put(shared, acc, results, row_at, column_at):

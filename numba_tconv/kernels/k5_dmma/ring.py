@@ -1,22 +1,14 @@
-"""k5_dmma on Hopper: a ring of stages, filled by warps that only copy.
+"""k5_dmma on Hopper: a warp-specialised kernel with a ring of stages.
 
-Idea: in k5_dmma's other blocks all warps meet at a barrier for every stage, and each starts copies in the time in which
-it could multiply. Here one warpgroup does nothing but copy, and gives most of its registers up for that (setmaxnreg).
-It learns from an mbarrier that all warps have left a stage, and they from another one that the next has landed: no warp
-waits for one that multiplies, and two blocks of such warps fit on a multiprocessor, one of which multiplies while the
-other stores.
+    x, packed w --copy engine or cp.async--> ring in shared memory --mma.sync--> sums --> shared memory --> y
+        producers (4 warps)                             consumers (``config.threads``)
 
-* Load: the copy engine fetches a stage's weights at once, and each row of x, where a window lies in one sample; other
-  windows come by cp.async, with zeros where there is no signal (kernels/k4_register_tile/producer.py).
-* Multiply, store: those of k5_dmma.
+mbarriers tell the producers that a slot is free and the consumers that a stage has landed, so no warp waits for one
+that multiplies. Producers leave most of their registers to the consumers (setmaxnreg). Two blocks share a
+multiprocessor: one multiplies while the other stores.
 
-Expected: the fifth of the time that copies and barriers take of other tiles (kernel.py).
-
-Measured (H200; rows of 1ae7823 against 22f5645, whose tiles had no ring): 0.91 times as long in geometric mean at the
-layers' own batch, 0.93 at batch 1; patch 3.99 to 3.51 ms (cuBLAS, by conv1d: 3.82), kb64 7.73 to 7.26. Copied element
-by element, where rows of x are not at 16 bytes, 0.82 to 0.95 times as long on most layers (scripts). Two small blocks
-are better than one of 128 x 128, whose store lies open: that took 0.99 times as long on patch, 1.16 on hifigan_u3
-(scripts, before 178ab8a).
+The copy engine fetches a stage's weights at once, and rows of x where the window lies in one sample. Other windows come
+by cp.async, with zeros outside the signal (kernels/k4_register_tile/producer.py).
 """
 
 from __future__ import annotations
@@ -50,9 +42,9 @@ from numba_tconv.runtime.kernel import Kernel
 from .mainloop import make_multiply
 from .tile import Config
 
-WARP, COPYING = 32, 4  # threads of a warp; warps that copy
-REGISTERS = 200, 56  # of a thread that multiplies, and of one that copies: together as many as at launch
-OF_MULTIPLYING, OF_COPYING = 1, 2  # barriers; 0 is that of all
+WARP, COPYING = 32, 4  # threads of a warp; producer warps
+REGISTERS = 200, 56  # of a consumer and of a producer thread: together as many as at launch
+OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers of consumers and producers; 0 is the block's
 
 
 @cache
@@ -66,20 +58,20 @@ def make_kernel(config: Config) -> Kernel:
     all_barriers, sources = config.barriers, config.entries - 2 - config.barriers
     window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
-    store, rows = make_store(config), block_k // COPYING  # of x, of a warp
+    store, rows = make_store(config), block_k // COPYING  # of x, for a producer warp
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 
     @device_function
     def fill_ring(shared, base, source, place, full, empty, x, w, first, columns, first_column, batch, length, stride_n,
                   stride_c, stride_l, x_group, in_per_group, w_tile, tap_chunks):  # fmt: skip
-        """Copy every stage, one after the other, to where the one before has been left by all."""
+        """The producers' loop: copy every stage into its slot once all consumers have released it."""
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
-        # Bytes that come by the copies of this lane: a row of x, and all weights.
+        # Bytes that this lane announces: a row of x, and all weights.
         of_row, of_weights = int32(x_bytes if lane < rows else 0), int32(w_bytes if warp == 0 and lane == 0 else 0)
         for chunk in range(tap_chunks):
             shift = reach + chunk * chunk_shift
-            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # nobody still copies the chunk before
+            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # all producers have left the chunk before
             aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
             n, column = divmod(first - shift, columns)
@@ -91,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
             while left > 0:
                 at, bar = int32(slot * stage), int32(full + 8 * slot)
                 mbarrier_wait(empty + 8 * slot, parity)
-                # Each lane for itself, as those that multiply: racecheck does not take one's arrival for a warp's.
+                # Every lane arrives, because racecheck does not credit one thread's arrival to its warp.
                 if x_vector > 1 and along and left >= block_k:
                     mbarrier_arrive_expect_tx(bar, int32(of_row + of_weights))
                     if lane < rows:
@@ -144,7 +136,7 @@ def make_kernel(config: Config) -> Kernel:
             for s in range(sums):
                 acc[s] = float64(0)
             tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
-            # A warp all of whose columns are behind the last one leaves the products to the others.
+            # A warp whose columns all lie behind the last one does not multiply.
             live = first + column_at // warp_columns * warp_columns < batch * columns
             slot, parity, left = int32(0), int32(0), total
             while left > 0:
@@ -154,13 +146,13 @@ def make_kernel(config: Config) -> Kernel:
                     x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
                     last = tails if left <= int32(channel_chunks) else int32(-1)
                     multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
-                fence_async()  # the next to write where this lane has read may be the copy engine
+                fence_async()  # orders this lane's reads before writes of the copy engine
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile lies where the stages were
-            row_at, column_at, _, _ = place_of(recomputed(int32(cuda.threadIdx.x)))  # which else would spill
+            row_at, column_at, _, _ = place_of(recomputed(int32(cuda.threadIdx.x)))  # recomputed, else they would spill
             put(shared, acc, ws, row_at, column_at)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))
             channel = row_tile // parts * channels

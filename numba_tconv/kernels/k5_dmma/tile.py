@@ -1,4 +1,4 @@
-"""Tiles of k5_dmma: those of k4, in float64, whose warps multiply on tensor cores; and which tile a problem gets."""
+"""Tiles of k5_dmma (k4's in float64, with tensor-core warps) and the cost model that chooses one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numba_tconv.kernels.k4_register_tile.cost import rounds
 from numba_tconv.runtime.device import H200, Device
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
-# (block_m, block_n, rows and columns of a warp, channels of a product, blocks of an H200's multiprocessor). The
-# registers of four warps' tiles of 64 x 32 hold the operands of eight channels.
+# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on an H200's multiprocessor). Only four
+# warps of 64 x 32 sums have registers for eight channels.
 TILES = (
     (64, 128, 64, 32, 8, 2),
     (64, 128, 32, 32, 4, 2),
@@ -27,25 +27,22 @@ TILES = (
     (16, 256, 16, 64, 4, 4),
     (16, 128, 16, 32, 4, 4),
 )
-RING = (64, 128, 64, 32, 8, 2)  # of one whose stages are copied by warps that do nothing else
+RING = (64, 128, 64, 32, 8, 2)  # the tile of the ring (ring.py)
 FEWEST_STAGES, MOST_STAGES = 3, 6  # of a ring
-MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # of a stage; about those whose products take as long as a stage's latency
-MOST_PRODUCTS = 96  # of a warp and of the taps that share a window: all of them are written out
-TURN_PRODUCTS = 32  # of a warp, in a turn of the loop, if it has more than one step: more spill
+MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; channels whose products take about a stage's latency
+MOST_PRODUCTS = 96  # products of a warp with the taps of one window, all of which are unrolled
+TURN_PRODUCTS = 32  # products of a warp in a turn of several steps; more spill
 
-# Fitted to times of 73 launches of 15 problems, of which what the model picks takes 1.009 times as long as the fastest
-# tile in geometric mean, 1.08 times at most (H200, scripts; no recorded rows).
+# Fitted to measured launches.
 RATE = 2.5e8  # multiply-adds of a multiprocessor in a millisecond
-FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # of a multiprocessor, that hide each other's latencies: fewer take as long
+FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # warps that hide latencies in mainloop and store: fewer take as long
 COPY = 12  # multiply-adds that take as long as a copy to shared memory
 LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
-STAGE = 3.3e-4  # ms, of the latency of each stage
-STORE = 2.7e-7  # ms, of each sum of a block
-# The same of rings, fitted to times of 50 launches before 178ab8a; and what products of a ring take longer that is
-# filled element by element, which keeps waveglow from it (15% slower; of 26 launches with odd lengths what the model
-# picks is 7% slower than the faster tile at most).
+STAGE = 3.3e-4  # ms: latency of a stage
+STORE = 2.7e-7  # ms for a sum of a block
+# The same for rings. BY_ELEMENTS: factor of products where single elements are copied.
 RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
-FIRST_COPIES = 1e-3  # ms, of a round of rings
+FIRST_COPIES = 1e-3  # ms: the first copies of a round
 BY_ELEMENTS = 1.15
 
 
@@ -53,47 +50,46 @@ BY_ELEMENTS = 1.15
 class Config(k4_config.Config):
     """A warp computes 8 * ``thread_m`` rows by 4 * ``thread_n`` columns (``lanes_m`` is 8)."""
 
-    depth: int = 0  # input channels of a product, 4 or 8; 0: 4, by two products of 8 rows, as Ampere has them
-    ring: bool = False  # stages are copied by warps that do nothing else (ring.py), as Hopper can
+    depth: int = 0  # input channels of a product: 4 or 8; 0: 4, by two products of 8 rows, for Ampere
+    ring: bool = False  # producer warps fill the stages (ring.py); Hopper only
 
     fragments = True
 
     @property
     def fours(self) -> int:
-        """Of input channels, in a product."""
+        """Groups of four input channels in a product."""
         return max(1, self.depth // CHANNELS)
 
     @property
     def at_once(self) -> int:
-        """Products' depths of channels in a turn of the loop."""
+        """Product depths in a turn of the loop."""
         step = self.thread_m // 2 * (self.thread_n // 2) * self.fours * self.tap_chunk
         steps = self.block_k // (CHANNELS * self.fours)
         return max(z for z in range(1, steps + 1) if steps % z == 0 and (z == 1 or z * step <= TURN_PRODUCTS))
 
     @property
     def barriers(self) -> int:
-        """Two of each stage of a ring."""
+        """mbarriers in shared memory: two a stage of a ring."""
         return 2 * self.stages if self.ring else 0
 
     @property
     def begin(self) -> int:
-        """With vectors, a sector (kernels/common/sectors.py)."""
+        """The window begins at a multiple of so many columns: with vectors, a sector (kernels/common/sectors.py)."""
         return SECTOR // self.itemsize if self.x_vector > 1 else 1
 
     @property
     def width(self) -> int:
-        """So many that what half a warp reads at once, four columns of four channels, lies in different banks."""
+        """Columns from one channel's window to the next; half a warp reads without bank conflicts."""
         return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
     def pitch(self) -> int:
-        """So that the sums that a quarter of a warp stores at once, of two rows, go to different banks."""
+        """Row length of the staged tile; a quarter-warp stores without bank conflicts."""
         return self.block_n + 8
 
 
 def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
-    """The most taps that divide a row evenly, of ``products`` each, whose window is no wider than half as much again as
-    the block."""
+    """The most taps, of ``products`` each, that divide a row and widen the window by at most half the block."""
     t = problem.taps
     most = min(t.taps_per_row, max(1, MOST_PRODUCTS // products))
     fitting = (c for c in range(1, most + 1) if c == 1 or (c - 1) * t.step <= block_n // 2)
@@ -103,8 +99,9 @@ def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
 def make(
     problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int, ring: bool = False
 ) -> Config:
-    """The configuration of a tile; ``sizes``: block_m, block_n, and rows and columns of a warp. Where rows have unequal
-    taps, a block's are of one phase, so that a tap that is not there multiplies nothing."""
+    """The configuration of a tile. ``sizes``: block_m, block_n, rows and columns of a warp. Where rows have unequal
+    taps, a block's rows are of one phase.
+    """
     block_m, block_n, rows, columns = sizes
     of_block = dict(block_m=block_m, block_n=block_n, thread_m=rows // 8, thread_n=columns // 4, lanes_m=8)
     of_block |= dict(min_blocks=min_blocks, x_vector=x_vector, one_phase=problem.kernel_size % problem.taps.rows != 0)
@@ -114,17 +111,17 @@ def make(
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
-    """Every tile that fits, with the stage that wastes least: channels that are not there, and what a stage costs."""
+    """Every tile that fits, with the stage depth that wastes the least; on Hopper also the ring."""
     channels = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     for *sizes, depth, blocks in TILES:
         depth = depth if device.cc >= (9, 0) else 0
         unit, (*_, rows, columns) = max(CHANNELS, depth), sizes
-        # The addresses of single elements' copies spill beside 32 x 32 sums of a warp in 128 registers.
+        # Addresses of single-element copies would spill beside 32 x 32 sums of a warp in 128 registers.
         fewer = x_vector == 1 and rows * columns == 1024
         blocks = max(2, round(blocks * share)) - fewer
         if blocks == 1:
-            continue  # nothing would be computed while the block waits
+            continue  # a lone block would leave the multiprocessor idle while it waits
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):
             config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector)
@@ -136,7 +133,7 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
 
 
 def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
-    """The ring with as many stages as fit, of the channels that waste least; None if no few of them fit."""
+    """The ring with the most stages that fit, of the depth that wastes the fewest channels, or None."""
     *sizes, depth, blocks = RING
     channels = problem.in_channels_per_group
     for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
@@ -148,7 +145,7 @@ def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Milliseconds on an H200, but for what every launch costs: those of a multiprocessor's rounds of blocks."""
+    """Estimated milliseconds, launch overhead excluded."""
     c = config
     stages = c.channel_chunks(problem) * c.tap_chunks(problem)
     products = stages * c.block_m * c.block_n * c.block_k * c.multiplied_taps(problem)
@@ -171,5 +168,5 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: elements of x that one copy takes."""
+    """The configuration with the least estimated time. ``x_vector``: elements of x that one copy takes."""
     return min(candidates(problem, x_vector, device), key=lambda config: cost(problem, config, device))

@@ -1,4 +1,4 @@
-"""Which configuration of k5 a problem gets: from sizes alone, by what fits into registers and shared memory."""
+"""Which configuration of k5 a problem gets, from sizes alone: by what fits in registers and shared memory."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 
 from .tile import RUN, Config, MmaTile
 
-# Fragments of 16 rows in a tile, and how many of them a warp takes; by parts, since split operands need a second set of
-# sums. The larger half of the split tiles is for channels whose phases need them.
+# {parts: {fragments of 16 rows in a tile: of a warp}}; split operands (parts 2) need a second set of sums.
 FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
 MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
-# Products that stand in the code of one step; more take longer to compile than they save.
+# Products unrolled in one step, by parts; more compile longer than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
-FEWEST_PRODUCTS = 64  # of a warp between two barriers
-WINDOW_LIMIT = {1: 28, 2: 16}  # window elements that a lane holds in registers, twice; by parts
+FEWEST_PRODUCTS = 64  # products of a warp between two barriers
+WINDOW_LIMIT = {1: 28, 2: 16}  # window elements in a lane's registers, two each; by parts
 MOST_STAGES, MOST_BLOCKS = 4, 4
-# With resident weights. Tiles of two warps: the fewer meet at a team's barrier, the less each waits for another that
-# finds its tensor core taken: with four, kb64 took 3% longer and kb74 13% (H200, a script; no recorded rows).
+# With resident weights tiles have two warps: a team's barrier then waits the least.
 RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
-# Channels of a round of the store; tiles of a block, and the share of multiprocessors that have one, that are worth
-# loading weights for.
+# Least channels of a round of the store; least tiles of a block; least share of busy multiprocessors.
 FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
-# Products' FLOPs a byte from which on tiles compute no column twice: kb64 (96) then takes 0.93 of the time, hifigan_u3
-# (64) 0.95, but kb74 (53) 1.08 and kb79 (19) 1.14 (H200, a script; no recorded rows).
+# Products' FLOPs a byte from which on products outlast memory, and tiles compute no column twice.
 LEAST_INTENSITY = 60
 
 
 def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
-    """Channels and fragments of a tile that leave the fewest rows empty; larger tiles read less. ``known``: numbers of
-    fragments; ``most`` of them, unless a channel's phases need more; None if those are too many."""
+    """Channels and fragments of a tile that leave the fewest rows empty, or None if a channel needs too many.
+
+    ``known``: numbers of fragments; at most ``most`` unless one channel needs more.
+    """
 
     def fragments(channels):
         return next(f for f in known if 16 * f >= channels * base.phases)
@@ -52,8 +50,9 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: all of a row, if a lane can hold their window and the code of their products is short,
-    else as many as leave the fewest taps that do not exist and windows that begin where 16 bytes can be copied."""
+    """Taps that share a window: a whole row, if small enough, else the number with the fewest missing taps and,
+    preferably, aligned windows.
+    """
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -79,8 +78,9 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration of a problem; None if it has none. ``aligned``: x can be copied in 16-byte vectors;
-    ``contiguous``: at least the elements of its rows are neighbours."""
+    """The configuration of a problem, or None. ``aligned``: x can be copied in 16-byte vectors. ``contiguous``: the
+    elements of its rows are neighbours.
+    """
     base = make_tile(problem, precision)
     if base is None:
         return None
@@ -92,14 +92,13 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs of the products a byte of memory, of a long signal: one kernel for all lengths."""
+    """FLOPs of the products a byte of memory, for a long signal, so that all lengths share one kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH)
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 
 def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
-    """``base`` dealt out to warps (``known``: of numbers of fragments those of a warp), with the smallest rounds and
-    ring."""
+    """``base`` dealt out to warps. ``known``: {fragments of a tile: of a warp}."""
     dealt = _deal(problem, base, known, most)
     if dealt is None:
         return None
@@ -113,23 +112,23 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
     products = chunk * fragments * RUN * (2 * tile.parts - 1)
     chunks = 1
-    deepest = 4 if tile.parts == 1 else 1  # each depth of split operands has a scale of its own
+    deepest = 4 if tile.parts == 1 else 1  # each depth of split operands has its own scale
     while chunks < deepest and chunks * products < FEWEST_PRODUCTS and 2 * chunks <= tile.channel_chunks(problem):
         chunks *= 2
     return Config(tile, fragments, 1, chunks, 2, 1, x_vector)
 
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration whose weights stream beside x."""
+    """The configuration whose weights stream beside x; None if none fits."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
-    # Beside phases without taps, whose outputs are stored too, split operands leave registers for half the sums.
+    # With empty slots to store, split operands leave registers for half the sums only.
     if base.parts == 2 and base.span > base.phases:
         config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
-    # A kernel that has both ways took 1.08 times as long on head in TF32, 1.02 on waveglow (H100, scripts).
+    # A kernel with both ways of loading is slower.
     fits = problem.length >= config.copies_a_row * x_vector
     config = replace(config, in_steps=fits and config.tile.chunk_shift % x_vector == 0)
-    # Blocks that the registers allow first: one's stores hide behind another's products. Then the depth of the ring.
+    # First the most blocks: one stores while another multiplies. Then the deepest ring.
     most = max(1, min(MOST_BLOCKS, REGISTERS // (config.threads * -(-config.registers // 8) * 8)))
     for blocks in range(most, 0, -1):
         for stages in range(MOST_STAGES, 2 if blocks > 1 else 1, -1):
@@ -140,9 +139,9 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration whose weights stay in shared memory; None if they do not fit there beside teams enough, or if
-    the tiles do not keep as many blocks busy as there are multiprocessors, or if windows begin within words of 4 bytes
-    by turns."""
+    """The configuration whose weights stay in shared memory, or None: if they do not fit beside enough teams, tiles are
+    too few, windows begin inside copies, or sizes exceed 32-bit counters.
+    """
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), x_vector)
     if config is None or 4 % config.tile_warps:  # a team has a warp on two of the four schedulers, or on each
@@ -150,12 +149,12 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
     if config.tile.chunk_shift % x_vector:
         return None
     tile, of_team = config.tile, config.tile_warps
-    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # for its counters
+    far = max(problem.length, 2 * tile.columns(problem)[1], tile.column_tiles(problem)) >= 2**31  # 32-bit counters
     if far or not _fills(problem, tile, device):
         return None
     weights = tile.tap_chunks(problem) * config.channel_chunks(problem) // config.chunks * config.w_stage
     registers = -(-(config.registers + _carried(tile)) // 8) * 8
-    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many on each of the four schedulers
+    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many warps on each of the four schedulers
         teams = warps // of_team
         for stages in range(MOST_STAGES, 2, -1):
             for channels in round_sizes(tile):
@@ -167,8 +166,7 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _carried(tile: Tile) -> int:
-    """About the registers by which a kernel with resident weights needs more: for what it carries from tile to tile,
-    beside a store that is worked out meanwhile."""
+    """Estimate of the extra registers of a kernel with resident weights."""
     if tile.span == 1 and tile.itemsize == 4:
         return 16
     return 48 if tile.itemsize == 2 and tile.phases > 1 else 32
@@ -180,7 +178,7 @@ def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
 
 
 def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Whether blocks with resident weights have tiles enough to be worth loading them, and keep the GPU busy."""
+    """Whether blocks have enough tiles to be worth loading weights, and keep the GPU busy."""
     along = resident_blocks(problem, tile, device)
     blocks = tile.row_tiles(problem) * problem.groups * along
     waves = -(-blocks // device.multiprocessors)
@@ -189,7 +187,7 @@ def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
 
 
 def _staged(config: Config, shared: int) -> Config:
-    """With the largest rounds of the store that take no shared memory from another block."""
+    """``config`` with the largest rounds of the store that fit in ``shared`` bytes."""
     for channels in round_sizes(config.tile):
         staged = replace(config, tile=replace(config.tile, round_channels=channels))
         if staged.shared_bytes + RESERVED_SHARED <= shared:
@@ -198,7 +196,7 @@ def _staged(config: Config, shared: int) -> Config:
 
 
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
-    """The configuration for an input as ``by_vectors`` takes it."""
+    """The configuration for an input of ``shape`` and ``strides`` (elements) at ``offset`` bytes (``by_vectors``)."""
     config = choose(problem, precision, here)
     if by_vectors(shape, strides, offset, config.tile):
         return config

@@ -1,4 +1,4 @@
-"""The storing half of k5: a warp's sums into the staging buffer, and from there to y."""
+"""The epilogue of k5: a warp's sums into the staging buffer, and from there to y."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
 
 def gaps_between(tile) -> bool:
-    """One row of taps, every other output empty: a staged vector holds two outputs and the zeros behind them."""
+    """Whether every other output is empty: a staged vector is two outputs, a zero behind each."""
     return tile.span == 2 and tile.phases == 1
 
 
 def _make_stage_sums(config: Config):
-    """A device function: a warp's sums of the rows from ``row0`` on, those of this round, into the staging buffer."""
+    """A device function that stages a warp's sums of one round, and whether the buffer must begin as zeros. ``row0``:
+    the lane's first row, counted from the round's.
+    """
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
@@ -64,11 +66,10 @@ def _make_stage_sums(config: Config):
 
 
 def make_store_tile(config: Config):
-    """A device function: a tile's sums, by way of the staging buffer, to y; and whether that begins as zeros.
+    """A device function that stores a tile's sums through the staging buffer, and whether that must begin as zeros.
 
-    ``team``: of the block's tiles, whose warps meet at a barrier of their own; ``warp``: of these. ``at``: bytes of
-    shared memory where its buffer lies. ``n``, ``j``: sample and column where the tile's own outputs begin. ``row``:
-    its first row of taps, ``co``: its first channel, from which on there are ``channels_left``.
+    ``team``: number of the tile in the block, whose warps meet at named barrier ``team + 1``; ``warp``: number in the
+    team. ``at``: offset of the buffer, in bytes. The other arguments are those of make_store_any.
     """
     tile, warps = config.tile, config.tile_warps
     fragments, pitch, channels = config.fragments, tile.pitch, tile.channels
@@ -89,7 +90,7 @@ def make_store_tile(config: Config):
         while round < rounds:
             stage_sums(sums, shared, base, at, row0, column0, column1, alignment[2])
             barrier_sync(team + 1, threads)
-            # Worked out here, where the sums have left their registers.
+            # Computed here, where the sums have left their registers.
             there, straight = aim(n, j, batch, columns, first, out_length, padding, alignment)
             head = head_of(n, there, warp, co, out_channels, out_length)
             write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
@@ -126,9 +127,9 @@ def make_store_tile(config: Config):
 
 
 def _make_stage(config: Config):
-    """A device function for kernels/common/tensor_core/store_rows.py: eight rows, of the warps that have them.
-    ``places``: addresses of the lane's two runs of columns in its row of the first buffer, and the warp's place in the
-    rows of warps."""
+    """The ``stage`` of make_store_rounds. ``places``: addresses of the lane's two runs of columns in its row of the
+    first buffer; the warp's row of warps.
+    """
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function
@@ -146,13 +147,12 @@ def _make_stage(config: Config):
 
 
 def _make_write(config: Config):
-    """Those of kernels/common/tensor_core/store_runs.py and kernels/common/tensor_core/store_any.py, called for as many
-    channels at a time as fit in registers."""
+    """A device function that writes a round by store_runs.py or store_any.py, a few channels at a time."""
     tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
     some = replace(tile, round_channels=at_once)
     shared = make_prepare(some, warps), make_load_extra(some, warps)
     by_fours, by_twos, by_ones = (_make_write_runs(some, warps, quantum, *shared) for quantum in (4, 2, 1))
-    store_any, anywhere = make_store_any(some, warps), config.by_rows  # whose straight tiles leave in another way
+    store_any, anywhere = make_store_any(some, warps), config.by_rows  # straight tiles leave by rows
     round_channels, pitch = tile.round_channels, tile.pitch
     run_loads, run_channels = runs_sizes(some, warps)
 

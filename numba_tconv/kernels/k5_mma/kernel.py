@@ -1,22 +1,18 @@
 """k5: tensor cores, one warp at a time.
 
-Idea: k4's matrix product with mma.sync in place of multiply-adds: one instruction of a warp multiplies 16 x 8 weights
-by 8 x 8 inputs, or twice as deep with 16-bit elements. It needs nothing of Hopper: every GPU from sm_80 on has it.
+    x, packed w --cp.async--> ring of stages --window, fragments--> registers --mma.sync--> sums --staging--> y
 
-* Load (producer.py): cp.async fills a ring of stages; zeros stand for what lies outside of the signal. Rows of x may
-  begin anywhere.
-* Multiply (mainloop.py): the columns are dealt out so that a lane owns eight consecutive ones: its operands for all
-  taps of a stage are one window, which it reads in 16-byte vectors. A fragment of weights is one 16-byte vector a lane.
-* Store (epilogue.py): by way of a staging buffer; kernels/common/tensor_core/store_rows.py,
-  kernels/common/tensor_core/store_runs.py and kernels/common/tensor_core/store_any.py.
+k4's matrix product with mma.sync: one instruction of a warp multiplies 16 x 8 weights by 8 x 8 inputs, or twice as deep
+with 16-bit elements. It runs on every GPU from sm_80 on.
 
-Weights of a tile's rows that fit into shared memory, beside the inputs of eight warps or more, stay there, and a block
-computes one tile after the other (resident.py). Here weights stream: they are packed in the order of fragments and
-copied with every stage of x, the staging buffer lies where the stages were, and two or more blocks share a
-multiprocessor, so that the stores of one hide behind the products of another.
+* producer.py: cp.async fills the ring, with zeros outside the signal. Rows of x may begin anywhere.
+* mainloop.py: a lane owns eight consecutive columns, so one window serves all taps of a stage. A fragment of weights is
+  one 16-byte vector a lane.
+* epilogue.py: a staging buffer, then a store of kernels/common/tensor_core.
 
-Expected over k4: tensor cores multiply several times as fast, so the memory becomes the limit; a warp of 64 x 64 sums
-loads (4 + 3) vectors from shared memory for 32 products of three taps.
+Two modes. *Streamed* (here): weights are copied with every stage of x, and two or more blocks share a multiprocessor:
+one stores while another multiplies. *Resident* (resident.py): the weights of a tile's rows stay in shared memory, and a
+block computes one tile after the other.
 
 Measured (H200, kb64, tf32): 1.86 ms.
 """
@@ -74,8 +70,7 @@ def _make_kernel(config: Config) -> Kernel:
     row_parts, staging, staging_bytes, pair = tile.row_parts, tile.staging, config.staging_bytes, 4 // itemsize
     chunk_bytes = tile.depth * pitch * itemsize
     sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
-    # Tensor cores cut off what an addition cannot hold, so the error of a long sum grows with its length. Where the
-    # error of fp32 is promised, short sums are added up on CUDA cores, which round.
+    # Tensor cores truncate when they add; where fp32's error is promised, CUDA cores add up short sums.
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
     aim, load = make_load(config)
@@ -89,7 +84,7 @@ def _make_kernel(config: Config) -> Kernel:
 
     @device_function
     def multiply(acc, v, x_at, w_at, turns, scales):
-        """One stage: all taps read the same window at another offset. Returns by what the products are multiplied."""
+        """One stage: all taps read one window at different offsets. Returns the factor of the products."""
         c, inverse = int32(0), float32(1)
         while c < chunks:
             inverse = load_window(v, x_at, turns, scales)
@@ -101,14 +96,14 @@ def _make_kernel(config: Config) -> Kernel:
 
     @device_function
     def thread_place(thread):
-        """Lane; which tile of the block; warp of the tile, and its first row of warps and column."""
+        """Lane; tile of the block; warp of the tile, its row of warps and its first column."""
         lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
         crew, crew_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
         return lane, crew, crew_warp, int32(crew_warp // COLUMN_WARPS), int32((crew_warp & 1) * WARP_COLUMNS)
 
     @device_function
     def block_place(block, group_tiles, out_per_group):
-        """Group; first row of taps; first output channel, and how many there are from it on."""
+        """Group; first row of taps; first output channel of all; channels of the group from it on."""
         group = int32(block // int32(group_tiles))
         group_tile = int32(block - group * int32(group_tiles))
         row, channel = int32(group_tile % row_parts * phases), int32(group_tile // row_parts * channels)
@@ -125,7 +120,7 @@ def _make_kernel(config: Config) -> Kernel:
         base = shared_address(shared, 0)
         thread = int32(cuda.threadIdx.x)
         lane, crew, crew_warp, warp_row, warp_column = thread_place(thread)
-        # Row tiles are neighbours in the grid: they read the same inputs. Column tiles may be more than one axis takes.
+        # Row tiles are neighbours in the grid, because they read the same inputs. Column tiles may need two axes.
         block = int32(cuda.blockIdx.x)
         group, row, co, channels_left = block_place(block, group_tiles, out_per_group)
         column_tile = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * tiles
@@ -142,9 +137,9 @@ def _make_kernel(config: Config) -> Kernel:
         row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
         load_biases(biases, bias, has_bias, row0, co, channels_left)
         start(total if exact else acc, biases)
-        # The loads run stages - 1 ahead of the products: chunk, channel and the offsets are those of the next load.
+        # Loads run stages - 1 ahead: chunk, channel and w_offset are the next load's.
         steps = int32(tap_chunks * stages_a_chunk)
-        # A load goes where the products of the step before were: ``at`` is this step's stage, ``at_load`` that one.
+        # ``at`` is this step's stage; a load goes to the stage of the step before, ``at_load``.
         chunk, channel, at = int32(0), int32(0), int32(slot)
         rows = in_per_group, group * in_per_group * stride_c, stride_n, stride_c
         w_offset = int64(block) * steps * stage_elements
@@ -157,10 +152,10 @@ def _make_kernel(config: Config) -> Kernel:
         while s < steps:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
-                    cuda.syncthreads()  # nobody still copies the chunk before
+                    cuda.syncthreads()  # all threads have left the chunk before
                     aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
                     cuda.syncthreads()
                 at_load = int32(at - slot if at > 0 else (stages - 1) * slot)
@@ -179,7 +174,7 @@ def _make_kernel(config: Config) -> Kernel:
             s = int32(s + 1)
             at = int32(at + slot if at < (stages - 1) * slot else 0)
 
-        # Worked out again, so that registers do not hold it through the products.
+        # Recomputed, so that registers do not hold it through the products.
         thread, block = recomputed(thread), recomputed(block)
         lane, crew, crew_warp, warp_row, warp_column = thread_place(thread)
         group, row, co, channels_left = block_place(block, group_tiles, out_per_group)
@@ -190,7 +185,7 @@ def _make_kernel(config: Config) -> Kernel:
                 st_shared(base + e * 16, float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + threads)
             cuda.syncthreads()
-        # Worked out here, where the sums have left their registers.
+        # Computed here, where the sums have left their registers.
         n, j = divmod((column_tile + crew) * advance, columns)
         store_tile(total if exact else acc, y, shared, base, int32(crew * staging_bytes), bias, has_bias, crew,
                    crew_warp, lane, n, j, row, co, channels_left, batch, columns, first, out_per_group * groups,
@@ -231,8 +226,9 @@ class WarpMatrix(TensorRung):
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
 ) -> tuple[TensorPacking, Prepared]:
-    """How the weights are packed, and the launch. ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by
-    which x begins after a multiple of 16, and y after a sector's start; ``w``: the weights' layout."""
+    """The packing and the launch. ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16
+    to x, and from a sector to y. ``w``: layout of the weights (C_in, C_out/groups, K).
+    """
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):
@@ -244,7 +240,7 @@ def _plan(
     planes, x_strides = -(-column_tiles // GRID_AXIS), strides
     along = -(-column_tiles // planes), planes
     chunks_of_taps, last = (tile.tap_chunks(p), chunks // config.chunks, group_tiles), ()
-    if config.resident_weights:  # for which positions of x are neighbours
+    if config.resident_weights:  # neighbouring elements of x are adjacent, so no third stride
         along, x_strides, last = (resident_blocks(p, tile, here), 1), strides[:2], (column_tiles,)
     sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
     packing = packing_of(p, tile, "mma", chunks, w)

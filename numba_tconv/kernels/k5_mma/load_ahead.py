@@ -1,5 +1,4 @@
-"""The loading half of k5 with resident weights (resident.py): a team's copies of windows, into its next tiles ahead;
-in vectors or in words (producer.py)."""
+"""The producer of k5 with resident weights: a team copies windows into its ring, up to its next tiles."""
 
 from __future__ import annotations
 
@@ -12,17 +11,16 @@ from .tile import Config
 
 
 def make_load_ahead(config: Config):
-    """Three device functions for the windows of a team of its own.
+    """Device functions ``aim``, ``load`` and ``next_stage`` for a team's windows.
 
-    ``aim``: the address of the thread's first copy of a window, at the first channel, and up to which channel whole
-    stages begin whose copies follow in steps within one sample's signal; -1 if there is none. ``load``: start the
-    copies of the stage ``ahead``, if its tile exists, and a group of copies. ``next_stage``: the one after.
+    * ``aim``: the address of the thread's first copy at the first channel, and the last channel at which a stage begins
+      that is copied in steps within one sample; -1 if there is none.
+    * ``load``: start the copies of the stage ``ahead``, if its tile exists, and commit a group.
+    * ``next_stage``: the stage after ``ahead``.
 
-    ``ahead`` is a stage: tile, sample and column where the tile's own outputs begin, chunk of taps, channel, and what
-    ``aim`` has said. ``steps``: tiles from a team's tile to its next one, the same as samples and columns, chunks of
-    taps, tiles. ``signal``: samples, their length and columns, and the first of those. ``rows``: channels, index in x
-    of the first one's row in the first sample, and the strides of samples and channels. ``thread``: the first row of a
-    stage that the thread copies, and the first copy of each; ``to``: its address.
+    ``ahead``: tile, sample and column where the tile's own outputs begin, chunk of taps, channel, and what ``aim``
+    returned. ``steps``: tiles to the team's next tile, the same as samples and columns, chunks of taps, tiles.
+    ``signal``, ``rows``, ``thread``: as in producer.make_window_of. ``to``: shared address of the thread's first copy.
     """
     tile, depth, pitch, itemsize, width = config.tile, config.depth, config.pitch, config.tile.itemsize, config.width
     vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
@@ -69,8 +67,9 @@ def make_load_ahead(config: Config):
 
     @device_function
     def load_elements(to, x, n, j, chunk, channel, thread, signal, rows):
-        """The same for elements of 16 bits, of which no copy takes one: those of a thread's rows go through registers,
-        to where the words of their rows would put them."""
+        """The same for 16-bit elements in rows that begin within words: through registers, to where copies by words
+        would put them.
+        """
         batch, length, columns, first = signal
         channels, group_row, stride_n, stride_c = rows
         row, p0 = thread

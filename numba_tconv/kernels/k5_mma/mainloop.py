@@ -1,4 +1,4 @@
-"""The multiplying half of k5: a lane's window of x in registers, and all products of it."""
+"""The mainloop of k5: a lane's window of x in registers, and all its products."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import RUN, Config
 
-# How words of a row become columns, two each, as selectors of prmt: a word by itself, or, of a row that begins within a
-# word, its upper half and the lower half of the next one.
+# Selectors of prmt: a row's own word, or its upper half and the lower half of the next word.
 OWN, NEXT = 0x3210, 0x5432
 
 
 def make_window(config: Config):
-    """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
+    """A device function that loads a lane's window of x as operands: ``parts`` times two rows of ``window`` registers.
 
-    Register (h, q) holds the window's column q for channel t + 4*h of a product or, with 16-bit elements, for channels
-    2*t + 8*h and the next: register h of B (kernels/common/tensor_core/fragments.py) for the lane's column q - halo and
-    tap 0. Split operands are those of four rows, channels t, t + 4, t + 8 and t + 12 (``split_channel``). ``turns``: of
-    even and odd channels, OWN or NEXT, where rows may begin within words (producer.py). ``scales``: of split operands
-    (kernels/common/tensor_core/split_operand.py). Returns what the products of the window are to be multiplied by."""
+    Register (h, q) holds column q for channel t + 4*h of a product or, with 16-bit elements, for channels 2*t + 8*h and
+    the next: register h of B (kernels/common/tensor_core/fragments.py) for column q - halo and tap 0. Split operands
+    have four rows, channels t, t + 4, t + 8 and t + 12. ``turns``: OWN or NEXT for even and odd channels
+    (producer.make_turns). ``scales``: split_operand.scales_of. Returns the factor of the window's products.
+    """
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
     row, a_row = config.pitch * tile.itemsize, window // 2 + 1
     exact, split = tile.parts == 2, make_split(window, unused)
@@ -53,7 +52,7 @@ def make_window(config: Config):
 
     @device_function
     def load_words(words, at, turn):
-        """A row's words, each turned with the next one."""
+        """A row's words, each combined with the next by ``turn``."""
         for q in range(0, window, 8):
             values = load_pairs(at + q * 2)
             for z in range(4):
@@ -79,7 +78,7 @@ def make_window(config: Config):
 
 
 def make_products(config: Config):
-    """A device function: all products of one window; ``w_at``: the lane's first fragment of weights."""
+    """A device function: all products of one window. ``w_at``: address of the lane's first weight fragment."""
     tile, window, halo, step = config.tile, config.window, config.halo, config.tile.taps.step
     parts, chunk, fragments = tile.parts, tile.tap_chunk, config.fragments
     tap_weights = tile.rows * tile.depth * tile.operand_size
@@ -88,7 +87,7 @@ def make_products(config: Config):
     @device_function
     def products(acc, v, w_at):
         a = cuda.local.array(4, dtype=int32)
-        for part in range(2 * parts - 1):  # large times large last: small products are added to small sums
+        for part in range(2 * parts - 1):  # large times large last, so that small products are added to small sums
             x_part = 1 if parts == 2 and part == 0 else 0
             w_part = 1 if parts == 2 and part == 1 else 0
             for b in range(chunk):
@@ -102,8 +101,9 @@ def make_products(config: Config):
 
 
 def make_start(config: Config):
-    """Two device functions: ``load_biases``, those of a lane's rows, or zeros where the store adds them; and ``start``,
-    the lane's sums before the first product."""
+    """Device functions ``load_biases``, a lane's biases, or zeros where the store adds them, and ``start``, which sets
+    the lane's sums to them.
+    """
     fragments, add_bias = config.fragments, not config.tile.empty_slots
     reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load

@@ -1,11 +1,10 @@
-"""The loading half of k5: the copies of a stage, of inputs and weights.
+"""The producer of k5: the copies of a stage, of inputs and weights.
 
-Where all rows of x begin at multiples of 16 bytes, a copy takes as many, else a word of 4 bytes. Within one sample's
-signal the copies of a thread follow in steps from one address; other windows are listed in a table.
+A copy takes 16 bytes where all rows of x are aligned so, else a word of 4 bytes. Within one sample's signal a thread's
+copies follow in steps from one address; other windows are listed in a table.
 
-Of 16-bit elements a row may begin within a word. Its words are copied from the one on that holds the window's first
-element, so its columns stand one element further in the stage, a word more is copied, and who reads them turns them
-back (``make_turns``, mainloop.py).
+Where rows of 16-bit elements begin within a word, copies begin with the window's first word and take one word more, and
+the reader turns the columns back (``make_turns``, mainloop.py).
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ from numba_tconv.ptx import (
 from .mainloop import NEXT, OWN
 from .tile import Config
 
-BATCH = 8  # elements that a thread has under way where cp.async cannot copy them
+BATCH = 8  # elements in flight of a thread, where cp.async cannot copy them
 
 
 def make_load(config: Config):
-    """Two device functions: ``aim``, where the vectors or elements of a window lie in x, and ``load``, the copies of
-    one stage.
+    """Device functions ``aim``, which finds where a window lies in x, and ``load``, which starts the copies of a stage.
 
-    ``aim`` returns the address of the thread's first copy of the group's first channel, and up to which channel whole
-    stages begin that are copied in steps from there; -1 where there are none. ``rows``: channels, index in x of the
-    group's first one's row in the first sample, and the strides of samples and channels. ``turns``: see ``make_turns``.
+    ``aim`` writes the table and returns the address of the thread's first copy at the group's first channel, and the
+    last channel at which a stage begins that is copied in steps; -1 if there is none. ``rows``: channels, index in x of
+    the group's first row in the first sample, strides of samples and channels. ``turns``: ``make_turns``.
     """
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, turned, in_steps = tile.itemsize, config.turned, config.in_steps
@@ -55,7 +53,7 @@ def make_load(config: Config):
 
     @device_function
     def place_of(thread):
-        """Of the copies in steps a thread's first row of a stage, and its first copy of each."""
+        """A thread's first row of a stage, and its first copy of each row, for copies in steps."""
         return int32(uint32(thread) // uint32(lanes)), int32(uint32(thread) % uint32(lanes))
 
     @device_function
@@ -89,7 +87,7 @@ def make_load(config: Config):
 
     @device_function
     def load_listed(base, at, x, values, bits, offset, stride_c, channels_left, turns, thread):
-        """What the table lists."""
+        """Copy what the table lists."""
         row, p0 = int32(uint32(thread) // uint32(row_lanes)), int32(uint32(thread) % uint32(row_lanes))
         target, table = int32(base + at), int32(base + table_at + p0 * 16)
         while row < depth:
@@ -106,7 +104,7 @@ def make_load(config: Config):
             else:
                 p = int32(p0)
                 to_row = int32(at // itemsize + row * pitch + ((turns[1] if row & 1 else turns[0]) == NEXT))
-                while p < per_row:  # several elements at a time, for a load from memory takes long
+                while p < per_row:  # several loads in flight hide their latency
                     for z in range(BATCH):
                         q = int32(min(p + z * row_lanes, per_row - 1))
                         low, high, size, _ = entry(base + table_at + q * 16)
@@ -120,8 +118,8 @@ def make_load(config: Config):
 
     @device_function
     def load(base, at, x, values, bits, channel, rows, aimed, turns, w, w_offset):
-        """Start the copies of the stage from ``channel`` on, which begins at byte ``at`` of shared memory."""
-        thread = recomputed(int32(cuda.threadIdx.x))  # what follows from it is not worth registers between the stages
+        """Start the copies of the stage from ``channel`` on, at byte ``at`` of shared memory."""
+        thread = recomputed(int32(cuda.threadIdx.x))  # what depends on it shall not hold registers between the stages
         channels, group_row, _, stride_c = rows
         source, last = aimed
         load_weights(int32(base + at), thread, w, w_offset)
@@ -137,11 +135,11 @@ def make_load(config: Config):
 
 
 def make_window_of(config: Config):
-    """A device function: the address of a thread's first copy of the window that begins in sample ``n`` at column
-    ``j``, at the first channel, and whether all copies follow in steps within the sample's signal.
+    """A device function for the window that begins at column ``j`` of sample ``n``: the address of a thread's first
+    copy at the first channel, and whether all copies follow in steps within the sample's signal.
 
-    ``thread``: the first row of a stage that the thread copies, and the first copy of each. ``signal``: samples, their
-    length and columns, and the first of those. ``rows``: as ``make_load`` has them.
+    ``thread``: first row and first copy of each row. ``signal``: samples, length, columns, first column. ``rows``: as
+    in ``make_load``.
     """
     vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
 
@@ -153,7 +151,7 @@ def make_window_of(config: Config):
         i = first + j
         inside = n >= 0 and n < batch and i >= spare and i <= length - per_row * vector
         source = global_address(x, group_row + int64(n) * stride_n + int64(row) * stride_c + int64(i + p0 * vector))
-        if turned:  # of a thread's rows, an even number apart, all begin within a word or none
+        if turned:  # a thread's rows are an even number apart: all begin within a word, or none
             source = source & int64(-4)
         return source, inside and j <= columns - per_row * vector
 
@@ -161,7 +159,7 @@ def make_window_of(config: Config):
 
 
 def make_load_along(config: Config):
-    """A device function: a thread's copies of one stage, which follow in steps from the address ``source`` on."""
+    """A device function: a thread's copies of one stage, in steps from the address ``source`` on."""
     depth, pitch, itemsize, vector = config.depth, config.pitch, config.tile.itemsize, config.x_vector
     per_row, copies, lanes, rows_at_once = config.copies_a_row, config.row_copies, config.row_lanes, config.rows_at_once
     copy = cp_async_word if config.by_words else cp_async_vector
@@ -180,7 +178,7 @@ def make_load_along(config: Config):
 
 
 def make_half():
-    """A device function: whether ``x[index]``, of 16 bits, is the upper half of a word; 1 or 0."""
+    """A device function: 1 if the 16-bit element ``x[index]`` is the upper half of a word, else 0."""
 
     @device_function
     def half(x, index):
@@ -190,11 +188,11 @@ def make_half():
 
 
 def make_turns(config: Config):
-    """A device function: how words of a window become columns, OWN or NEXT (mainloop.py) for its even and odd
-    channels, counted from the group's first. ``n``: sample in which the window's first tile begins.
+    """A device function: OWN or NEXT (mainloop.py) for the even and the odd channels of a window, whose first tile
+    begins in sample ``n``.
 
-    Windows begin at even columns, stages at even channels. One that lies within a signal lies in that of sample n:
-    between two there are more zeros than taps reach back.
+    Windows begin at even columns, stages at even channels. A window within a signal lies in that of sample n, because
+    the zeros between samples outnumber the columns that taps reach back.
     """
     turned, half = config.turned, make_half()
 

@@ -1,22 +1,7 @@
-"""k5 where the weights of all stages fit into shared memory: they are loaded once, and only x streams.
+"""k5 with resident weights: the weights of all stages are loaded once into shared memory, and only x streams.
 
-A block is ``teams`` of warps. Each team computes tiles of its own, one after the other, from a ring of stages of its
-own, so that the stores of one hide behind the products of another, and the first stages of its next tile are on their
-way while it stores.
-
-Expected: with weights that stream, each tile of kb64 copied 192 KiB of them beside 68 KiB of inputs; without those
-copies it took 8% less, and without any 22% (ablations of c371c0f, a script).
-
-Measured (H200, TF32, rows of 289f001 and of f2cd0bb, where all weights stream): kb64 2.03 ms instead of 2.67, kb74
-0.516 instead of 0.672, waveglow 0.166 instead of 0.320, hifigan_u3 0.250 instead of 0.303, dac_u4 1.56 instead of
-1.75, kb79 0.417 instead of 0.450. Since 842978d no column is computed twice where products take longer than memory
-(choose.py): kb64 takes 1.86 ms, hifigan_u3 0.239, dac_u4 1.48.
-
-Why kb64 takes nearly twice its floor: a loop of mma.sync with two warps on each scheduler reached 284 to 293 TFLOP/s (a
-script; the data sheet's 495 are those of wgmma), at which kb64's products would take 1.4 ms. A profile of a forerunner,
-which held indices instead of addresses, counts 27,500 clocks a tile and team: 14,500 of a warp go by from product to
-product, 2,800 of these while its tensor core is another warp's; 7,600 between the products of two stages (converting
-the window, addresses, waiting for the other warp and for registers that copies still read), and 5,200 in the store.
+A block is ``teams`` of warps, each with tiles and a ring of its own. The stores of one team hide behind the products of
+another, and the first stages of a team's next tile are copied while it stores.
 """
 
 from __future__ import annotations
@@ -81,7 +66,7 @@ def make_kernel(config: Config) -> Kernel:
         team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
         team_thread, team_at = int32(team_warp * 32 + lane), int32(all_weights + team * team_bytes)
         warp_row, warp_column = int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS)
-        # Row tiles are neighbours in the grid: they read the same inputs.
+        # Row tiles are neighbours in the grid, because they read the same inputs.
         block = int32(cuda.blockIdx.x)
         group = int32(block // int32(group_tiles))
         group_tile = int32(block - group * int32(group_tiles))
@@ -98,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
         scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + warp_column + run_of_column(lane >> 2, itemsize) * RUN
-        # Opaque, or each stage would work them out again.
+        # Opaque, else each stage would compute them anew.
         x_at = recomputed(int32(base + team_at + ((lane & 3) * pair * pitch + column) * itemsize))
         w_at = recomputed(int32(base + warp_row * (fragments * 512) + lane * 16))
         acc = cuda.local.array(sums, dtype=float32)
@@ -132,7 +117,7 @@ def make_kernel(config: Config) -> Kernel:
             load(ahead, int32(to + q * slot), x, tiles, copied, signal, rows)
             ahead = next_stage(ahead, x, to_next, copied, signal, rows)
         await_copies()
-        cuda.syncthreads()  # the weights have landed for all
+        cuda.syncthreads()  # all threads' copies of the weights have landed
 
         at = int32(0)
         while tile_now < tiles:
@@ -140,7 +125,7 @@ def make_kernel(config: Config) -> Kernel:
             w_now, s, turns = int32(w_at), int32(0), turns_of(x, n, rows)
             while s < steps:
                 await_copies()
-                barrier_sync(team + 1, team_threads)  # it has landed for all, and all have left the one loaded next
+                barrier_sync(team + 1, team_threads)  # the stage has landed, and the team has left the one loaded next
                 x_now, at_load = int32(x_at + at), int32(at - slot if at > 0 else (stages - 1) * slot)
                 inverse = load_window(v, x_now, turns, scales)
                 load(ahead, int32(to + at_load), x, tiles, copied, signal, rows)
@@ -152,7 +137,7 @@ def make_kernel(config: Config) -> Kernel:
                     for z in range(sums):
                         total[z] += acc[z] * inverse
                         acc[z] = float32(0)
-                # Now that the copies have read their addresses from the registers.
+                # After the copies have read their addresses from the registers.
                 ahead = next_stage(ahead, x, to_next, copied, signal, rows)
                 w_now, s = int32(w_now + w_stage), int32(s + 1)
                 at = int32(at + slot if at < (stages - 1) * slot else 0)

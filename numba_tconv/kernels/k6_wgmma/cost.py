@@ -1,13 +1,11 @@
-"""What a configuration of k6 costs, by a model. The cheapest is chosen, without a search.
+"""A cost model of k6's configurations; the cheapest is chosen without a search.
 
-A block's turns follow each other; a turn is a tile, or two neighbouring ones (Config.paired). Its stages last as long
-as their products and what the copy engine does for them, of which little hides behind the other. Between two tiles
-the sums are stored: that is paid in full where both warpgroups store at the same time; where they take turns, one's
-stores hide behind the other's products. Of all this and of memory's work one hides behind the other, but for a little.
+A turn computes one tile, or a pair (Config.paired). A stage lasts as long as its products plus the copy engine's work.
+The epilogue adds its full time if both warpgroups store together; else it hides behind the other's products. Memory
+traffic overlaps with all of it, but for a share EXPOSED.
 
-The constants were fitted to a search over the configurations of the workloads in tf32, tf32x3 and bf16
-(plots/data/search; in tf32x3 to an older one, from before its products were of fp16); a test holds what the choice
-costs, against the best configuration found, to a limit.
+The constants are fitted to measurements in tf32, tf32x3 and bf16; a test limits what a choice costs against the best
+configuration.
 """
 
 from __future__ import annotations
@@ -23,34 +21,29 @@ from .tile import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.704e9  # bytes a millisecond
-LOADED = 3.83e7  # bytes a millisecond, of resident weights, for which the first product waits
-EXPOSED = 0.05  # of what memory or the multiprocessors do while the other takes longer: so much does not hide
-BULK_TRAFFIC = 1.096  # by which stores in bulk are slower, where memory is the limit
-ENDS = 667  # bytes times that of an element: so many more take as long as the ends of a run that are no sectors
-# Clocks:
-PRODUCT = 0.155  # a row, of one product of 64 columns
-# By which those of split operands take longer: their sums are added up on CUDA cores. The search alone would have 5,
-# with which head's channels are dealt out to four parts instead of two and take 1.2 times as long (a script).
-SPLIT = 2.5
-WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # of the copy engine, for a window
-# By which stages last longer, times how much more a stage is of the ring than of the deepest: where the warpgroups take
-# the same stages, and where each has its own.
+LOADED = 3.83e7  # bytes a millisecond of resident weights, before the first product
+EXPOSED = 0.05  # share of the shorter of memory's and the multiprocessors' time that does not hide
+BULK_TRAFFIC = 1.096  # factor of memory time with bulk stores
+ENDS = 667  # bytes of traffic for a run's unaligned ends, times an element's bytes
+# Clocks, and factors:
+PRODUCT = 0.155  # a row of one product of 64 columns
+SPLIT = 2.5  # factor of split products, whose sums are added up on CUDA cores
+WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # the copy engine's, a row and a byte of a window
+# A stage's slowdown per share of the ring beyond that in the deepest ring: paired, and in turn.
 SHALLOW, SHALLOW_IN_TURN = 1.6, 2.75
-ALONE = 641  # of a stage of a warpgroup that multiplies while the other stores, over its products
-BULK, BULK_ROW = 50, 18.7  # the stores of a tile
-BULK_BYTE = 0.0348  # a round after the first waits until the copy engine has read the one before
-# A row that the warps store: by kernels/common/tensor_core/store_runs.py, with 16-bit elements, by epilogue/rows.py;
-# less where they store by turns.
+ALONE = 641  # a stage beside its products, while the other warpgroup stores
+BULK, BULK_ROW = 50, 18.7  # bulk stores: a tile, a row
+BULK_BYTE = 0.0348  # a byte of a round that must leave before the next
+# Warps' stores, a row: by store_runs.py; its factor for 16-bit elements; by epilogue/rows.py; the factor by turns.
 RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
-# Of a part of the phases: its stores, a stage beside its products, and SHALLOW; these and the next by scripts on two
-# workloads.
+# A part of the phases: a tile's and a row's stores, a stage beside its products, SHALLOW.
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
-TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms, of a launch of tail.py, and of each of its stages
-TENSOR = 0.5  # of the tensor cores, for a row of one product of 64 columns: with as many taps no stage is faster
+TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch of tail.py, and each of its stages
+TENSOR = 0.5  # the least for a row of one product of 64 columns, of a part of the phases
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Blocks: one a multiprocessor at most, if possible; with resident weights as many for each row tile."""
+    """Return the blocks: at most one a multiprocessor if possible; with resident weights as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
@@ -58,37 +51,37 @@ def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: 
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks, and the column tiles (in pairs) of a band."""
+    """Return the blocks, and the band of column tiles (or pairs) that concurrent blocks share."""
     tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
         return blocks, 1
-    # As many bytes of x as of weights for the blocks that run together.
+    # Concurrent blocks read as many bytes of x as of weights.
     band = round(math.sqrt(multiprocessors * tile.rows * tile.tap_chunk / (CONSUMERS * tile.advance)))
     return blocks, max(1, min(band, -(-column_tiles // config.regions)))
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Turns of the multiprocessor that has the most."""
+    """Return the turns of the busiest multiprocessor."""
     blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
-    waves = -(-blocks // multiprocessors)  # more than one where there are more tiles of rows than multiprocessors
+    waves = -(-blocks // multiprocessors)  # above 1 with more row tiles than multiprocessors
     return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
 
 
 def stores_of(config: Config) -> float:
-    """Clocks that a warpgroup takes to store a tile."""
+    """Return the clocks in which a warpgroup stores a tile."""
     tile = config.tile
     if tile.part:
         return PART + PART_ROW * tile.rows
     if not config.bulk_channels:
         row = ROUNDS_ROW if config.by_rows else RUNS_ROW * (HALVES if tile.out_dtype.itemsize == 2 else 1)
         return tile.rows * row * (1 if config.paired else IN_TURN)
-    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # what no row reaches is only stored
+    written = tile.rows * ((tile.span + 1) / 2 if tile.empty_slots else 1)  # empty slots cost half
     waits = (tile.channels // config.bulk_channels - 1) * BULK_BYTE * config.buffer_bytes * config.regions
     return BULK + BULK_ROW * written + waits
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Milliseconds, but for what every launch costs."""
+    """Return the predicted milliseconds of a configuration, without the launch overhead."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
@@ -119,5 +112,5 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The configuration of a problem; None if it has none."""
+    """Return the cheapest configuration of a problem on an H200, or None if it has none."""
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)

@@ -1,51 +1,27 @@
-"""k6: Hopper's tensor cores, fed by a ring that never stops.
+"""k6: a warp-specialised, persistent wgmma kernel.
 
-Idea: wgmma multiplies for four warps at once, asynchronously, its second operand straight from shared memory. So a
-block divides the labour. One warpgroup only copies: input windows go into a ring of stages, guarded by mbarriers. Two
-warpgroups only multiply and store. Blocks are persistent: while one tile is stored, the next ones are under way.
+Idea: producer warps copy, two consumer warpgroups multiply and store, and all of it overlaps.
 
-* Load (producer.py, boxes.py): the copy engine fetches a window in one box, rounds it to TF32 on the way, and makes
-  zeros at the ends of the signal; windows that two samples share are filled row by row. Weights come by the copy engine
-  in the order that wgmma reads: all of them once, if they fit (resident), else with every stage (streamed). Each of
-  four warps (or as many as there are stages) brings every fourth stage: to issue a copy takes a warp a hundred clocks
-  or so (profile; no rows). Where the ring is deep, a stage is two products deep (tile.py). In tf32x3 they also
-  split what they have copied, if many lanes would (split_ahead.py).
-* Begin: blocks are launched while the weights are still being packed. They set up their barriers and tensor map, and
-  wait for the packing before they copy.
-* Multiply (mainloop.py, window.py, view.py): x is the operand in registers, since its positions are contiguous
-  and TF32 wants channels contiguous. A lane owns four consecutive columns: one window serves all taps of the stage.
-* Copied before (input.py): what no tensor map describes, and short samples where that saves more than it takes.
-* Store (epilogue/__init__.py): from registers through a staging buffer (epilogue/staging.py), in aligned runs. Those
-  leave by the copy engine while the next tile is multiplied (epilogue/bulk.py; short ones by lanes,
-  epilogue/vectors.py), or by the warps' own stores (epilogue/rows.py without a stride,
-  kernels/common/tensor_core/store_runs.py, kernels/common/tensor_core/store_any.py). Parts of a long stride's phases go
-  straight to memory (epilogue/part.py).
-* Left out: where products take longer than memory, tiles compute no column twice to begin on a sector, and a lone last
-  column of every sample is computed apart (tail.py).
-* Split (kernels/common/channel_parts.py): where few tiles have long sums, the input channels are dealt out to parts.
+    x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
+          producers (4 warps)                      consumers (2 x 128 threads)
 
-With resident weights the warpgroups take tiles in turn, so that the stores of one hide behind the products of the
-other; with streamed weights, and with split operands (tf32x3), they compute neighbouring tiles from the same stages,
-which halves the traffic of weights. A model decides on the height of the tile and on the stores (cost.py).
+* Load (producer.py, boxes.py): the copy engine fetches a window in one box and rounds it to TF32; windows shared by
+  samples are filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage
+  (streamed).
+* Begin: blocks start while the weights are being packed, and wait before they copy.
+* Multiply (mainloop.py, window.py, view.py): x is the register operand, because TF32 wgmma takes shared operands only
+  with contiguous channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
+* Input (input.py): inputs without a tensor map, and some short samples, are copied first.
+* Store (epilogue/): staged sums leave as aligned runs, by the copy engine during the next tile or by the warps. Parts
+  of a long stride's phases go straight to memory.
+* Tail (tail.py): another kernel computes a lone last column of every sample.
+* Split-K (split.py): few tiles with long sums deal the input channels out to parts.
 
-What a stage costs beside its products decides the speed: nothing in the loops over stages divides, a copying warp
-counts down what it needs, and what a lane must know to load its window it knows before it waits for the stage. Weights'
-descriptors are in uniform registers: moved there for each product, they cost up to 7% (pqmf in bfloat16; a script).
-What comes between two tiles counts as well: few warps wait for each instruction, so the sums are staged by
-straight-line code without an index at run time; and where they go, and what the next tile's windows need, is worked
-out while the last products run.
+With resident weights the warpgroups take alternate tiles, so one stores while the other multiplies. With streamed
+weights or split operands (tf32x3) both compute neighbouring tiles from the same stages, which halves the traffic of
+weights. A cost model chooses height, mode and store (cost.py).
 
-Over k5: wgmma is faster than mma.sync and needs no weights in registers; and loads, products and stores all overlap.
-What limits it, by the profiler (H200, of earlier code; dac_u2 in bfloat16 has since gone from 0.79 to 0.73 ms): on
-dac_u2 in bfloat16 tensor cores are busy for 68% of the clocks and warps that multiply never wait for them; a stage is
-one chain of some 90 instructions (wait, load, permute, multiply), whose fixed latencies are half of the stalls. With
-one warp for all copies it had been they that took longest: 1.05 ms against 0.86. On kb64 in bfloat16 the store takes as
-long as the products; half of it was the staging, sum by sum, with bank conflicts of two-byte writes. By twos it takes
-4% less time in all there, and by fours 10% on kb74 (0.894 to 0.854 ms, 0.392 to 0.354); with biases that are loaded
-before they are waited for, 3 and 8% less again. The two warpgroups multiply by turns: to let them do so at the same
-time gained nothing there, and failed on hifigan_u2. In TF32, on dac_u2, the loop over stages takes 6% longer than
-tensor cores need at their clock under this load, and a fifth of the time is spent between tiles. (Profiles and scripts;
-no recorded rows.)
+Latency limits the mainloop: it does not divide, and a lane knows how to load its window before it waits for the stage.
 
 Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5.
 """
@@ -98,10 +74,7 @@ from .view import make_view
 from .window import lane_rows_of
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
-# Rows of a tile that is worth a warpgroup's products, and stages with which a lower one is: convtasnet's 8 rows by 64
-# or 32 stages, demucs_out's 32 by 6 in TF32 and by 3 in bfloat16, but not pqmf's 8 by 1 (recorded rows of k5 and k6).
-# In tf32x3 convtasnet takes 0.072 ms, by k5 0.103 (a script). Kb74's gradient for the input in bfloat16, 32 rows by
-# 4, takes 0.46 ms, by k5 0.90.
+# k5 is faster for tiles with both fewer rows and fewer stages.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
 
@@ -117,7 +90,7 @@ def make_kernel(config: Config) -> Kernel:
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
-    sums, operands = rows // 2, parts * 2 * window  # registers a lane: of one block's sums, of one stage's operands
+    sums, operands = rows // 2, parts * 2 * window  # registers a lane: one block's sums, one depth's operands
     all_sums, all_operands = BLOCKS * sums, unroll * operands
     ahead = config.split_ahead
     exact = parts == 2  # the sums are added up on CUDA cores (mainloop.py)
@@ -129,21 +102,18 @@ def make_kernel(config: Config) -> Kernel:
     turns, _ = make_locate(config)
     turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
     first_tile, tile_after = make_follow(config, turns_on)
-    # With resident weights a block's tile of rows stays. With split operands neither is it known while they are
-    # multiplied what follows from it, nor the next tile while one is stored: with both nine cases took 0.98 to 1.06
-    # times as long as by 384f45f, as it is 0.97 to 1.02 times. Nor is the next tile with several phases: knowing
-    # it 19 layers in bfloat16 took 1.004 times as long in geometric mean, waveglow, demucs_out and oobleck_u5 up to
-    # 1.04 times; kb74, of one phase, takes 0.99 times in bfloat16 and 0.97 in TF32 (H200, scripts).
+    # With resident weights a block keeps its row tile. Locating the next tile before the store pays only with one phase
+    # and no split operands.
     keeps_rows, looks_ahead = resident and not exact, not exact and phases == 1
     aim_tile, store_tile, finish = make_epilogue(config)
-    # The runs of a warp leave during three quarters of the next tile's turns.
+    # A warp's runs leave during three quarters of the next tile's turns.
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
 
     @device_function
     def rows_of(row_tile, group_tiles, out_per_group):
-        """Of a tile: its first row of taps, its first output channel, and how many channels of it exist."""
+        """Return a tile's first row of taps, first output channel and number of existing channels."""
         group = int32(uint32(row_tile) // uint32(group_tiles))
         group_tile = int32(row_tile - group * group_tiles)
         channel = int64(group_tile // row_parts * channels)
@@ -175,7 +145,7 @@ def make_kernel(config: Config) -> Kernel:
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
-        # What warps that multiply wait for: says split if operands are split ahead, else full.
+        # Consumers wait on these mbarriers.
         ready = int32(base + ready_at) if ahead else full
         inverses = int32(ready + 8 * most_stages)
         if thread == 0:
@@ -183,7 +153,7 @@ def make_kernel(config: Config) -> Kernel:
                 mbarrier_init(full + 8 * s, 1)
                 mbarrier_init(empty + 8 * s, 128 * CONSUMERS if paired else 128)
                 if ahead:
-                    mbarrier_init(ready + 8 * s, 32)  # lanes of the warp that splits
+                    mbarrier_init(ready + 8 * s, 32)  # lanes of the splitting warp
             mbarrier_init(weights_full, 1)
             for s in range(CONSUMERS):
                 mbarrier_init(product_turn + 8 * s, 4)
@@ -201,8 +171,8 @@ def make_kernel(config: Config) -> Kernel:
             maps += int64(cuda.blockIdx.x) * MAP_BYTES
             if warp == CONSUMERS * 4 and boxed:
                 publish(template, x_address - x_early * itemsize, maps, base + map_at, lane)
-            griddepcontrol_wait()  # for the packed weights
-            griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
+            griddepcontrol_wait()  # until the weights are packed
+            griddepcontrol_launch_dependents()
             if resident and thread == CONSUMERS * 128:
                 mbarrier_arrive_expect_tx(weights_full, all_weights)
                 at = int64(int32(cuda.blockIdx.x) % row_tiles) * (all_weights // itemsize)
@@ -219,7 +189,7 @@ def make_kernel(config: Config) -> Kernel:
         else:
             grow()
             griddepcontrol_wait()
-            griddepcontrol_launch_dependents()  # by all threads: the next kernel may read the packed weights at once
+            griddepcontrol_launch_dependents()  # after the wait: it may read packed weights at once
             group_warp, crew = int32(warp & 3), int32(warp >> 2)
             other = int32(1 - crew)
             acc = cuda.local.array(all_sums, dtype=float32)
@@ -236,7 +206,7 @@ def make_kernel(config: Config) -> Kernel:
                 cuda.local.array(run_channels, dtype=int32),
                 cuda.local.array(run_channels, dtype=int32),
             )
-            # The lane's window in a stage: its first channel, its first column.
+            # Address of the lane's window in the first slot.
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
@@ -245,7 +215,7 @@ def make_kernel(config: Config) -> Kernel:
             if paired:
                 x_at = int32(x_at + crew * region)
             weights_at = int32(0 if resident else ring_at + regions * region)
-            # Opaque, so that it is not worked out for each stage.
+            # Opaque, else the compiler recomputes it for each stage.
             descriptor0 = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
@@ -265,13 +235,13 @@ def make_kernel(config: Config) -> Kernel:
             if not paired:
                 turn = int32(crew)
                 s = int32(crew * per_tile)
-            own = crew if paired else int32(0)  # tile of those that are computed together
+            own = crew if paired else int32(0)  # the warpgroup's tile in a pair
             tiles = row_tiles, column_tiles, band, own, in_columns
             row_tile, n, j, steps = first_tile(turn, tiles)
             if keeps_rows:
                 row, co, left = rows_of(row_tile, group_tiles, out_per_group)
             taken = boxed, aligned, apart, x_early, stride_c, (inputs, in_columns, in_first), column, x_at
-            # What view_of says; and whether it is known of a tile's first chunk of taps, since the last one's end.
+            # ``known``: ``view`` already holds for the next tile's first tap chunk.
             view, known = (x_at, False, (False, int32(0)), int32(4)), False
             while turn < count:
                 while s >= stages:
@@ -338,7 +308,7 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def unsuited(self, problem, dtype, precision, device):
-        """It is for large tiles, or long sums: of others k5 is faster."""
+        """Return why k5 is the better rung (small tiles with short sums), or None."""
         tile = configs(problem, precision)[0].tile  # the highest
         fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
         if tile.rows < fewest and stages < FEWEST_TURNS:
@@ -376,7 +346,7 @@ class WarpgroupMatrix(TensorRung):
         maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 
         def fill(x, w, bias, y):
-            # Memory that the launch writes before it waits for the packing must not be any that the packing reads.
+            # The launch writes maps before the packing ends, so the packing must not read that memory.
             maps = maps_room()
             packed, now = packed_weights(w, packing)
             (launch if now else ordinary)(maps, x, x.data_ptr(), packed, bias, y)

@@ -1,4 +1,4 @@
-"""The multiplying half of k6: the products of the stages of a tile, by a warpgroup."""
+"""The mainloop of k6: a consumer warpgroup's products over the stages of a tile."""
 
 from __future__ import annotations
 
@@ -26,28 +26,23 @@ STRIDE = 128  # bytes from a core matrix of the weights to the next along n
 
 
 def make_stages(config: Config):
-    """Multiply: a device function, what a warpgroup does with the stages of a tile and a chunk of taps.
+    """Build ``stages``, the mainloop over one tile and tap chunk: wait for a stage, load, multiply, release the slot.
 
-    Every lane says for itself that it has read what it reads of a stage. One lane for its warp took longer: 0.387 ms
-    instead of 0.380 on dac_u1 in bfloat16, 0.766 instead of 0.750 on dac_u2 (H200, a script; no recorded rows).
+    With resident weights a slot is released once its products are issued: the window is in registers. Tensor cores read
+    streamed weights themselves, so their slot is released when the products are done. Every thread arrives on
+    ``empty``.
 
-    With split operands (tf32x3) the products of a few taps are summed from zero, the small ones first, and added to
-    ``total`` on CUDA cores: tensor cores cut off what an addition cannot hold, so the error of a long sum grows with
-    its length. What limits it is power: a GPU that repeats kb64 or kb74 draws its 700 W, and its clock falls to 1.35 to
-    1.6 GHz on kb64. So it is instructions that count, not how well they overlap: with operands of TF32, to hide the
-    splitting behind a warpgroup's own products (a block of columns each by turns, windows split ahead), to let the
-    warpgroups issue theirs by turns, or to add up two stages together took as long or longer on kb64; and operands of
-    fp16, half as many products, 0.69 times as long (kernels/common/tensor_core/split_operand.py). Where each number is
-    in many windows, the warps that copy split it instead (split_ahead.py). (H100, H200, scripts; no recorded rows.)"""
+    In tf32x3 at most MOST_SPLIT_TAPS taps are summed in ``acc``, smallest products first, and then added to ``total``
+    on CUDA cores, because tensor cores truncate. Power limits the clock there, so fewer instructions matter more than
+    overlap.
+    """
     tile, resident, unroll, in_turn = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1  # each depth is a stage
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
     sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
-    # Of a wide window first what the first taps need, the rest when half of their operands have done their work: all of
-    # kb74's at once take so many registers that it depends on the version of Python whether they suffice. If they do
-    # not, it takes 1.25 times as long (H200, a script).
+    # To save registers, the rest of a wide window is loaded when half of the first taps' products are done.
     first_column = 0
     if config.split_ahead and tap_groups > 1 and not several_chunks:
         first_column = max(halo - (chunk // tap_groups - 1) * step, 0) // 4 * 4
@@ -61,8 +56,11 @@ def make_stages(config: Config):
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
-        """The products of one tap: its window is that of the stage at another offset. ``descriptor``: the lower half of
-        the weights', which alone depends on where they are."""
+        """Issue the products of tap ``b`` and a block of columns.
+
+        ``at``: the depth's first register in ``v``. ``part``: which of the three split products; the first two are
+        small. ``descriptor``: lower half of the weights' descriptor.
+        """
         x_part = 1 if parts == 2 and part == 0 else 0
         w_part = 1 if parts == 2 and part == 1 else 0
         q = at + 2 * x_part * window + halo - b * step + 2 * block
@@ -72,7 +70,7 @@ def make_stages(config: Config):
 
     @device_function
     def multiply(acc, total, v, at, descriptor, add, taps, inverse, where):
-        """The products of one depth; the first of them take the place of the sums if ``add`` is 0."""
+        """Issue a depth's products; the first overwrite the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
             for block in range(BLOCKS):
@@ -81,8 +79,9 @@ def make_stages(config: Config):
 
     @device_function
     def multiply_taps(acc, total, v, at, descriptor, first, count, inverse, where):
-        """Of split operands: the small products first, and the sums of these taps added up apart. ``where``: of the
-        window, for its rest."""
+        """Add the products of ``count`` split taps from ``first`` on to ``total``; ``where``: how to load the window's
+        rest.
+        """
         wgmma_fence()
         for block in range(BLOCKS):
             for part in range(3):
@@ -100,14 +99,14 @@ def make_stages(config: Config):
 
     @device_function
     def multiply_exactly(acc, total, v, at, descriptor, add, taps, inverse, where):
-        """The same for split operands, by a few taps at a time; where the last chunk has fewer, by twos."""
+        """``multiply`` for split operands, a few taps at a time; by twos where the last chunk has fewer."""
         if several_chunks and taps < chunk:
             for b in range(0, chunk - 1, 2):
                 if b + 1 < taps:
                     multiply_taps(acc, total, v, at, descriptor, b, 2, inverse, where)
                 elif b < taps:
                     multiply_taps(acc, total, v, at, descriptor, b, 1, inverse, where)
-        else:  # the first apart: with what it loads inside, LLVM would leave the groups a loop, and v in memory
+        else:  # the first group apart: with its loads inside, LLVM would keep the loop, and v in memory
             multiply_taps(acc, total, v, at, descriptor, 0, chunk // tap_groups, inverse, where)
             for group in range(1, tap_groups):
                 first = group * chunk // tap_groups
@@ -119,11 +118,13 @@ def make_stages(config: Config):
     @device_function
     def one_depth(acc, total, v, z, x_at, h_step, odd_step, beyond, together, rounded, scales, ring, descriptor0,
                   descriptor, add, taps, s, parity, full, empty):  # fmt: skip
-        """The window and the products of a depth, the ``z``-th of those that are unrolled, of the stage in slot ``s``.
-        ``scales``: of split operands, what ``make_window`` must know; if they are split ahead, first where the inverses
-        of the warpgroup's windows are. Returns the slot of the next and its parity."""
+        """Load and multiply the ``z``-th unrolled depth, in slot ``s``; return the next slot and its parity.
+
+        ``scales``: as for ``make_window``; split ahead, first the address of the inverse scales of the warpgroup's
+        windows.
+        """
         slot, stages = ring
-        offset = recomputed(int32(s * slot))  # before the wait, so that the loads do not wait for it as well
+        offset = recomputed(int32(s * slot))  # before the wait, to keep it off the critical path
         if single or z == 0:
             mbarrier_wait(full + 8 * s, parity)
         if not resident:
@@ -142,7 +143,7 @@ def make_stages(config: Config):
             mbarrier_arrive(empty + 8 * s)
         if not exact:
             wait_for_older()
-        if not resident:  # what they read from the ring they have read by then
+        if not resident:  # products that have ended no longer read the ring
             if unroll == 1:
                 mbarrier_arrive(empty + 8 * s)
             elif add and (single or z == 0):
@@ -156,10 +157,14 @@ def make_stages(config: Config):
     @device_function
     def stages(acc, total, held, goes, y, v, x_at, h_step, odd_step, beyond, together, rounded, scales, ring,
                descriptor0, descriptor, add, taps, s, parity, full, empty, count, turn, my_turn):  # fmt: skip
-        """The windows and the products of the next ``count`` depths, while the last tile's runs leave
-        (epilogue/bulk.py). ``taps``: how many of the chunk's exist. ``turn``, ``my_turn``: the mbarrier, and its
-        parity, that a warpgroup waits for before a tile's first stage if the warpgroups multiply by turns. Returns the
-        next slot, its parity, and where the next weights are."""
+        """Consume the next ``count`` depths while the last tile's runs leave (``held``, ``goes``: epilogue/bulk.py).
+
+        ``x_at`` to ``rounded``: the lane's window (window.py). ``ring``: bytes of a slot, slots. ``s``, ``parity``: the
+        next slot. ``add``: 0 if the first products overwrite the sums. ``taps``: existing taps of the chunk. ``turn``,
+        ``my_turn``: mbarrier and parity to wait for before a tile, if the warpgroups take turns.
+
+        Returns the next slot, its parity, and the next weights' descriptor.
+        """
         if in_turn and add == 0:
             mbarrier_wait(turn, my_turn)
         depth = int32(0)

@@ -1,4 +1,4 @@
-"""A launch of k6: what is the same for every call with tensors laid out alike, worked out once."""
+"""The plan of a k6 launch, worked out once for all calls with tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NO_MAP = (0,) * MAP_WORDS
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch needs that is the same for every call with tensors laid out alike."""
+    """What a launch needs, whatever the values and addresses of its tensors."""
 
-    copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, which is taken in its place
+    copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, to be read instead
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
-    tail: Prepared | None  # which computes the columns that the launch leaves out
-    second: SecondStage | None  # where the launch leaves partial sums
+    tail: Prepared | None  # computes the last columns
+    second: SecondStage | None  # adds up the parts of split-K
 
 
 @lru_cache(maxsize=1024)
@@ -55,12 +55,15 @@ def plan_of(
     y_offset: int,
     device_index: int | None,
 ) -> Plan:
-    """``strides``: of x, in elements; ``offset``, ``y_offset``: bytes by which x begins after a multiple of 16, and y
-    after a sector's start; ``w``: the weights' layout."""
+    """Return the plan of a problem; ``config`` None is chosen by the cost model.
+
+    ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector's
+    start to y. ``w``: the weights' layout.
+    """
     config = config or choose(problem, precision or default_precision(dtype))
     second = second_stage(problem, dtype, config.splits, has_bias, config.early_sums)
     if second:
-        has_bias, y_offset = False, 0  # of what torch's allocator gives
+        has_bias, y_offset = False, 0  # partial sums are aligned by torch's allocator
     p, tile = split(problem, config.splits), config.tile
     chunks = channel_chunks(p, config)
     first, columns = sample_columns(p, config)
@@ -76,7 +79,7 @@ def plan_of(
     where = g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
     loaded = p.batch, p.length, columns, first
-    if config.joined:  # one sample, with more zeros behind it than a window is wide
+    if config.joined:  # one sample, and more zeros than a window is wide
         loaded = 1, p.batch * columns, p.batch * columns + WIDEST, 0
     apart = loaded[2] % tile.advance == 0
     how = tuple(map(int, (rows is not None, rows is None or rows.aligned, apart, in_vectors)))

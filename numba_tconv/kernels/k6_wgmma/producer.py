@@ -1,7 +1,7 @@
-"""The loading half of k6: which tiles a block takes, where their input windows lie, and the warps that copy them.
+"""The loading half of k6: the tiles of a block, the place of their windows, and the producer warps.
 
-A window that meets one sample alone is fetched in a box by the copy engine (boxes.py). One that several samples share,
-or of a tensor that no tensor map describes, is filled row by row: what each sample has of it, and zeros between them.
+The copy engine fetches a window of one sample as a box (boxes.py). A window shared by samples, or without a tensor map,
+is filled row by row.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ from .tile import PRODUCERS, Config
 
 
 def make_locate(config: Config):
-    """Two device functions: how many turns a block has, and the row tile and (first) column tile of a turn.
-
-    Tiles are counted in 32 bits: as many as that do not fit in any memory.
-    """
+    """Build ``turns`` (turns of a block) and ``locate`` (a turn's row tile and first column tile), in 32-bit counts."""
     resident, together = config.resident, config.regions
 
     @device_function
@@ -53,10 +50,10 @@ def make_locate(config: Config):
     @device_function
     def locate(turn, row_tiles, column_tiles, band):
         block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        if resident:  # one row tile for good
+        if resident:
             rank = divided(block, row_tiles)
             return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
-        # Blocks that run together share ``band`` groups of column tiles and a few row tiles, so that both stay in L2.
+        # Concurrent blocks share ``band`` groups of column tiles and a few row tiles, so that both stay in L2.
         groups = divided(column_tiles + together - 1, together)
         rank = int32(block + turn * blocks)
         first = divided(rank, band * row_tiles)
@@ -68,8 +65,10 @@ def make_locate(config: Config):
 
 
 def make_walk(config: Config):
-    """Two device functions on the sample and the column in it where a tile's own outputs begin: that of a column tile,
-    and that of so many columns further on, without a division. ``columns``: of a sample."""
+    """Build ``sample_of`` and ``walk``, which return the sample and its column where a tile's own outputs begin.
+
+    ``sample_of`` takes a column tile; ``walk`` adds a step without a division. ``columns``: of a sample.
+    """
     advance = config.tile.advance
 
     @device_function
@@ -86,10 +85,11 @@ def make_walk(config: Config):
 
 
 def make_follow(config: Config, turns_on: int):
-    """Two device functions on the tiles of a warpgroup, which takes every ``turns_on``-th turn of its block: the row
-    tile, sample and column of its first, and how far in samples and columns it is from there to its next; and those of
-    its next, from those of its last. ``tiles``: of rows, of columns, the band, the warpgroup's own tile of those that
-    are computed together, and the columns of a sample."""
+    """Build ``first_tile`` and ``tile_after`` for a warpgroup that takes every ``turns_on``-th turn of its block.
+
+    Both return row tile, sample and column; ``first_tile`` also returns the step (samples, columns) to the next tile.
+    ``tiles``: row tiles, column tiles, band, the warpgroup's tile in a pair, columns of a sample.
+    """
     resident = config.resident
     _, locate = make_locate(config)
     sample_of, walk = make_walk(config)
@@ -107,7 +107,7 @@ def make_follow(config: Config, turns_on: int):
     @device_function
     def tile_after(turn, row_tile, n, j, steps, tiles):
         row_tiles, column_tiles, band, own, columns = tiles
-        if resident:  # one row tile for good
+        if resident:
             n, j = walk(n, j, steps[0], steps[1], columns)
             return row_tile, n, j
         row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
@@ -118,17 +118,18 @@ def make_follow(config: Config, turns_on: int):
 
 
 def make_window_start(config: Config, integer=int64):
-    """A device function on the input window of a tile: where it starts, and whether it is fetched in a box. It reckons
-    in ``integer``; int32, which is faster, holds the places of any window if boxes are fetched at all."""
+    """Build ``window_start``, in ``integer`` arithmetic; the faster int32 suffices wherever boxes are fetched."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
-    unused = tile.lead - tile.reach  # columns at the window's start, which no tap reaches
+    unused = tile.lead - tile.reach  # columns at the window's start that no tap reaches
 
     @device_function
     def window_start(n, j, chunk, boxed, apart, length, columns, first):
-        """``n``, ``j``: as in make_walk. Sample, and its element, at the window's start; whether the window is fetched
-        in a box: no other sample has inputs in what is used of it. ``boxed``: whether any is; ``apart``: no tile is
-        shared by two samples."""
+        """Return the sample and element where a tile's window begins, and whether it is fetched as a box.
+
+        A box requires that its used columns hold no inputs of another sample. ``n``, ``j``: as in make_walk. ``boxed``:
+        boxes are fetched at all. ``apart``: samples share no tile.
+        """
         length, columns, first = integer(length), integer(columns), integer(first)
         j = integer(j - (before + chunk * shift))
         if apart:
@@ -143,14 +144,15 @@ def make_window_start(config: Config, integer=int64):
     return window_start
 
 
-# Channels of a 16-bit element that a lane loads before it stores the first; with four or eight, registers are spilled.
+# 16-bit elements that a lane loads before it stores any; more would spill.
 TOGETHER = 2
 
 
 def make_fill(config: Config):
-    """Two device functions by which a warp fills a window of which no box can be taken.
+    """Build ``fill_in_vectors`` and ``fill``, by which a warp fills a window without a box.
 
-    The window's column 0 is element i of sample n. Before the warp's arrival at ``barrier``.
+    Column 0 is element ``i`` of sample ``n``. A warp fills before it arrives at ``barrier``, whose phase waits for the
+    copies.
     """
     width, itemsize, depth = config.width, config.tile.itemsize, config.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
@@ -161,9 +163,9 @@ def make_fill(config: Config):
     @device_function
     def fill_in_vectors(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
                         lane, barrier):  # fmt: skip
-        """Where the rows of x and their ends are at multiples of 16 bytes. A lane takes every 32nd vector of them."""
+        """Fill from rows that begin and end at multiples of 16 bytes; a lane copies every 32nd vector."""
         alike_log, pitch, shear, _, _, _ = in_stage
-        e = recomputed(lane)  # what follows from it is not worth registers
+        e = recomputed(lane)  # saves registers
         while e < all_vectors:
             c = int32(e // row_vectors)
             p = int32((e - c * row_vectors) * vector)
@@ -179,7 +181,7 @@ def make_fill(config: Config):
 
     @device_function
     def element_at(c, p, window):
-        """Bytes to element ``p`` of a window's channel ``c``."""
+        """Return the byte address of element ``p`` of a window's channel ``c``."""
         (alike_log, pitch, shear, _, _, _), at = window
         return int32(at + place(c, alike_log, pitch, shear) + p * itemsize)
 
@@ -200,10 +202,10 @@ def make_fill(config: Config):
     @device_function
     def fill(x, stride_n, stride_c, aligned, x_early, n, i, channel, channels_left, base, region, shared, in_stage,
              batch, length, columns, lane, barrier):  # fmt: skip
-        """Wherever the rows of x are. A lane takes every 32nd element of the rows."""
+        """Fill from rows of any alignment; a lane copies every 32nd element."""
         early = int32(0 if aligned else int32(x_early + i) & (vector - 1))  # as in a box
         window = in_stage, int32(region + early * itemsize)
-        lane = recomputed(lane)  # what follows from it is not worth registers
+        lane = recomputed(lane)  # saves registers
         values = cuda.local.array(TOGETHER, dtype=storage)
         p = int32(lane)
         while p < width:
@@ -214,7 +216,7 @@ def make_fill(config: Config):
             there = int32(min(channels_left, depth) if inside else 0)
             c = int32(0)
             while c < depth:
-                nounroll()  # copies of this take registers that there are not
+                nounroll()  # unrolled, it would spill
                 source = sample * stride_n + (channel + c) * stride_c + element if c < there else int64(0)
                 if asynchronous:
                     copy(base + element_at(c, p, window), x, source, itemsize if c < there else 0)
@@ -231,11 +233,10 @@ def make_fill(config: Config):
 
 
 def make_produce(config: Config):
-    """Load: a device function, the life of a warp that copies.
+    """Build ``produce``, the life of a producer warp.
 
-    A warp brings every fourth stage, alone: what it costs to issue the engine's copies and to wait for a free slot is
-    then paid by four warps side by side. No more warps copy than there are slots: a warp that were two rounds ahead of
-    its slot would take the end of an older phase for the one that it waits for.
+    Each warp brings every fourth stage alone, so issuing copies and waiting for slots overlap. There is at most one
+    warp a slot: two rounds ahead of its slot, a warp would mistake an older phase for its own.
     """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
@@ -258,13 +259,11 @@ def make_produce(config: Config):
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
-        # What a stage needs is counted down or moved on: the loop over stages is what the copies of a block wait for.
-        # With one question more in it, the compiler moved the walk over tiles to uniform registers, and dac_u3 in
-        # bfloat16 took 0.877 instead of 0.824 ms (scripts).
+        # The loop over stages limits the copies, so it counts and does not divide.
         together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
         parity, to_empty, ring = int32(1), int32(empty - full), int32(stages * slot)
-        # Of each window's tile: sample and column; with resident weights, a turn is so much further on than the last.
+        # Sample and column of each window's tile.
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
         turn, count = int32(0), turns(row_tiles, column_tiles) if warp < together else int32(0)
         row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
@@ -273,7 +272,7 @@ def make_produce(config: Config):
             n_step, j_step = sample_of(next_tile - column_tile, columns)
             for z in range(regions):
                 tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
-        stage = int32(warp)  # the warp's next one, from the first of the tap chunk
+        stage = int32(warp)  # in the tap chunk
         while turn < count:
             if not resident:
                 row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
@@ -288,7 +287,7 @@ def make_produce(config: Config):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
-                    if split_ahead:  # elements of the window: those of its row in a box, or all that have been filled
+                    if split_ahead:  # the row's elements: its share of a box, or all that was filled
                         early = int64(0 if aligned else (x_early + i) & (vector - 1))
                         firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
                         end = farthest if aligned else min(length - i, farthest)
@@ -299,7 +298,7 @@ def make_produce(config: Config):
                         mbarrier_expect_tx(barrier, announced)
                         row = int32(int32(channel0 + stage * depth) >> alike_log)
                         for z in range(regions):
-                            if by_box[z]:  # beyond the last channel, too, where zeros are (k6_config.unroll_of)
+                            if by_box[z]:  # even beyond the last channel (tile.unroll_of)
                                 begin = int32(int32(x_early + start[z]) & -vector)
                                 cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
                                                      sample[z], barrier)  # fmt: skip
@@ -319,7 +318,7 @@ def make_produce(config: Config):
                                 fill(x, stride_n, stride_c, aligned, x_early, n, i, channel0 + done,
                                      int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
                                      columns, lane, barrier)  # fmt: skip
-                            fence_async()  # the next to write where this lane has written may be the copy engine
+                            fence_async()  # the copy engine may write here next
                         z = recomputed(int32(z + 1))
                     cuda.syncwarp()
                     if lane == 0:

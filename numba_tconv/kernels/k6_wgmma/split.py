@@ -1,7 +1,4 @@
-"""Sums of k6 that are split over input channels (kernels/common/channel_parts.py), weighed against those that are not.
-
-The model's constants were fitted to a script's measurements (H200; no recorded rows).
-"""
+"""Split-K for k6 (kernels/common/channel_parts.py): the choice between split and whole sums over input channels."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from .tile import Config, configs
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Milliseconds, but for what every launch costs: as k6_cost.cost, of split sums too."""
+    """Return the predicted milliseconds, as cost.cost, with the second stage that adds up split sums."""
     first = k6_cost.cost(split(problem, config.splits), config, device)
     return first + second_stage_ms(problem, config.splits, config.tile.itemsize)
 
 
 def share(problem: Problem, config: Config, device: Device) -> float:
-    """Of the multiprocessors, those that have a tile without a split; above 1, every one has."""
+    """Return the share of the multiprocessors that have a tile without a split; above 1, all have one."""
     tiles = config.tile.row_tiles(problem) * problem.groups * k6_cost.column_tiles(problem, config)
     return tiles / (config.regions * device.multiprocessors)
 
 
 def candidates(problem: Problem, precision: str, share: float = 0.0) -> list[Config]:
-    """The configurations of split sums, where one part fills ``share`` of the multiprocessors."""
+    """Return the configurations with split sums; ``share``: of the multiprocessors, filled without a split."""
     return [
         config
         for splits in worthwhile(problem, share)
@@ -38,7 +35,7 @@ def candidates(problem: Problem, precision: str, share: float = 0.0) -> list[Con
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The configuration of a problem; None if it has none."""
+    """Return the cheapest configuration of a problem, split or whole; None if it has none."""
     whole = k6_cost.choose(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

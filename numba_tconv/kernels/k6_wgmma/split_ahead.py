@@ -1,11 +1,10 @@
-"""Split operands of k6 (tf32x3): the float32 of a stage become parts of fp16, in their place.
+"""Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 parts, in place.
 
-A number of x is in the windows of up to four lanes. With few taps each of them splits what it reads (window.py);
-with more, the warp that has copied a stage does it once for all, before they see it (Config.split_ahead). Then a window
-takes fewer registers, and may be wider: taps that lie further apart share it.
+A number of x is in the windows of up to four lanes. With few taps each lane splits what it reads (window.py). With
+more, the warp that copied a stage splits it once (Config.split_ahead), which also saves registers for wider windows.
 
-Channels t and t + 4 of a stage, which meet in a word of an operand (``split_channel``), have their larger parts where t
-was, and their smaller ones where t + 4 was, both beside their column. So a window is loaded as before, but as words.
+Channels t and t + 4 share a word of an operand (``split_channel``). Their larger parts lie in row t, their smaller ones
+in row t + 4, in the same columns.
 """
 
 from __future__ import annotations
@@ -34,23 +33,22 @@ from numba_tconv.ptx import (
 
 from .tile import Config
 
-LANES = 4  # which share a row: each takes every fourth vector of it
+LANES = 4  # lanes that share a row; each takes every fourth vector
 VECTOR, BYTES = 4, 16  # numbers that a lane loads at a time
 STEP = LANES * BYTES  # from a lane's vector to its next
 
 
 def row_of(lane):
-    """The channel whose pair a lane splits: neighbouring lanes' are two apart, so that eight lanes read from all banks
-    (Config.pitch)."""
+    """Return the channel whose pair a lane splits; eight lanes read from all banks (Config.pitch)."""
     return (lane >> 2 & 1) * 2 + (lane >> 3 & 1) + (lane >> 4) * 8
 
 
 def make_split_window():
-    """Split: a device function, what a warp does with a window that it has copied.
+    """Build ``split_window``, with which a warp splits a window it has copied.
 
-    ``window_at``: its address, ``in_stage``: how it lies (boxes.py), ``first`` and ``last``: where its elements begin
-    and end, in the row of a channel that is not sheared. What is beside them, of other rows or an older stage, becomes
-    zeros. ``scales``: of the weights. Returns what sums of products are to be multiplied by.
+    ``window_at``: its address. ``in_stage``: its layout (boxes.py). ``first``, ``last``: begin and end of its elements
+    in a row without shear; the rest becomes zeros. ``scales``: of the weights. Returns the factor of the products'
+    sums.
     """
     load, own_row = ld_shared(VECTOR, float32), device_function(row_of)
 
@@ -62,7 +60,7 @@ def make_split_window():
 
     @device_function
     def split(at, below, upper, lower, scale):
-        """A vector of each of the pair's rows."""
+        """Split a vector of each of the pair's two rows."""
         a, e = split_pair(upper[0] * scale, lower[0] * scale)
         b, f = split_pair(upper[1] * scale, lower[1] * scale)
         c, g = split_pair(upper[2] * scale, lower[2] * scale)
@@ -92,7 +90,7 @@ def make_split_window():
                 largest, other = larger_magnitude(largest, upper[z]), larger_magnitude(other, lower[z])
             at = int32(at + STEP)
         exponent = exponent_of_warp(larger_magnitude(largest, other))
-        if exponent == NO_NUMBER:  # an infinity has no scale, but numbers beside it have
+        if exponent == NO_NUMBER:  # not finite: scale by the finite numbers
             largest, at = float32(0), int32(begin)
             while at < end:
                 upper, lower = load(at), load(at + below)
@@ -102,7 +100,7 @@ def make_split_window():
             exponent = exponent_of_warp(largest)
         exponent = max(exponent, least)
         scale, at = scale_of(exponent), int32(begin)
-        while at + STEP < end:  # two vectors at a time: what one waits for, the other does not
+        while at + STEP < end:  # two at a time, to overlap their latency
             upper, lower = load(at), load(at + below)
             next_upper, next_lower = load(at + STEP), load(at + STEP + below)
             split(at, below, upper, lower, scale)
@@ -116,9 +114,10 @@ def make_split_window():
 
 
 def make_split_stage(config: Config):
-    """Split: a device function, what a warp does with a stage when its copies have arrived. ``at``: the stage's
-    address; ``slot``: 8 bytes for each before it; ``split``: where the mbarriers are that say split, where the inverses
-    of the windows' scales go, both of the first slot, and the weights' scales; ``firsts``, ``lasts``: of each window.
+    """Build ``split_stage``, with which a warp splits a stage whose copies have arrived.
+
+    ``at``: its address. ``slot``: 8 bytes for each slot before it. ``split``: addresses of the first slot's ``ready``
+    mbarrier and inverse scales; the weights' scales. ``firsts``, ``lasts``: of each window.
     """
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
@@ -127,13 +126,13 @@ def make_split_stage(config: Config):
         _, _, _, region, _, _ = in_stage
         ready, inverses, scales = split
         z = int32(0)
-        while z < regions:  # by one piece of code, as instructions are cached
+        while z < regions:  # a loop, to spare the instruction cache
             first, end = (firsts[0], lasts[0]) if z == 0 else (firsts[last], lasts[last])
             inverse = split_window(int32(at + z * region), in_stage, first, end, scales, lane)
             if lane == 0:
                 st_shared_f32(int32(inverses + slot + 4 * z), inverse)
             z = recomputed(int32(z + 1))
-        fence_async()  # the next to write here is the copy engine
-        mbarrier_arrive(int32(ready + slot))  # each lane for what it has written, which racecheck understands
+        fence_async()  # the copy engine writes here next
+        mbarrier_arrive(int32(ready + slot))  # every lane, for racecheck
 
     return split_stage

@@ -1,21 +1,13 @@
-"""The last column of every sample, where it alone would take k6 one more tile.
+"""The last column of every sample on CUDA cores, where it alone would take k6 one more tile.
 
-A sample of L inputs has L columns and a few more, of which the last one's outputs are those that only its last inputs
-reach. Where L is a number of whole tiles, as powers of two are, one column is left over, and a tile of 128 for it takes
-as long as any other: 512 positions take the time of 640. So it is computed apart, on CUDA cores, after the others. Of
-tiles that do not overlap, that takes oobleck_u1 from 0.249 to 0.204 ms and hifigan_u1 from 0.128 to 0.119 (H200, TF32,
-the search of 398486d), and in tf32x3 from 0.861 to 0.632 and from 0.388 to 0.327 (the search of f4362cc).
+A sample of L inputs has a few more than L columns; if L is a whole number of tiles, one is left over.
 
-* A block takes the rows of one of k6's tiles, those that have an output in this column, and a few samples. What the
-  taps meet of them goes to shared memory.
-* A thread takes a row, and 16 bytes of its packed weights (kernels/common/tensor_core/pack.py) at a time, every so many
-  of them; then what the threads of a row have summed is added up, always in the same order. In tf32x3 the two parts of
-  a weight are one again.
-* A block needs nothing that k6 computes, so it may begin where that has no tile left (Kernel.prepare), since k6 lets it
-  begin only when the weights have been packed: hifigan_u1 takes
-  2% (TF32) and 3% (bfloat16) less for it, oobleck_u2 1%. As many of them as fit gather on the multiprocessors that are
-  free first, which takes longer where each has many weights to read: oobleck_u1 took 1% to 3% more (H200, a script; no
-  recorded rows).
+* A block takes the rows of one of k6's tiles that have an output there, and a few samples, whose inputs it keeps in
+  shared memory.
+* A thread takes a row, and every so many 16 bytes of its packed weights (kernels/common/tensor_core/pack.py). A row's
+  partial sums are added in a fixed order. In tf32x3 a weight's two parts are added first.
+* Blocks need nothing from k6, so they may begin once the weights are packed (Kernel.prepare). Early blocks gather on
+  few multiprocessors, so long sums do not begin early.
 """
 
 from __future__ import annotations
@@ -38,17 +30,17 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from .tile import Config, tail_column
 
 THREADS = 512
-SAMPLES = 2  # of a block
-LOADS = 8  # that a thread has under way
-MOST_EARLY_STAGES = 64  # of a sum whose blocks begin early
-CHANNELS = 2048  # whose inputs are in shared memory at a time; a whole number of stages
+SAMPLES = 2  # a block
+LOADS = 8  # in flight, a thread
+MOST_EARLY_STAGES = 64  # stages of a launch that begins early
+CHANNELS = 2048  # in shared memory at a time; a whole number of stages
 INPUTS = CHANNELS * SAMPLES
 
 
 @cache
 def make_kernel(tile: Tile) -> Kernel:
     rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
-    all_parts = tile.parts  # of a weight
+    all_parts = tile.parts  # parts of a weight
     element, elements, vector = ELEMENTS[tile.dtype], 16 // tile.itemsize, 16 // tile.operand_size
     load, store, storage, load_weights = element.load, element.store, element.storage, load_run(element, elements)
     block, all_weights = rows * depth // vector * elements, all_parts * LOADS * elements
@@ -156,16 +148,18 @@ def make_kernel(tile: Tile) -> Kernel:
 
 
 def kernels_of(config) -> list[Kernel]:
-    """The kernel of the last columns, if a rung's configuration leaves them out."""
+    """Return the tail kernel, if ``config`` (of any rung) leaves the last columns out."""
     return [make_kernel(config.tile)] if getattr(config, "tail", False) else []
 
 
 def prepare(
     problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
 ) -> Prepared:
-    """The launch that computes the last columns: of an input (N, C_in, L) that lies so, with positions side by side,
-    weights packed for the configuration in ``stages`` stages, the bias (C_out,) or, without one, anything of ``dtype``,
-    and the output (N, C_out, L_out)."""
+    """Return the launch that computes the last columns.
+
+    It takes x (N, C_in, L) with the given strides in elements, positions contiguous; weights packed for ``config`` in
+    ``stages`` stages; the bias (C_out,), else anything of ``dtype``; the output (N, C_out, L_out).
+    """
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups

@@ -1,4 +1,4 @@
-"""Configurations of k6: what a block holds in shared memory, and which configuration a problem gets."""
+"""Configurations of k6: a block's tile, ring and staging, and the layout of its shared memory."""
 
 from __future__ import annotations
 
@@ -13,67 +13,59 @@ from numba_tconv.kernels.common.tensor_core.store_runs import keeps_runs
 from numba_tconv.kernels.common.tensor_core.tile import ANY_LENGTH, COLUMNS, WINDOW_LIMIT, Tile, make_tile, round_sizes
 from numba_tconv.runtime.device import H200
 
-CONSUMERS, PRODUCERS = 2, 4  # warpgroups that multiply; warps that copy
-STORE_WARPS = 4  # of a warpgroup, which store together
+CONSUMERS, PRODUCERS = 2, 4  # warpgroups; warps
+STORE_WARPS = 4  # a warpgroup's
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
-# Of a thread that multiplies, and of one that copies, so many that neither spills; all threads start with 168, and the
-# sum stays.
+# A consumer's and a producer's thread, without spills; all start with 168, and the block's sum must not grow.
 REGISTERS = 216, 72
 BLOCKS = 2  # of 64 columns, in a tile
 WIDEST = 2 * COLUMNS  # columns of a window, at most
-SHARED_PER_BLOCK = H200.shared_per_block  # bytes; the rung runs on this compute capability only
+SHARED_PER_BLOCK = H200.shared_per_block  # bytes; k6 needs compute capability 9.0
 MOST_STAGES = 12
 FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
-# Columns of a sample, over those that it needs, that cost less than windows shared by samples, which are filled in
-# vectors of 16 bytes or, where a sample ends within one, by elements (producer.py). Of hifigan_u1's 16 samples 44
-# positions take 0.059 ms in TF32 in vectors, 43 in whole tiles 0.035; in bfloat16 43 take 0.110 or more by elements,
-# 0.027 in whole tiles (H200, a script; no recorded rows).
+# A sample may be padded to so many times its columns, to avoid windows shared by samples. Shared windows are filled in
+# vectors of 16 bytes or, where samples end within one, by elements.
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
-# Stages, with fewer of which a ring is worth a warpgroup's own buffer for rounds: on kb64 seven stages and a buffer
-# that is passed on take 2 or 3% less than six and one for each (H200, a script; no recorded rows).
+# With fewer stages, a deeper ring is worth more than a second staging buffer.
 SHALLOW_RING = 7
-# Taps with which split operands are split ahead, and columns of a window that lanes have registers for then. Kb74's
-# five taps, which share one window of 16 columns so, take 0.58 ms, and 0.84 as chunks of three whose lanes split their
-# windows of 12; waveglow's four 0.094 and 0.098. Fewer take longer: kb64 with its three taps took 2.53 ms instead of
-# 2.30, hifigan_u1 with two 0.284 instead of 0.230 (H200, a script; no recorded rows).
+# The least taps with which operands are split ahead, and the columns that a window may have then.
 FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
-LANE_OPERANDS = 48  # registers for the operands of two stages, beside 128 accumulators
-LANE_OPERANDS_OF_PARTS = 24  # the same where the sums are stored from their registers, and for more than two taps
+LANE_OPERANDS = 48  # registers of two depths, beside 128 accumulators
+LANE_OPERANDS_OF_PARTS = 24  # the same where sums are stored straight from registers
 
 
 @dataclass(frozen=True)
 class Config:
     tile: Tile
-    resident: bool  # all weights of the row tile stay in shared memory
+    resident: bool  # the row tile's weights stay in shared memory
     weights: int  # bytes of them
     stages: int
-    unroll: int  # products' depths whose operands are in registers at a time
-    # Staging buffers: one for each warpgroup, or one that they pass to each other; in bulk, of each one. None where the
-    # sums leave straight from their registers (epilogue/part.py).
+    unroll: int  # product depths in registers at a time
+    # Staging buffers: 2 (one a warpgroup), 1 (shared by turns) or 0 (epilogue/part.py); in bulk, of each warpgroup.
     buffers: int
-    bulk_channels: int = 0  # output channels that a warpgroup hands to the copy engine together (bulk.py); 0: none
-    round_buffers: int = 1  # of each of these, where rows leave in rounds (epilogue/rows.py)
-    joined: bool = False  # the samples are laid end to end beforehand (input.py)
-    depths: int = 1  # products' depths of a stage: one, or all that are unrolled
-    splits: int = 1  # parts of the input channels, whose sums another kernel adds up (kernels/common/channel_parts.py)
-    early_sums: ClassVar[bool] = True  # that kernel is launched early (Kernel.prepare)
-    tail: bool = False  # a sample's last column, one more than whole tiles have, is computed apart (tail.py)
+    bulk_channels: int = 0  # output channels handed to the copy engine together (bulk.py), or 0
+    round_buffers: int = 1  # buffers in each, for rows in rounds (epilogue/rows.py)
+    joined: bool = False  # samples are laid end to end first (input.py)
+    depths: int = 1  # product depths of a stage: 1 or ``unroll``
+    splits: int = 1  # split-K: parts of the input channels (kernels/common/channel_parts.py)
+    early_sums: ClassVar[bool] = True  # the kernel that adds them up is launched early
+    tail: bool = False  # the last column of every sample is left to tail.py
 
     @property
     def compiled(self) -> Config:
-        """What the kernel is compiled for: it knows nothing of what other kernels do."""
+        """The part of the configuration that k6's kernel depends on."""
         return replace(self, splits=1, tail=False)
 
     @property
     def paired(self) -> bool:
-        """The warpgroups compute neighbouring tiles from the same stages; otherwise they take tiles in turn."""
+        """The warpgroups compute neighbouring tiles from the same stages, not alternate tiles."""
         return not self.resident or self.tile.parts == 2
 
     @property
     def split_ahead(self) -> bool:
-        """Operands are split by the warps that copy, not by those that multiply."""
+        """Producers, not consumers, split the operands of tf32x3."""
         tile = self.tile
         return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
 
@@ -97,57 +89,57 @@ class Config:
         """Columns of a window."""
         return self.tile.lead + COLUMNS
 
-    # A window as the copy engine fetches it (boxes.py), for rows of x that begin at multiples of 16 bytes.
+    # A window in a box (boxes.py), for rows of x that begin at multiples of 16 bytes.
 
     @property
     def pitch(self) -> int:
-        """Elements from one channel to the next: 8 or 24 modulo 32, so that the four channels that a quarter-warp reads
-        lie in different banks."""
+        """Elements from channel to channel: 8 or 24 modulo 32, so that four channels lie in different banks."""
         return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
 
     def region(self, pitch: int) -> int:
-        """Bytes of a window, a multiple of 128, of rows of ``pitch`` bytes."""
+        """Bytes of a window, a multiple of 128; ``pitch``: bytes from one channel to the next."""
         return -(-self.depth * pitch // 128) * 128
 
     def slot_of(self, region: int) -> int:
-        """Bytes of a stage, of windows of ``region`` bytes."""
+        """Bytes of a stage; ``region``: bytes of a window."""
         return self.regions * region + (0 if self.resident else self.stage_weights)
 
     @property
     def slot(self) -> int:
         return self.slot_of(self.region(self.pitch * self.tile.itemsize))
 
-    # The staging of a warpgroup, if its outputs leave in bulk.
+    # Staging of a warpgroup for bulk stores.
 
     @property
     def bulk_pitch(self) -> int:
-        """Elements from one channel's run to the next, a multiple of 16 bytes; less than that is added
-        (epilogue/bulk.py). A vector more than a run needs that is moved by less than one, so that runs begin in other
-        banks."""
+        """Elements from run to run, a multiple of 16 bytes; the kernel adds less than that (epilogue/bulk.py).
+
+        The spare vector lets runs begin in different banks.
+        """
         vector = 16 // self.tile.out_dtype.itemsize
         run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
         return (-(-run // vector) + 1) * vector
 
     @property
     def by_lanes(self) -> bool:
-        """What is staged for the copy engine is written by the warps' lanes: where a tile has a run for each row."""
+        """Lanes write the bulk runs, because each row of the tile is one (epilogue/vectors.py)."""
         return self.bulk_channels > 0 and self.tile.span == 1
 
     @property
     def by_rows(self) -> bool:
-        """The rows of a tile leave eight at a time, by the warps' stores (epilogue/rows.py)."""
+        """The warps store a tile eight rows at a time (epilogue/rows.py)."""
         tile = self.tile
         rounds = tile.whole and tile.span == 1 and tile.round_channels == ROUND_ROWS
         return rounds and self.buffers > 0 and not self.bulk_channels and tile.out_dtype.itemsize == 4
 
     @property
     def spreads(self) -> bool:
-        """The runs of a tile leave one after another, while the next tile's products run."""
+        """A tile's runs leave one after another during the next tile's products."""
         return self.paired and 0 < self.bulk_channels == self.tile.channels and not self.by_lanes
 
     @property
     def bulk_runs(self) -> int:
-        """Runs in a buffer: those of the channels, and of what fills up the last core matrix."""
+        """Runs in a buffer, with those that fill the last core matrix."""
         return -(-self.tile.rows * self.bulk_channels // (self.tile.channels * self.tile.phases))
 
     @property
@@ -157,40 +149,40 @@ class Config:
 
     @property
     def own_staging(self) -> int:
-        """Bytes from one warpgroup's staging to the next: none if they pass one buffer to each other. In bulk, that of
-        tiles that several samples share (kernels/common/tensor_core/store_any.py) lies in the same place."""
+        """Bytes from one warpgroup's staging to the next; 0 if they share a buffer.
+
+        In bulk, it also holds tiles that samples share (kernels/common/tensor_core/store_any.py).
+        """
         if self.bulk_channels:
             return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
         return self.staging_buffer if self.buffers > 1 else 0
 
     @property
     def staging_buffer(self) -> int:
-        """Bytes that a warpgroup stages in, where its outputs do not leave in bulk."""
+        """Bytes of a staging buffer, unless outputs leave in bulk."""
         return self.round_buffers * self.round_bytes if self.by_rows else self.tile.staging * 4
 
     @property
     def round_bytes(self) -> int:
-        """Of the buffer of a round, where rows leave in rounds. Beyond its last row lanes read, by less than a vector,
-        what they do not write."""
+        """Bytes of a round's buffer; lanes read up to a vector beyond its last row."""
         return self.tile.staging * 4 + 16
 
     @property
     def extras(self) -> int:
-        """Bytes of a warpgroup's biases."""
+        """Bytes of a warpgroup's staged biases."""
         runs = self.bulk_runs * (self.tile.channels // self.bulk_channels) if self.bulk_channels else 0
         return -(-runs * 4 // 16) * 16
 
     @property
     def staging_bytes(self) -> int:
-        """Of the block."""
+        """Bytes of the block's staging."""
         return CONSUMERS * self.own_staging or (self.staging_buffer if self.buffers else 0)
 
     @property
     def extras_at(self) -> int:
         return self.staging + self.staging_bytes
 
-    # Where things lie in shared memory, in bytes: resident weights, ring, staging buffers, biases, mbarriers, a tensor
-    # map.
+    # Offsets in shared memory, in bytes: resident weights, ring, staging, biases, mbarriers, a tensor map.
 
     @property
     def ring(self) -> int:
@@ -210,14 +202,18 @@ class Config:
 
     @property
     def ready(self) -> int:
-        """Of operands that are split ahead: an mbarrier that says split for each stage; then, for each, what the sums
-        of each of its windows are multiplied by (split_ahead.py)."""
+        """Offset for operands split ahead: one mbarrier a stage, then 8 bytes of inverse scales a stage
+        (split_ahead.py).
+        """
         return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
 
     @property
     def map(self) -> int:
-        """Behind the mbarriers: one that says full and one that says empty for each stage, one for the resident
-        weights, and two for each warpgroup's turns; and behind what ``ready`` says."""
+        """Offset of the tensor map.
+
+        Before ``ready`` lie a full and an empty mbarrier for each stage, one for resident weights, and two turns for
+        each warpgroup.
+        """
         return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
 
     @property
@@ -226,10 +222,10 @@ class Config:
 
 
 def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
-    """Depths whose operands are held: two, so that a window is loaded while products run, if the registers suffice.
+    """Return the depths of operands that a lane holds: 2, to load during products, if the registers suffice.
 
-    Not where one of two would lie beyond the channels of its group: the copy engine would bring the next group's. The
-    next of ``splits`` parts of the same group it may bring: the weights there are zeros.
+    It is 1 where the second depth could lie in the next group. The next of ``splits`` parts may be read: its weights
+    are zeros.
     """
     if problem.groups > splits and problem.in_channels_per_group % (2 * tile.depth):
         return 1
@@ -239,13 +235,12 @@ def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def last_column(problem: Problem) -> int:
-    """The last one that has outputs."""
+    """Return the last column of a sample that has outputs."""
     return (problem.padding + problem.out_length - 1) // problem.stride
 
 
 def tail_column(problem: Problem, config: Config) -> int | None:
-    """The one column of a sample that is left over where the others fill whole tiles and each tile computes its own
-    alone, of shapes that tail.py computes; None where there is none."""
+    """Return a sample's single column beyond whole tiles, if tail.py can compute it; else None."""
     tile, last = config.tile, last_column(problem)
     if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
         return None
@@ -255,8 +250,10 @@ def tail_column(problem: Problem, config: Config) -> int | None:
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
-    """First column, and columns a sample: as many as whole tiles have, if that is not too many more. Then no tile is
-    shared by two samples, and each window is of one sample alone."""
+    """Return a sample's first column and number of columns.
+
+    If the padding is not too much, the columns are whole tiles, and samples share no tile and no window.
+    """
     tile = config.tile
     first, needed = tile.columns(problem)
     if config.joined:
@@ -271,21 +268,23 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def column_tiles(problem: Problem, config: Config) -> int:
-    """Tiles along the columns: none for what the last sample is padded with."""
+    """Return the tiles along the columns, without the last sample's padding."""
     columns, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
     return config.tile.tiles_along((problem.batch - 1) * columns + min(columns, needed))
 
 
 def channel_chunks(problem: Problem, config: Config) -> int:
-    """Stages a tap chunk: whole turns of the unrolled loop; the channels beyond the last are zeros."""
+    """Return the depths of a tap chunk, a multiple of ``unroll``; missing channels are zeros."""
     return -(-config.tile.channel_chunks(problem) // config.unroll) * config.unroll
 
 
 def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits: int = 1) -> tuple[Config, ...]:
-    """The configurations that a problem may have: tiles of several heights, weights resident if they fit (of a long
-    stride, which may have more tiles of rows than there are multiprocessors, also streamed), and ways to stage the
-    outputs. What is compiled depends on neither batch nor length. ``wide_outputs``: they are float32 in any case.
-    ``splits``: parts of a group's channels, which are groups of ``problem`` (channel_parts.split)."""
+    """Return a problem's configurations: tile heights, stagings, weights resident if they fit, else streamed (parts:
+    both).
+
+    Batch and length do not change what is compiled. ``wide_outputs``: float32 outputs in any case. ``splits``: parts of
+    a group's channels, which are groups of ``problem`` (channel_parts.split).
+    """
     found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
     return (*found, *tails)
@@ -295,7 +294,7 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
 def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int = 1) -> tuple[Config, ...]:
     found = []
     for rows in ROW_CHOICES:
-        # Split operands need a second set of sums (mainloop.py), and half the rows leave registers for it.
+        # Split operands need a second set of sums (mainloop.py), so half the rows.
         split = precision == "tf32x3"
         tile = make_tile(problem, precision, rows // 2 if split else rows, WIDEST_SPLIT_AHEAD if split else None)
         if tile is None:
@@ -315,17 +314,15 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
 
 
 def deepest(config: Config) -> Config | None:
-    """The configuration with the deepest ring that fits; None if none does."""
+    """Return the configuration with the deepest ring that fits, or None."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
     return next((ring for ring in rings if ring.shared_bytes <= SHARED_PER_BLOCK), None)
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """The configuration with stages of all depths that are unrolled, where that is better and a stage is of one group.
+    """Return the configuration with stages of ``unroll`` depths, if the ring is deepest and no stage spans groups.
 
-    A depth then costs half as much to copy and to wait for, but half as many stages are left. Where the ring holds the
-    most, the patch takes 8% less in TF32, dac_u4 and hifigan_u2 in bfloat16 3%, hifigan_u4 in TF32 2% more (rows of two
-    runs). Where it does not, dac_u2 in bfloat16 took 5% more and encodec_u2 in TF32 7% (a script; no recorded rows).
+    Deep stages halve a depth's cost to copy and wait for, but also the number of stages.
     """
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
@@ -335,16 +332,16 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 
 
 def stagings(config: Config) -> Iterator[Config]:
-    """Ways to stage the outputs: in bulk, all channels of a tile or half of them at a time; and by
-    kernels/common/tensor_core/store_runs.py, in the largest rounds, with a buffer for each warpgroup or, where that
-    does not fit or leaves the ring shallow, one for both; with columns that are computed twice, so that runs begin on
-    sectors, and without. Those of a part of the phases are not staged."""
+    """Yield the ways to stage the outputs, with aligned runs and, where possible, without.
+
+    * Bulk: all or half of a tile's channels at a time; not with split operands, whose sums take the registers.
+    * Warps' stores in the largest rounds: two buffers, or one if two do not fit or leave the ring shallow.
+    * A part of the phases: no staging, input joined or not (input.py).
+    """
     tile = config.tile
     if tile.part:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
         return
-    # With split operands, whose sums take all registers, staging in bulk was slower wherever it was tried: by 6 to 19%
-    # on seven workloads (H200, against older rows; no recorded rows of its own).
     if tile.whole and tile.parts == 1 and (tile.phases == 1 or not tile.empty_slots):
         for channels in round_sizes(tile):
             if 2 * channels >= tile.channels:
@@ -361,8 +358,10 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """The configuration that stages in the largest rounds that keep their runs in registers, or in the smallest; with
-    two buffers for rounds of rows, unless the ring were shallower for it."""
+    """Return the configuration with the largest rounds that keep runs in registers, else the smallest.
+
+    Rounds of rows get two buffers, if the ring stays as deep.
+    """
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)
         if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):
@@ -376,6 +375,6 @@ def _runs(config: Config, buffers: int) -> Config:
 
 
 def _largest_rounds(tile: Tile, staging: int) -> Tile:
-    """The tile with as many channels staged together as ``staging`` bytes hold, or as few as possible."""
+    """Return the tile with the most channels a round that ``staging`` bytes hold, or the fewest possible."""
     tiles = [replace(tile, round_channels=channels) for channels in round_sizes(tile)]
     return next((staged for staged in tiles if staged.staging * 4 <= staging), tiles[-1])

@@ -1,5 +1,4 @@
-"""What a lane of k6 that multiplies must know, beside where its window is, to load it from the stages of a tile and of
-a chunk of taps (window.py). It is worked out once for all of them."""
+"""How a consumer lane reads its windows of a tile and tap chunk (window.py)."""
 
 from __future__ import annotations
 
@@ -13,18 +12,19 @@ from .window import ALIGNED, make_beyond
 
 
 def make_view(config: Config):
-    """A device function. ``n``, ``j``: as in producer.py. ``taken``, the same for all tiles: from ``boxed`` to
-    ``apart`` as there; ``early``: elements from the multiple of 16 bytes before x to x; ``stride_c``: of x; ``loaded``:
-    inputs of a sample, its columns, and the first of them; ``column``: of the tile, where the lane's window begins;
-    ``x_at``: where it is, if the tile's begins at a multiple of 16 bytes.
+    """Build ``view_of``, called once for a tile's tap chunk.
 
-    Returns the window's place, whether the copy engine has rounded it, and ``beyond`` and ``together`` of
-    window.py.
+    ``n``, ``j``: as in producer.py. ``taken``, the same for all tiles: ``boxed``, ``aligned`` and ``apart`` as in
+    producer.py; ``early``, elements from a multiple of 16 bytes to x; ``stride_c`` of x; ``loaded``, a sample's inputs,
+    columns and first column; ``column`` of the tile where the lane's window begins; ``x_at``, its address if the tile's
+    window begins at a multiple of 16 bytes.
+
+    Returns the window's address, whether the copy engine has rounded it, and ``beyond`` and ``together`` (window.py).
     """
     tile = config.tile
     itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
     shift, before = tile.chunk_shift, tile.overlap + lead
-    # Only windows that the copy engine has not rounded are rounded when they are read.
+    # Consumers round the windows that the copy engine has not.
     some_rounded, ahead = tile.precision == "tf32", config.split_ahead
     window_start, beyond_of = make_window_start(config, int32), make_beyond(config)
 
@@ -35,7 +35,7 @@ def make_view(config: Config):
         inputs, columns, first = loaded
         if some_rounded or not aligned:
             if not aligned:
-                # Modulo 16 bytes it does not matter in which sample that is: columns are multiples of eight.
+                # The sample does not matter: its columns are a multiple of eight.
                 begin = int32(int32(early + first + j) - int32(before + chunk * shift))
                 x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
                 begins = int32(begin | int32(stride_c))  # of every row, modulo 4

@@ -1,4 +1,4 @@
-"""The operands of k6's products: a lane's window of x, out of a stage and into registers."""
+"""The register operand of k6's products: a lane's window of x."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from numba_tconv.ptx import bits_of, device_function, float_of, ld_shared, prmt,
 
 from .tile import Config
 
-ALIGNED = 0  # a way of loading a window, beside the number of elements that are loaded at a time
+ALIGNED = 0  # a value of ``together`` (make_window)
 
 
 def halves(low, high):
-    """prmt's selector of the halves, 0 and 1 of the first word and 2 and 3 of the second, that make up the result."""
+    """Return prmt's selector of two halves: 0 and 1 of the first word, 2 and 3 of the second."""
     return sum((2 * half + byte) << (8 * z + 4 * byte) for z, half in enumerate((low, high)) for byte in range(2))
 
 
 def lane_rows_of(tile: Tile) -> int:
-    """Rows of x, or pairs of neighbouring ones, of which a lane has a window: its operands are as deep."""
+    """Return the rows of x (16-bit: pairs of rows) of which a lane has a window."""
     return SPLIT_ROWS if tile.parts == 2 else 2
 
 
 def make_beyond(config: Config):
-    """A device function: how many columns of a lane's window are before its row, and 256 times those behind it, if the
-    first is ``element`` of the row's ``length``. What a box holds there is of other rows (boxes.py)."""
+    """Build a device function: the columns of a lane's window before its row, plus 256 times those behind it.
+
+    ``element``: the window's first column, in a row of ``length`` elements.
+    """
     window = 4 + config.tile.halo
 
     @device_function
@@ -38,21 +40,25 @@ def make_beyond(config: Config):
 
 
 def make_window(config: Config, first: int = 0, end: int | None = None):
-    """A device function: a lane's window of x as operand registers, ``parts`` times two rows of ``window`` registers.
-    Of operands that are split ahead it may be asked for the columns from ``first`` to ``end``, multiples of four.
+    """Build a device function that loads a lane's window as operand registers, ``parts`` times two rows of ``window``.
 
-    Register (h, q) of a part holds the window's column q for the channels of k = t + 4*h, or, with 16-bit elements, of
-    k = 2*t + 8*h and the next: with q = halo - shift + 2*block + half it is register 2*h + half of A
-    (kernels/common/tensor_core/fragments.py). Split operands are those of four rows, channels t, t + 4, t + 8 and t +
-    12 (``split_channel``); if they are split ahead, the rows have larger and smaller parts of the first two, then of
-    the others (split_ahead.py). ``x_at``: where the lane's window is in the first slot, ``offset``: bytes from there to
-    its stage's, a multiple of 16. ``h_step``: bytes from the row of h = 0 to that of h = 1; ``odd_step``: to that of
-    the next channel. ``together``: elements that may be loaded at a time, 4, 2 or 1, since all rows begin at multiples
-    of as many; ALIGNED: 4, and the rows begin at multiples of 16 bytes, rounded where they must be. ``beyond``: whether
-    any of the warp's windows that are not ALIGNED has something that is none of its row's, and what of the lane's is
-    (``make_beyond``), which is zeros where operands are split ahead. ``rounded``: the copy engine has rounded the
-    window to TF32. ``scales``: of split operands (kernels/common/tensor_core/split_operand.py). Returns what the
-    products of the window are to be multiplied by, where they are not split ahead."""
+    Register (h, q) of a part holds column q for channels k = t + 4*h or, with 16-bit elements, k = 2*t + 8*h and the
+    next. With q = halo - shift + 2*block + half it is register 2*h + half of A
+    (kernels/common/tensor_core/fragments.py). Split operands come from channels t, t + 4, t + 8 and t + 12
+    (``split_channel``). Split ahead, the rows are the larger and smaller parts of the first two, then of the others
+    (split_ahead.py); only then may ``first`` and ``end``, multiples of four, limit the columns.
+
+    * ``x_at``, ``offset``: address of the window in the first slot; bytes from there, a multiple of 16.
+    * ``h_step``, ``odd_step``: bytes from the row of h = 0 to that of h = 1; to the next channel.
+    * ``together``: elements a load, 4, 2 or 1, as all rows' alignment allows. ALIGNED: 4, rows begin at multiples of 16
+      bytes and are rounded where needed.
+    * ``beyond``: whether a lane of the warp reads outside its row, and the lane's columns there (``make_beyond``),
+      which become zeros; unused if ALIGNED or split ahead.
+    * ``rounded``: the copy engine has rounded to TF32.
+    * ``scales``: of split operands (kernels/common/tensor_core/split_operand.py).
+
+    Returns the factor of the products' sums; 1 unless the lane splits.
+    """
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
@@ -65,8 +71,8 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     @device_function
     def clear(v, at, beyond):
         some, beyond = beyond
-        if some:  # a warp's branch is cheaper than its lanes' own
-            beyond = recomputed(beyond)  # what follows from it is not worth registers
+        if some:  # uniform in the warp
+            beyond = recomputed(beyond)  # saves registers
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
                 for q in range(unused, window):
@@ -87,8 +93,8 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     fours, twos = make_rows(4), make_rows(2)
 
-    # The warp's barrier keeps the compiler from mixing the ways into one, with predicates: loads that are not made
-    # would wait in the same queue. The slowest way is asked for first: every question costs a stage some clocks.
+    # The barriers keep the compiler from merging the branches into predicated loads. The slowest branch comes first,
+    # because tests cost clocks in each stage.
     @device_function
     def load_singles(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales):
         x_at = int32(x_at + offset)
@@ -115,7 +121,7 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     @device_function
     def interleave(v, at, even, odd):
-        """Two neighbours of each of two channels, a word a channel, as a word a column."""
+        """Turn two columns of each of two channels from a word a channel into a word a column."""
         v[at] = prmt(even, odd, lower)
         v[at + 1] = prmt(even, odd, upper)
 
@@ -137,8 +143,8 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     @device_function
     def words_within_one(v, at, x_at, offset, h_step, odd_step):
-        """Where one of two neighbouring channels begins within a word: an element's own half comes from each."""
-        # All but the offset is the same for every stage, and worked out before.
+        """Load where one of two neighbouring channels begins within a word."""
+        # Only the offset depends on the stage.
         even_within = x_at & 2
         whole_at = int32(int32(x_at + odd_step if even_within else x_at) + offset)
         parted_at = int32(int32((x_at if even_within else x_at + odd_step) & -4) + offset)

@@ -1,4 +1,4 @@
-"""What each command of the command line does; ``cli`` reads the arguments."""
+"""The commands of the command line; parser.py reads the arguments."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from numba_tconv.selection.registry import RUNGS
 
 from . import info
 
-FAILED, MISTAKE = 1, 2  # exit codes: a result is wrong; the command cannot be carried out
+FAILED, MISTAKE = 1, 2  # exit codes: a wrong result; a command that cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
-NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes of which no value is usual
+NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes without a usual value
 README = Path("README.md")
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
-DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # what --cc may name
+DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # by --cc
 
 
 class Mistake(Exception):
-    """What the user asked for cannot be done; the message is the one line to print."""
+    """The command cannot be carried out; the message is the one line to print."""
 
 
 @contextlib.contextmanager
 def mistakes() -> Iterator[None]:
-    """Around the reading of input: what it raises is the user's mistake."""
+    """Context that turns errors of reading input into Mistake."""
     try:
         yield
     except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -72,7 +72,7 @@ def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
 
 
 def named_precision(arguments) -> str:
-    """What --precision names, else "ieee". Raises Mistake where the dtype does not have it."""
+    """--precision, else "ieee". Raises Mistake where the dtype does not have it."""
     return checked_precision([arguments.dtype], arguments.precision) or "ieee"
 
 
@@ -97,7 +97,7 @@ def run_sweep(arguments) -> int:
 
 
 def record(chosen: list[Workload], arguments) -> int:
-    """Measure the workloads and add the rows to the file, after each workload."""
+    """Measure the workloads, and add rows to the file after each; returns the exit code."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
     arithmetic = dtype, named_precision(arguments)
     with mistakes():
@@ -133,7 +133,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """As ``named.rungs_for``; but of several workloads, some may be no work for a rung that is named."""
+    """``named.rungs_for``; with several ``workloads`` (their number), a named rung that cannot do one is left out."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
@@ -183,7 +183,7 @@ def run_check(arguments) -> int:
 
 
 def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tuple[str, check.Outcome]]:
-    """Print a table for each result of one problem; what came out."""
+    """Check one problem and print a table for each result; returns (result, outcome) pairs."""
     found = list(progress(check.parity(problem, dtype, precision), f"check {problem}", check.steps()))
     print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64")
     for result in RESULTS:
@@ -193,7 +193,7 @@ def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tupl
 
 
 def problem_of(arguments, base: Problem) -> Problem:
-    """The workload that was named, else ``base``, with the sizes that were given."""
+    """The named workload's problem, else ``base``, with the given sizes."""
     base = workloads.get(arguments.workload).problem if arguments.workload else base
     return dataclasses.replace(base, **given_sizes(arguments))
 
@@ -203,7 +203,7 @@ def given_sizes(arguments) -> dict:
 
 
 def require_sizes(arguments) -> None:
-    """Raise Mistake unless all sizes of which no value is usual were given."""
+    """Raise Mistake unless all NEEDED sizes were given."""
     given = given_sizes(arguments)
     if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
         flags = ", ".join("--" + name.replace("_", "-") for name in needed)
@@ -211,7 +211,7 @@ def require_sizes(arguments) -> None:
 
 
 def in_simulator(argv: list[str]) -> int:
-    """Run this command line again with Numba's CUDA simulator, which has to be chosen before numba is imported."""
+    """Run this command line in Numba's CUDA simulator, to be chosen before numba is imported; returns the exit code."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
 
@@ -234,8 +234,7 @@ def run_explain(arguments) -> int:
 
 
 def run_figures(arguments) -> int:
-    """Draw the figures and fill the pages, once it is known that all of it can be written. What is already as it should
-    be is left alone."""
+    """Draw the figures and fill the pages, after checking that all can be written. Unchanged files are left alone."""
     data, plots = arguments.data, arguments.plots
     recorded = rows.read_all(data)
     if not recorded:
@@ -246,7 +245,7 @@ def run_figures(arguments) -> int:
     tables, pages = readme.tables(data), {front: readme.FRONT, plots / "README.md": readme.RESULTS}
     for page, names in pages.items():
         if page.exists():
-            readme.updated(page, {name: tables[name] for name in names})  # says now what would stop it later
+            readme.updated(page, {name: tables[name] for name in names})  # raises before anything is drawn
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -295,7 +294,7 @@ def run_inspect(arguments) -> int:
 
 
 def run_search(arguments) -> int:
-    """Measure every configuration of k6 on the workloads that are work for it."""
+    """Measure every configuration of k6 on the workloads that it can do."""
     dtype = bench.DTYPES[arguments.dtype]
     asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
     precision = bench.peak_name(dtype, asked)
@@ -338,7 +337,7 @@ def run_info(arguments) -> int:
 
 
 def run_kernelbench(arguments) -> int:
-    """Judge and time the entries, and add a row for each whose output is right."""
+    """Judge and time the entries, and add a row for each right output."""
     numbers = arguments.problem or list(kernelbench.ENTRIES)
     if unknown := set(numbers) - set(kernelbench.ENTRIES):
         raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")

@@ -1,4 +1,4 @@
-"""The command that compiles ahead: of workloads, of a layer of given sizes, or of somebody's model."""
+"""The command that compiles ahead, for workloads, sizes of a layer, or a model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from numba_tconv.torch_api.noted import transposed_convolutions
 from . import commands, named_calls
 from .commands import Mistake
 
-SETS = ["kernelbench", "audio"]  # where nothing is named
+SETS = ["kernelbench", "audio"]  # by default
 
 
 def run_compile(arguments) -> int:
-    """Compile what is needed into the cache on disk, unless it is there."""
+    """Compile missing kernels into the cache on disk; returns the exit code."""
     device = current_device()
     if arguments.cc and commands.DEVICES[arguments.cc].cc != device.cc:
         device = commands.DEVICES[arguments.cc]
@@ -55,13 +55,13 @@ def run_compile(arguments) -> int:
 
 
 def _for_problems(arguments) -> list[str]:
-    """The flags that were given and say nothing of a model."""
+    """The given flags that do not apply to a model."""
     given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
     return ["--" + name.replace("_", "-") for name in given]
 
 
 def _calls_of_problems(names: list[str], arguments, device: Device) -> list[compile_ahead.Call]:
-    """Of workloads, with the sizes that were given; without a name, of the layer that has them."""
+    """Calls of the named workloads with the given sizes, or without a name of the layer of those sizes."""
     sizes = commands.given_sizes(arguments)
     if not names and sizes.keys() - {"batch"}:
         commands.require_sizes(arguments)
@@ -74,14 +74,14 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     rungs = arguments.rung or [named.AUTO]
     calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
     if not calls:
-        for dtype, precision in arithmetic:  # the first raises why
+        for dtype, precision in arithmetic:  # raises the reason
             named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
         raise Mistake(f"torch's own operator computes {problems[0]} there, so there is nothing to compile")
     return calls
 
 
 def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
-    """Of the model and the inputs that the function "module:function" returns, as ``warm`` finds them."""
+    """Calls of the model that "module:function" returns with its inputs, found as ``warm`` does."""
     if arguments.direction not in (FORWARD, STEP):
         raise Mistake(f"of {name} the forward pass or a step can be compiled, not {arguments.direction} alone")
     with _theirs(name):
@@ -99,12 +99,12 @@ def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.
 
 
 def _function(name: str):
-    """What "module:function" names. Raises Mistake if it is nothing to call."""
+    """The function called "module:function". Raises Mistake if there is none."""
     module, _, function = name.partition(":")
     try:
         found = importlib.import_module(module)
     except (ModuleNotFoundError, ValueError, TypeError) as error:
-        # A module that is there may lack one that it imports itself, which is told with where.
+        # A missing import of the module itself is raised with its traceback.
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise
         raise Mistake(f"there is no {name}: {error}") from error
@@ -118,7 +118,7 @@ def _function(name: str):
 
 @contextlib.contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Around code of the user: what it raises is a mistake, and where it was raised is printed."""
+    """Context that turns exceptions of the user's code into Mistake and prints their traceback."""
     try:
         yield
     except Mistake:

@@ -20,7 +20,7 @@ from . import commands, named_calls
 
 
 def run_decoders(arguments) -> int:
-    """Time the decoders on the GPU in each dtype, and add a row after each."""
+    """Time the decoders on the GPU in each dtype, and add a row after each; returns the exit code."""
     names = list(dict.fromkeys(arguments.decoders or decoders.DECODERS))
     dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
     with commands.mistakes():
@@ -49,7 +49,7 @@ def run_decoders(arguments) -> int:
 
 
 def compile_all(chosen: list[decoders.Decoder], dtypes: list[torch.dtype], batch: int, seconds: float) -> None:
-    """Compile what the decoders need on this GPU into the cache, on all processors; nothing where the cache is off."""
+    """Compile the decoders' kernels for this GPU into the cache on disk; nothing where the cache is off."""
     if not cache.directory():
         return
     device = current_device()

@@ -1,4 +1,4 @@
-"""The demonstration: kernels checked, compiled and measured as far as this machine allows, and the recorded results."""
+"""Kernels checked, compiled and timed as far as the machine allows, then recorded results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ FIGURE = f"throughput_{LIVE_WORKLOAD}_batch16_float32_tf32.png"
 LIVE_FIGURE = f"throughput_{LIVE_WORKLOAD}_total_float32_ieee.png"
 LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
 LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
-PRECISIONS = ("ieee", "tf32")  # a rung is compiled in the first that it has
+PRECISIONS = ("ieee", "tf32")  # a rung is compiled in the first that it supports
 
 
 def run_demo(arguments) -> int:
-    """With a GPU: check and a short sweep on it. Without: the simulator and the compiler. Then the recorded results."""
+    """Check and time on the GPU, or without one use simulator and compiler; then print recorded results. Returns the
+    exit code."""
     recorded = rows.read_all(arguments.data)
     if torch.cuda.is_available() and not SIMULATOR:
         code = checked_live()
@@ -42,7 +43,7 @@ def run_demo(arguments) -> int:
         beside = [row for row in recorded if row.workload == fresh[0].workload] if fresh else []
         plotting.draw_all(beside, figure.parent, fresh)
     else:
-        simulator = start_simulator()  # beside the compiler: each keeps one processor busy
+        simulator = start_simulator()  # runs beside the compiler
         line = compiled()
         code = checked_in_simulator(simulator)
         print(line)
@@ -57,7 +58,7 @@ def run_demo(arguments) -> int:
 
 
 def results(recorded: list[rows.Row], data: Path) -> list[str]:
-    """The recorded forward pass of ten layers, a line each, under what they are."""
+    """The recorded forward pass of ten layers, a line each, below a title."""
     lines, shown = summary.lines(recorded), summary.shown(recorded)
     if not lines:
         return [f"{data} holds no rows of these layers (`bench` records them, on a GPU)"]
@@ -72,14 +73,14 @@ def results(recorded: list[rows.Row], data: Path) -> list[str]:
 
 
 def start_simulator() -> subprocess.Popen:
-    """`check --small` in Numba's CUDA simulator, which has to be chosen before numba is imported."""
+    """Start `check --small` in Numba's CUDA simulator, to be chosen before numba is imported."""
     command = [sys.executable, "-m", "numba_tconv", "check", "--small"]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def checked_in_simulator(simulator: subprocess.Popen) -> int:
-    """Wait for the check, and say in a line what it found; all that it printed if a result was wrong. The exit code."""
+    """Print one line of the check, or all its output if it failed; returns its exit code."""
     said, _ = simulator.communicate()
     if simulator.returncode:
         print(said)
@@ -90,7 +91,7 @@ def checked_in_simulator(simulator: subprocess.Popen) -> int:
 
 
 def checked_live() -> int:
-    """Parity of the small problems and of one at full size on the GPU, in a line; the exit code."""
+    """Check the small problems and a full-size one on the GPU; returns the exit code."""
     problems = (*check.SMALL, workloads.get(LIVE_WORKLOAD).problem)
     cases = [(problem, precision) for precision in PRECISIONS for problem in problems]
     found = [
@@ -108,7 +109,7 @@ def checked_live() -> int:
 
 
 def compiled() -> str:
-    """What ptxas says of the ladder's kernels for LIVE_WORKLOAD, as a line; where tools are missing, which."""
+    """A line of registers and spills of the ladder's kernels for LIVE_WORKLOAD, or of the missing tool."""
     problem, reports = workloads.get(LIVE_WORKLOAD).problem, {}
     for rung in progress(LADDER, "compile"):
         precision = next(one for one in PRECISIONS if rung.supports(problem, torch.float32, one) is None)
@@ -140,7 +141,7 @@ def sweep() -> tuple[list[rows.Row], int]:
 
 
 def swept(fresh: list[rows.Row]) -> str:
-    """The fastest rung at each length, beside cuDNN, as a line."""
+    """A line with the fastest rung at each length, beside cuDNN."""
     said = []
     for length in LIVE_LENGTHS:
         if of_length := [row for row in fresh if row.length == length and row.rung != bench.AUTO]:

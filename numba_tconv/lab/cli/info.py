@@ -1,4 +1,4 @@
-"""What this machine has for the package, and what to do about what it lacks."""
+"""The machine's tools and versions, and advice on what it lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.requirements import misfits
 
 OLDEST = (8, 0)  # cp.async
-OLDEST_DRIVERS = {12: 525, 13: 580}  # by the CUDA version, as NVIDIA's release notes state them for Linux
+OLDEST_DRIVERS = {12: 525, 13: 580}  # by CUDA version, from NVIDIA's release notes for Linux
 SHOWN = ("numba-cuda", "numpy", "matplotlib", "numba", "cuda-bindings")
 NO_DRIVER = (
     "no NVIDIA driver answers (there is no working `nvidia-smi`): install one to run on a GPU; without, `demo` and "
@@ -23,7 +23,7 @@ NO_DRIVER = (
 
 
 def facts() -> list[tuple[str, str]]:
-    """Names and values, for printing."""
+    """Pairs of name and value, for printing."""
     here = machine.describe()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [
@@ -44,7 +44,7 @@ def facts() -> list[tuple[str, str]]:
 
 
 def advice() -> list[str]:
-    """A line for each thing that is missing or does not fit, with what to do."""
+    """A line for each thing that is missing or does not fit, with the remedy."""
     lines = misfits() + gpu_advice()
     if not tool("ptxas", optional=True):
         lines.append("ptxas is missing, so `inspect` does not work: pip install nvidia-cuda-nvcc")
@@ -56,7 +56,7 @@ def advice() -> list[str]:
 
 
 def gpu_advice() -> list[str]:
-    """What keeps the kernels off a GPU, or off some of them."""
+    """A line for each reason that keeps kernels off a GPU."""
     needed, driver = torch.version.cuda, machine.driver()
     if not needed:
         lines = ["torch is built for the CPU only: install a CUDA build of torch to run the kernels on a GPU"]

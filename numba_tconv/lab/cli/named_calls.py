@@ -1,4 +1,4 @@
-"""The calls that the names of a command line stand for, for the compiler to do ahead."""
+"""The calls that names on a command line stand for, to be compiled ahead."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def calls(
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
-    """Every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for as in
-    ``rungs_for``; "auto" is what the selection picks, for a step each of its rungs. What a rung cannot do is
-    passed over. A precision of None is that of a call that names none.
+    """Calls of every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for
+    (``rungs_for``).
 
-    Raises ValueError for a name that is unknown or of another direction.
+    "auto" is the selection's choice, for a step one for each part. Precision None is that of a call that names none.
+    Rungs that cannot do a problem are passed over. Raises ValueError for an unknown name or one of another direction.
     """
     found = []
     for problem in problems:
@@ -35,7 +35,7 @@ def calls(
             asked = peak_name(dtype, named) if named else default_precision(dtype)
             for name in names:
                 if name == AUTO or (name, direction) == ("all", STEP):
-                    # What is launched where "tf32" is named, and where torch's switch allows it.
+                    # A call may name "tf32", or leave it to torch's switch.
                     ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
                     for one, way in itertools.product(parts(direction), ways):
                         found += selected(one, problem, dtype, way, device)
@@ -45,7 +45,7 @@ def calls(
 
 
 def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
-    """The calls of the rungs that ``name`` stands for. Where TF32 is allowed, a rung that has it computes in it."""
+    """The calls of the rungs that ``name`` stands for; where TF32 is allowed, in TF32 if the rung has it."""
     found = {}
     for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
         with contextlib.suppress(NotImplementedError):

@@ -1,4 +1,4 @@
-"""The command line: arguments in, one clear line and an exit code for what cannot be done."""
+"""The command line: parses arguments; a mistake gives one line and an exit code."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DATA = PLOTS / "data"
 SEARCH = DATA / search.FILE
 KERNELBENCH = DATA / kernelbench_rows.FILE
 DECODERS = DATA / decoder_times.FILE
-TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]  # what decoders are used in
+TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
 TRAINING = DATA / "training" / "decoder.csv"
-# What --rung may name, by direction; a step is computed by several rungs.
+# Names for --rung, by direction; a step is computed by several rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command line (``sys.argv`` by default); returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return 141
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def whole_number(text: str) -> int:
-    """An integer, also as a power: 1024 or 2**10."""
+    """An integer, perhaps as a power: 1024 or 2**10."""
     match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")

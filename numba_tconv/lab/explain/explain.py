@@ -1,4 +1,4 @@
-"""``explain``: what computes a problem, and why that: by the rules that the calls themselves go by."""
+"""``explain``: which rung computes a problem, and why, by the rules of the calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from numba_tconv.torch_api.module import ConvTranspose1d
 
 from .explanation import Candidate, Explanation, name_of
 
-DATA = Path(__file__).parents[3] / "plots" / "data"  # in a checkout of the repository; not installed
+DATA = Path(__file__).parents[3] / "plots" / "data"  # in a checkout; not installed
 NAMES = {gpu: name for name, gpu in devices.GPUS.items()}
 
 
@@ -34,27 +34,26 @@ def explain(
     device: Device | torch.device | str | int | None = None,
     data: str | Path | None = None,
 ) -> Explanation:
-    """How ``conv_transpose1d`` computes a problem on a GPU, and why so. Nothing is allocated there, compiled or run.
+    """How ``conv_transpose1d`` computes a problem on a GPU, and why. Nothing is allocated, compiled or run there.
 
     Args:
-        what: a Problem, the name of a workload, or a layer (``torch.nn.ConvTranspose1d`` or this package's, whose
-            ``variant`` and ``precision`` count).
-        input_shape: of a layer's input, (N, C_in, L) or (C_in, L); only for a layer.
+        what: a Problem, a workload's name, or a layer: ``torch.nn.ConvTranspose1d``, or this package's, whose
+            ``variant`` and ``precision`` count.
+        input_shape: (N, C_in, L) or (C_in, L); only for a layer.
         dtype: of all tensors; None is the layer's, else float32.
-        precision: as in ``conv_transpose1d``; None is the layer's, or what torch's switch allows.
-        device: the GPU: torch's name or index of it, or the limits of one that need not be there
-            (those of ``kernels.device.GPUS``). None is torch's current GPU; where there is none, an H200.
-        data: the directory of recorded rows; None is that of a checkout, and where it is missing, there are
-            none. Rows of the same sizes count, with or without a bias.
+        precision: as in ``conv_transpose1d``; None is the layer's, or the one that torch's switch allows.
+        device: torch's name or index of a GPU, or the limits of one that need not be present (``runtime.device.GPUS``);
+            None is torch's current GPU, else an H200.
+        data: directory of recorded rows; None is a checkout's, if there is one. Rows of the same sizes count, with or
+            without a bias.
 
     Returns:
         An Explanation.
 
     Raises:
-        TypeError: ``what`` is nothing that can be explained.
-        ValueError: an unknown workload, dtype or precision; a device that is no GPU; an ``input_shape`` that is missing
-            or too much; a lazy layer before its first call, or one with another padding_mode than "zeros"; an empty
-            output, which nothing computes.
+        TypeError: ``what`` cannot be explained.
+        ValueError: an unknown workload, dtype or precision; a device that is no GPU; a missing or superfluous
+            ``input_shape``; a lazy layer before its first call; a padding_mode other than "zeros"; an empty output.
         RuntimeError: sizes that torch refuses.
         NotImplementedError: the layer names a ``variant`` that cannot do the problem.
         RowsError: a file in ``data`` that cannot be read.
@@ -142,7 +141,7 @@ def _device_of(device) -> tuple[Device, str]:
 
 
 def _named(variant: str, problem, dtype, precision, device) -> Decision:
-    """The decision where the layer names the rung."""
+    """The decision for a layer that names its rung."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     if reason := refusals.pop(variant):
         raise NotImplementedError(f"{variant} cannot do {problem}: {reason}")
@@ -160,7 +159,7 @@ def _candidate(name: str, decision: Decision, problem, dtype, precision, device,
 
 
 def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> str:
-    """Why it is computed in the precision ``computed``."""
+    """The reason for the precision ``computed``."""
     if asked == TF32_ALLOWED:
         gains = "" if computed == "tf32" else ", but no rung gains by it here"
         return f"torch's switch allows TF32{gains}"
@@ -172,7 +171,7 @@ def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> st
 
 
 def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:
-    """The newest row of each rung for a problem of these sizes, one of the default call where there is any."""
+    """The newest row of each rung for these sizes, of the default call where there is one."""
     arithmetic_of = name_of(dtype), precision if len(PRECISIONS[dtype]) > 1 else name_of(dtype)
     fitting = (
         row

@@ -1,4 +1,4 @@
-"""What ``explain`` returns: how a problem is computed, as a value with fields, as text, and as HTML for Jupyter."""
+"""The result of ``explain``, as a value, as text, and as HTML for Jupyter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from numba_tconv.selection.registry import RUNGS
 
 from .picture import picture
 
-SHOWN_PHASES, SHOWN_TAPS = 8, 8  # in the text
+SHOWN_PHASES, SHOWN_TAPS = 8, 8  # most in the text
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A rung, for one problem.
 
-    ``refusal`` is the reason why the rung is not the one that computes it, None for the one that does. ``tile`` is the
-    work of a block in words, ``config`` the configuration; both None where the rung cannot do the problem.
-    ``predicted_ms``: milliseconds by the model that chose ``config``, fitted on an H200, without what every launch
-    costs; None for rungs without a model of times, and for problems that a rung with one is not meant for.
-    ``recorded``: the newest row that was measured on the same GPU, or None.
+    ``refusal`` says why it is not taken, None for the rung that is. ``tile`` (a block's work in words) and ``config``
+    are None where the rung cannot do the problem. ``predicted_ms`` excludes launch overhead; it is None without a cost
+    model, and for problems that the rung is not meant for. ``recorded`` is the newest row on the same GPU, or None.
     """
 
     rung: str
@@ -38,15 +36,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a problem is computed. ``str`` gives it as text; Jupyter shows it with a picture of taps and phases.
+    """How a problem is computed; ``str`` gives text, and Jupyter shows a picture of taps and phases.
 
-    ``problem`` and ``dtype`` are what was asked about. ``precision`` is what the products are computed in, and
-    ``why_precision`` why. ``gpu`` is the name of the GPU, ``device`` its limits. ``candidates`` are all rungs, in the
-    ladder's order. Times are in milliseconds, and a share of the roofline is the floor's time over a time; the floor is
-    that of an H200, with its datasheet's arithmetic rates and its measured copy bandwidth.
-
-    ``by_torch``: no rung is as fast as torch's own operator there, which computes it. ``has_rows``: there was a
-    directory to look for recorded rows in.
+    ``precision`` is the arithmetic of the products, ``why_precision`` its reason; ``device`` holds the GPU's limits;
+    ``candidates`` are all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
+    H200's. ``by_torch``: torch's own operator computes the problem, because no rung is as fast. ``has_rows``: the
+    directory of rows exists.
     """
 
     problem: Problem
@@ -61,12 +56,12 @@ class Explanation:
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes it; None where torch's operator does, and where ``conv_transpose1d`` would refuse."""
+        """The rung that computes the problem; None where torch's operator does or ``conv_transpose1d`` would refuse."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
     def flops(self) -> int:
-        """Operations: two for each product."""
+        """Operations, two a product."""
         return self.problem.flops
 
     @property
@@ -76,33 +71,33 @@ class Explanation:
 
     @property
     def floor_ms(self) -> float:
-        """The roofline's time on an H200."""
+        """The roofline's time, by an H200's limits."""
         return self.problem.floor_ms(self.dtype.itemsize, self.precision)
 
     @property
     def bound(self) -> str:
-        """What the floor's time is that of: "memory" or "arithmetic"."""
+        """The limit that sets the floor: "memory" or "arithmetic"."""
         memory = self.bytes / COPY_BANDWIDTH >= self.flops / PEAK_FLOPS[self.precision]
         return "memory" if memory else "arithmetic"
 
     @property
     def predicted_ms(self) -> float | None:
-        """Of the rung that is taken."""
+        """The taken rung's predicted time, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property
     def predicted_roofline(self) -> float | None:
-        """The share of the roofline that goes with that prediction."""
+        """Roofline share of ``predicted_ms``, or None."""
         return self.floor_ms / self.predicted_ms if self.predicted_ms else None
 
     @property
     def recorded_ms(self) -> float | None:
-        """The median of the recorded row of the rung that is taken."""
+        """Median of the taken rung's row, or None."""
         return self.taken and self.taken.recorded and self.taken.recorded.ms_p50
 
     @property
     def recorded_roofline(self) -> float | None:
-        """The share that was recorded with that row, by the copy bandwidth of its own run."""
+        """Roofline share of that row, by its run's copy bandwidth, or None."""
         return self.taken and self.taken.recorded and self.taken.recorded.roofline
 
     def __str__(self) -> str:
@@ -172,14 +167,14 @@ def _recorded(row: Row) -> str:
 
 
 def _verdict(one: Candidate) -> list[str]:
-    """Whether a rung is taken, or why not; then the times that are known of it."""
+    """ "taken" or the refusal, then the known times."""
     times = [f"predicted {one.predicted_ms:.3g} ms"] if one.predicted_ms else []
     times += [f"recorded {one.recorded.ms_p50:.3g} ms"] if one.recorded else []
     return ["taken" if one.refusal is None else one.refusal, *([", ".join(times)] if times else [])]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """ "float32", as torch.float32 is called in the rows."""
+    """The dtype's name in rows: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,4 @@
-"""What the four rungs on CUDA cores load, counted from a problem and a tile before anything runs."""
+"""Loads of the rungs on CUDA cores, k1 to k4, counted from a problem and a tile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from numba_tconv.kernels.k4_register_tile.cost import blocks
 
 @dataclass(frozen=True)
 class Traffic:
-    """Averages over the outputs of a problem; blocks at the ends of the signal count as whole ones.
+    """Averages for one output; blocks at the ends of the signal count as whole.
 
-    ``turns``: what the inner loop does for one output, a turn for each input channel and tap: of k1, all taps; of k2
-    and k3, the taps of the longest phase, for which the threads of a warp wait; of k4 also what pads a tile.
-    ``from_global`` and ``from_shared`` are elements loaded.
+    ``turns`` of the inner loop, one for each input channel and tap: all taps in k1, the longest phase's in k2 and k3,
+    and in k4 also a tile's padding. ``from_global`` and ``from_shared`` are elements loaded.
     """
 
     turns: float
@@ -26,10 +25,10 @@ class Traffic:
 
 
 def traffic(name: str, problem: Problem, config) -> Traffic:
-    """Of the rung ``name``, k1 to k4, with the configuration ``config``.
+    """Traffic of the rung ``name``, k1 to k4, with the configuration ``config``. Raises ValueError for other rungs.
 
-    A load from global memory that a cache answers counts as one; what a block copies into shared memory counts once as
-    global and then as often as it is read from there. Raises ValueError for any other rung.
+    Global loads count even where a cache answers. Elements copied to shared memory count once as global, and as shared
+    at each read.
     """
     p = problem
     outputs = p.batch * p.out_channels * p.out_length

@@ -1,1 +1,1 @@
-"""What the compilers made of a kernel."""
+"""Compiled kernels, inspected."""

@@ -1,4 +1,4 @@
-"""What `inspect` prints: a rung's configuration for a workload, and what the compiler made of each of its kernels."""
+"""The output of `inspect`: a rung's configuration for a workload, and its compiled kernels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numba_tconv.selection.registry import RUNGS
 
 from . import offline
 
-MOST_COMMON = 12  # instructions that are listed
+MOST_COMMON = 12  # instructions listed
 REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
 
 
 def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200) -> tuple:
-    """A rung's configuration for a problem, and the offline reports of its kernels: of a gradient's all that it
-    launches, of the forward pass the one that multiplies. Raises offline.ToolMissing."""
+    """A rung's configuration for a problem, and reports of its kernels: all of a gradient's, or the forward kernel that
+    multiplies. Raises offline.ToolMissing."""
     precision = bench.peak_name(dtype, precision)
     if name in RUNGS:
         rung = RUNGS[name]
@@ -34,7 +34,7 @@ def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, de
 
 
 def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device) -> None:
-    """Print what became of each kernel of a rung. Raises offline.ToolMissing."""
+    """Print the report of each kernel of a rung. Raises offline.ToolMissing."""
     config, reports = compiled(name, workload.problem, dtype, precision, device)
     print(f"\n{name} for {workload.name} {workload.problem}, {config}")
     for report in reports:
@@ -43,7 +43,7 @@ def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str
 
 
 def print_report(report: offline.Report) -> None:
-    """Print threads, registers, memory and occupancy of a kernel, and its commonest instructions."""
+    """Print a kernel's threads, registers, memory, occupancy and most frequent instructions."""
     print(table.markdown(REPORT_HEADER, [report_cells(report)]))
     total = report.instruction_mix.total()
     if total:
@@ -55,7 +55,7 @@ def print_report(report: offline.Report) -> None:
 
 
 def sm(cc: tuple) -> str:
-    """The name of an architecture."""
+    """The name of an architecture: "sm_90a"."""
     return "sm_" + "".join(map(str, cc))
 
 

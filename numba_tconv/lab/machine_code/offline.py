@@ -1,7 +1,6 @@
-"""What the compiler made of a kernel, found out without a GPU: PTX by NVVM, machine code by ptxas and nvdisasm.
+"""Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm.
 
-ptxas comes with the package nvidia-cuda-nvcc, nvdisasm with nvidia-cuda-nvdisasm or a CUDA toolkit. The package's ptxas
-goes first: NVVM's package may write a newer PTX version than the ptxas of an installed toolkit accepts.
+ptxas of the package nvidia-cuda-nvcc comes first: NVVM may write a newer PTX version than a toolkit's ptxas accepts.
 """
 
 from __future__ import annotations
@@ -29,9 +28,11 @@ class ToolMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Report:
-    """Registers a thread; bytes spilled, of local memory a thread and of shared memory a block; PTX text; machine code;
-    what ptxas said; seconds of a processor that the compilers took, to PTX, if it was not kept on disk
-    (runtime/cache.py), and to machine code."""
+    """A compiled kernel.
+
+    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block. ``log`` is ptxas's output. ``seconds``
+    is processor time of the compilers; it includes PTX only if that was not on disk (runtime/cache.py).
+    """
 
     name: str
     cc: tuple
@@ -58,12 +59,12 @@ class Report:
 
     @cached_property
     def instruction_mix(self) -> Counter:
-        """How often each SASS instruction (with its modifiers) stands in the code; empty without nvdisasm."""
+        """Occurrences of each SASS instruction with its modifiers; empty without nvdisasm."""
         return instructions(self.sass or "")
 
     @cached_property
     def blocks_per_multiprocessor(self) -> int:
-        """Blocks that fit on one multiprocessor at a time, by threads, registers and shared memory."""
+        """Blocks that fit on one multiprocessor, by threads, registers and shared memory."""
         threads, blocks, shared = LIMITS[self.cc[:2]]
         warps = -(-self.threads // 32)
         registers_a_warp = -(-self.registers * 32 // 256) * 256
@@ -76,15 +77,15 @@ class Report:
 
     @property
     def occupancy(self) -> float:
-        """Resident threads as a share of what a multiprocessor can hold."""
+        """Resident threads as a share of a multiprocessor's limit."""
         return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
-    """Compile ``kernel`` for compute capability ``cc``, as on a GPU that has it.
+    """Compile ``kernel`` for compute capability ``cc``, as a GPU that has it would.
 
-    ``shared_bytes``: dynamic shared memory of a block where the kernel leaves it to the launch. ``ptx``: the kernel's
-    PTX where the caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
+    ``shared_bytes`` is a block's dynamic shared memory where the launch decides it; ``ptx`` is the kernel's PTX if the
+    caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
     """
     before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
@@ -107,7 +108,8 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
 
 
 def spill_bytes_with_fewer(report: Report, registers: int) -> int:
-    """Bytes that would be spilled if the threads whose share setmaxnreg raises had so many ``registers`` fewer."""
+    """Bytes spilled if setmaxnreg.inc gave its threads ``registers`` fewer. Raises ValueError where the kernel has
+    none."""
     fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
     ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
     if not replaced:
@@ -116,7 +118,7 @@ def spill_bytes_with_fewer(report: Report, registers: int) -> int:
 
 
 def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
-    """What ptxas makes of PTX, and what it says."""
+    """The cubin that ptxas makes of PTX, and its output."""
     arch = "sm_" + "".join(map(str, cc))
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -135,17 +137,17 @@ def _spill_bytes(log: str) -> int:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of the programs that it has waited for."""
+    """Processor time of this process and of finished children."""
     return sum(os.times()[:4])
 
 
 def instructions(sass: str) -> Counter:
-    """How often each instruction, with its modifiers, stands in a piece of SASS."""
+    """Occurrences of each instruction, with its modifiers, in SASS."""
     return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
 
 
 def loops(code: str) -> list[str]:
-    """The text of every loop in PTX or SASS: from a label to a branch back to it, or to the last one of several."""
+    """The text of each loop in PTX or SASS, from a label to the last branch back to it."""
     lines = code.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
@@ -165,7 +167,7 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, or else from PATH.
+    """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, else from PATH.
 
     Raises ToolMissing if there is none; with ``optional``, returns None instead.
     """

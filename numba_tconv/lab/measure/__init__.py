@@ -1,1 +1,1 @@
-"""Workloads, timing, accuracy, and the rows made of them."""
+"""Workloads, timing, accuracy, and rows."""

@@ -1,4 +1,4 @@
-"""How far results are from float64, and what is right: at most twice torch's own error in the same precision."""
+"""Errors against float64, and the rule for a right result."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from numba_tconv.selection.directions import FORWARD
 
 from .directions import Operands, by_torch, shape_of
 
-ORACLE_ELEMENTS = 1 << 27  # float64 elements of the output or the input held at once, 1 GiB
-NO_TF32 = 1e-5  # relative norms: below, torch has not computed in TF32, which rounds operands to 11 bits
+ORACLE_ELEMENTS = 1 << 27  # float64 elements of input or output held at once, 1 GiB
+NO_TF32 = 1e-5  # relative norm below which torch has not rounded to TF32's 11 bits
 
-# What rounding moves a product by, relative to the product, as a standard deviation that it has at most: a number of b
-# bits is off by up to 2**-b of itself. In two parts it has 22 bits, and the product of the second parts is left out.
+# Upper bound of the standard deviation of a rounding error, relative to the product. A number of b bits is off by up to
+# 2**-b of itself. A split operand has 22 bits, and the product of the low parts is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
-MOST = math.sqrt(6)  # of these deviations: what one product may be off by
-FEW = 64  # numbers, fewer of which may all be off by more than the deviation
-DEVIATIONS = 6  # that no element is off by at random
-FEW_TERMS = 64  # products, that may be added one after another and may nearly cancel
+MOST = math.sqrt(6)  # deviations that one product may be off by
+FEW = 64  # fewer numbers than this may all be off by more than one deviation
+DEVIATIONS = 6  # no random error of an element exceeds this many
+FEW_TERMS = 64  # products in a sum that may be added serially and may nearly cancel
 
 
 @dataclass(frozen=True)
 class Error:
-    """How far a result is from the float64 result: the relative norm, and the largest element error, which is
-    relative to the largest element of the result."""
+    """Distance from the float64 result: ``norm`` is relative, ``largest`` is the largest element error relative to the
+    largest element of the result."""
 
     norm: float
     largest: float
@@ -38,15 +38,11 @@ class Error:
         return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
 
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
-        """At most twice torch's own error in the same precision, in both measures.
+        """Whether both measures are at most twice torch's own error in the same precision.
 
-        TF32 is only a permission, and cuDNN does not always use it (for groups of few channels, or with weights of
-        many megabytes): its error is then that of float32, which says nothing about TF32. In its place stands what
-        rounding both operands to 11 bits costs, 2.9e-4 of the norm for random data, with a margin.
-
-        Nothing is asked to be closer than the spacing of the dtype's numbers: torch's error can be next to nothing by
-        luck where few products are summed. In float64 the result that both are held against is itself rounded, at
-        random in each of its sums, the longest of which has ``terms`` products.
+        Where TF32 is allowed but cuDNN did not use it, the limit is TF32_ERROR, the cost of rounding both operands to
+        11 bits, with a margin. The limit is never below the dtype's spacing, which float64 multiplies by the root of
+        ``terms``, the products in the longest sum, because its reference is rounded too.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -56,7 +52,7 @@ class Error:
         return self.at_most(Error(max(2 * of_torch.norm, spacing), max(2 * of_torch.largest, spacing)))
 
     def at_most(self, limit: Error) -> bool:
-        """False for NaN, too."""
+        """Whether both measures are within ``limit``; False for NaN."""
         return self.norm <= limit.norm and self.largest <= limit.largest
 
 
@@ -64,8 +60,8 @@ TF32_ERROR = Error(4e-4, 6e-4)
 
 
 def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
-    """Whether a result of the problem is as close to float64 as it has to be: beside torch's own in that precision, or,
-    in float32, by what rounding these operands and adding up their products must cost."""
+    """Whether a result of the problem is close enough to float64: ``error.within(of_torch, ...)``, or, in float32 sums
+    of at most FEW_TERMS products, within ``rounding``."""
     if result == "grad_bias":
         precision = "ieee"  # it has no products, so there is nothing that TF32 rounds
     dtype = operands.x.dtype
@@ -76,11 +72,10 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 
 
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
-    """What float32 arithmetic in ``precision`` may cost a result, as an error relative to it.
+    """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Each product is rounded independently of the others, so an element is moved in proportion to the root of the sum of
-    its products' squares. For long random sums that is the element's own size. But where few are summed, it may be
-    many times that: they nearly cancel, and what was rounded off them remains.
+    Rounding errors of products are independent, so an element's error grows with the root of the sum of its products'
+    squares. Where few products nearly cancel, that is many times the element's own size.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
@@ -97,10 +92,8 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
-    """The error of each of ``outputs``, which all are that result of the problem, against torch in float64.
-
-    Every element counts; NaN stays NaN. The float64 result comes from torch without cuDNN, a few samples at a time.
-    """
+    """Errors of ``outputs``, all the same result of the problem, against torch in float64 without cuDNN. Every element
+    counts; NaN stays NaN."""
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero
@@ -124,10 +117,10 @@ def _relative(value, to) -> float:
 def _in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The float64 result, of operands that are changed first, in pieces, each with its place along the first dimension.
+    """Yield the float64 result in pieces with their slices of the first dimension; ``change`` is applied to the
+    operands.
 
-    Output and grad_input come a few samples at a time. The gradients for weight and bias are sums over the samples:
-    they come whole, after the last.
+    Output and grad_input come a few samples at a time, gradients for weight and bias as one piece.
     """
     x, weight, bias, grad_output = operands
 

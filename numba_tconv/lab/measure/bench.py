@@ -1,9 +1,7 @@
-"""Measurement: our kernels, torch's own op and the conv1d formulation, interleaved in one run and checked.
+"""Measurement: rungs, torch's own op, conv1d and a device copy take turns in one run (timing.py) and are checked.
 
-How calls are timed is in timing.py. The copy that gives the bandwidth for the roofline takes turns with them.
-
-What is timed is also what is checked: before each timed call of ours the memory of its results is filled with NaN, and
-the results of the last timed call are compared with float64 results, every element. No row comes of a wrong result.
+The copy's bandwidth gives the roofline. A rung's result memory holds NaN before each timed call; the last call's
+results are compared with float64, every element, and a wrong result gives no row.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from .workloads import Workload
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 CONV1D = "conv1d"
-PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # GPUs with PEAK_FLOPS; elsewhere the roofline is not known
+PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # GPUs that PEAK_FLOPS holds for; others get no roofline
 
-# A step is queued by torch.autograd and by several operators, which takes Python longer than one call.
+# torch.autograd queues a step through several operators, which takes Python longer than one call.
 FLUSHES_OF = {STEP: 4 * FLUSHES}
 COPY_BYTES = 2 << 30
 
 
 class WrongResult(Exception):
-    """A result that was timed is wrong. ``rows`` are the rows of the contestants that were right."""
+    """A timed result is wrong. ``rows`` are the rows of the contestants that were right."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)
@@ -49,7 +47,7 @@ class WrongResult(Exception):
 
 @contextlib.contextmanager
 def torch_switches(tf32: bool) -> Iterator[None]:
-    """cuDNN searches for its fastest algorithm, with or without TF32; both switches are put back afterwards."""
+    """Let cuDNN search for its fastest algorithm, with or without TF32; restores both switches."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.allow_tf32
     cudnn.benchmark, cudnn.allow_tf32 = True, tf32
@@ -78,7 +76,7 @@ def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int =
 
 
 def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients: bool) -> Operands:
-    """``make_inputs``, and where gradients are computed a random grad_output (N, C_out, L_out) beside them."""
+    """``make_inputs``, and with ``gradients`` also a random grad_output (N, C_out, L_out)."""
     inputs = Operands(*make_inputs(workload, dtype, device))
     if not gradients:
         return inputs
@@ -101,14 +99,19 @@ def measure(
     repeats: int = 30,
     budget_s: float = 1.0,
 ) -> list[Row]:
-    """Rows for ``rungs`` on ``workload`` in ``direction``, all from one interleaved run on torch's current GPU.
+    """Rows for ``rungs`` on ``workload`` in ``direction``, from one interleaved run on torch's current GPU.
 
-    ``rungs`` are registry names, ``auto`` or ``cudnn`` (see ``rungs_for``, which also refuses what cannot be done).
-    ``precision`` counts for float32 only, and is torch's too, which computes "ieee" beside our "tf32x3". In "tf32"
-    ``auto`` is what a call computes that names no precision, where torch's switch allows TF32. ``weights`` is "call",
-    as calls are made by default: what packs weights packs them in the timed call. "frozen" packs them before, which
-    only the forward pass can. ``budget_s`` is the time on the GPU, in seconds, that each contestant may take. Raises
-    WrongResult when a result is wrong; it then holds the rows of those that are not.
+    Args:
+        rungs: registry names, ``auto``, ``cudnn`` or ``all`` (see ``rungs_for``, which raises for others).
+        precision: of float32, for torch too, which computes "ieee" beside our "tf32x3". In "tf32", ``auto`` is the call
+            that names no precision while torch's switch allows TF32.
+        weights: "call" packs weights in the timed call; "frozen" packs them before it (forward pass only).
+        repeats: timed rounds.
+        budget_s: seconds on the GPU that each contestant may take.
+
+    Raises:
+        WrongResult: a result is wrong; it holds the rows of the right ones.
+        ValueError: ``weights`` and ``direction`` exclude each other.
     """
     check_weights(weights, direction)
     p, peak = workload.problem, peak_name(dtype, precision)
@@ -146,7 +149,7 @@ def check_weights(weights: str, direction: str) -> None:
 
 
 def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
-    """A line on each result of the contestant that is too far from float64."""
+    """A line for each result of the contestant that is too far from float64."""
     return [
         f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
         for result, of in found.items()
@@ -155,12 +158,12 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
-    """A rung, or what is selected, with the memory of its results full of NaN before every call."""
-    asked = TF32_ALLOWED if precision == "tf32" else precision  # of the selection
+    """A rung or the selection, its result memory filled with NaN before every call."""
+    asked = TF32_ALLOWED if precision == "tf32" else precision
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
     def poison():
-        # The allocator hands the blocks that are filled with NaN and freed to the results, which have their sizes.
+        # The allocator reuses the freed NaN blocks for results of the same sizes.
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
 
     def step():
@@ -181,8 +184,7 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
 
 
 def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
-    """torch's own op, or its gradient or step, and for the forward pass, where it applies, the conv1d formulation, its
-    weight packed beforehand."""
+    """torch's own op, gradient or step, and for the forward pass conv1d with packed weights, where it applies."""
     if direction == STEP:
         return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
     contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}
@@ -211,7 +213,7 @@ def _rows(
     min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
 
     def error(name):
-        """That of the worst result."""
+        """The largest relative norm over all results."""
         return max(of[name].norm for of in found.values())
 
     common = dict(
@@ -238,13 +240,13 @@ def _rows(
 
 
 def _copy() -> Contestant:
-    """A device-to-device copy, whose reads and writes give the bandwidth of the roofline."""
+    """A device-to-device copy, which measures the roofline's bandwidth."""
     size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8)
     source, target = torch.ones(size // 4, device="cuda"), torch.empty(size // 4, device="cuda")
     return Contestant(lambda: target.copy_(source))
 
 
 def powers_of_two(shortest: int, longest: int) -> list[int]:
-    """The powers of two from ``shortest`` to ``longest``, both included when they are powers of two."""
+    """The powers of two from ``shortest`` to ``longest``, both included."""
     powers = (2**exponent for exponent in itertools.count())
     return [n for n in itertools.takewhile(lambda n: n <= longest, powers) if n >= shortest]

@@ -1,5 +1,4 @@
-"""Parity of one problem: every rung, and every gradient's, against float64, beside torch's own error and the scatter
-reference."""
+"""Parity of one problem: every rung, torch and the scatter reference, against float64."""
 
 from __future__ import annotations
 
@@ -19,13 +18,12 @@ from .accuracy import Error, errors, right
 from .directions import Operands, by_torch, shape_of
 from .workloads import Workload
 
-# The simulator runs some ten thousand products a second, the reference a few hundred thousand.
+# Most products computed by each, some seconds of work.
 SIMULATOR_PRODUCTS = 100_000
 REFERENCE_PRODUCTS = 500_000
 REFERENCE_TOLERANCE = 1e-12
 
-# Phases without taps, and taps in an order that takes the dilation's inverse; more than SUM_CHANNELS outputs, whose
-# gradients are summed over; more than SUM_CHANNELS inputs (kernels/rung.py).
+# Phases without taps, and dilation; more than SUM_CHANNELS output channels; more than SUM_CHANNELS input channels.
 SMALL = (
     Problem(2, 4, 6, 5, 15, stride=6, padding=2, output_padding=1, groups=2, dilation=4, bias=True),
     Problem(1, 3, 70, 3, 20),
@@ -35,7 +33,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out for one way to compute a problem. ``error`` is None where it cannot; ``note`` then says why."""
+    """The result of one way to compute a problem. ``error`` is None where it cannot; ``note`` then says why."""
 
     name: str
     error: Error | None
@@ -50,12 +48,12 @@ class Outcome:
 
 
 def where() -> str:
-    """In words, what computes the rungs: the GPU's name, or the simulator."""
+    """Where the rungs run, in words: the GPU's name, or the simulator."""
     return "in the CUDA simulator" if SIMULATOR else f"on {torch.cuda.get_device_name()}"
 
 
 def require_checkable(problem: Problem) -> None:
-    """Raise ValueError for a problem without outputs, of which nothing could be wrong."""
+    """Raise ValueError for a problem without outputs."""
     if not math.prod(shape_of(FORWARD, problem)):
         raise ValueError(f"{problem} has no outputs, so there is nothing to check")
 
@@ -71,16 +69,15 @@ def require_simulable(problem: Problem) -> None:
 
 
 def steps() -> int:
-    """How many outcomes ``parity`` gives, at most."""
+    """The most outcomes that ``parity`` yields."""
     return sum(2 + len(rungs_of(result)) for result in RESULTS)
 
 
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
-    """Compute every result of ``problem``, the output and the gradients, on random data by the reference, by torch and
-    by every rung: one outcome after the other, each with the result that it is of.
+    """Compute every result of ``problem`` on random data by the reference, torch and every rung; yield each outcome
+    with the name of its result.
 
-    On the GPU, or in the CUDA simulator where that is on. Right is: at most twice torch's own error in the same
-    precision (see accuracy.right), with the result's memory full of NaN before.
+    Runs on the GPU, or in the CUDA simulator where that is on. Rungs write into NaN; accuracy.right judges them.
     """
     device = "cpu" if SIMULATOR else "cuda"
     operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
@@ -112,7 +109,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
-    """The plain loops of ``reference``, which stands beside this package in its repository and is not installed."""
+    """The plain loops of ``reference``, which is in the repository but not installed."""
     try:
         import reference
     except ImportError:

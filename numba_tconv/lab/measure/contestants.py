@@ -1,4 +1,4 @@
-"""What stands for a contestant by its name: a rung, "auto" for what is selected, "cudnn", or "all"."""
+"""Contestants by name: a rung, "auto" for the selection, "cudnn", or "all"."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def rungs_for(
     device: Device | None = None,
     direction: str = FORWARD,
 ) -> tuple[list[str], list[str]]:
-    """The contestants that ``names`` stand for in ``direction``, and a line on each that is left out.
+    """The contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
 
-    "all" is every rung that can do the problem on ``device`` (torch's current GPU; where there is none, an H200) and
-    ``auto``; where no rung computes in that precision, ``cudnn``. Nor is there then an ``auto``: the public function
-    may compute "tf32x3" as "ieee", and a row says what was computed. But "tf32" is a permission, torch's as ours, and
-    ``auto`` there is also what makes no use of it. A step, which is the work of several rungs, is computed by ``auto``
-    alone, where a rung can do its forward pass.
-    Raises ValueError for a name that is unknown or of another direction, NotImplementedError for a rung named alone
-    that cannot do the problem.
+    "all" is every rung that can do the problem on ``device``, and ``auto``; it is ``cudnn`` where no rung computes in
+    ``precision``. In "tf32", a permission, ``auto`` may also compute in "ieee". A step has ``auto`` alone. ``device``
+    None is torch's current GPU, else an H200.
+
+    Raises:
+        ValueError: a name is unknown or of another direction.
+        NotImplementedError: a rung named alone, or ``auto``, cannot do the problem.
     """
     peak, device = peak_name(dtype, precision), device or current_device()
     rungs = rungs_of(FORWARD if direction == STEP else direction)
@@ -59,7 +59,7 @@ def rungs_for(
 
 
 def _not_in(direction: str, name: str) -> str:
-    """Why no rung of ``direction`` has that name."""
+    """The reason why no rung of ``direction`` has that name."""
     words = {FORWARD: "the forward pass", STEP: "a whole step"}
     try:
         computes = rung_direction(name)

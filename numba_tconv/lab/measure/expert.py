@@ -1,8 +1,7 @@
-"""Transposed convolution by torch's ordinary conv1d: what an expert writes today for speed.
+"""Transposed convolution as torch's ordinary conv1d, the formulation an expert writes for speed.
 
-For stride 1 the taps are flipped and the padding complemented. For a kernel of ``m * stride`` taps without dilation,
-each of the ``stride`` output phases is a convolution with its own ``m`` taps: the phases are stacked on the output
-channels of one conv1d, then shuffled into the signal and cropped.
+Stride 1 flips the taps and complements the padding. A kernel of ``m * stride`` undilated taps becomes one conv1d whose
+output channels hold the phases, shuffled into the signal and cropped.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def pack_bias(bias: torch.Tensor | None, problem: Problem) -> torch.Tensor | Non
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem) -> torch.Tensor:
-    """The output, (N, C_out, L_out), of x (N, C_in, L) and the packed weight and bias. For stride > 1 it is a view."""
+    """The output (N, C_out, L_out) from x (N, C_in, L) and the packed weight and bias; a view where stride > 1."""
     reach = problem.dilation * (problem.kernel_size // problem.stride - 1)
     if problem.stride == 1:
         before, after = reach - problem.padding, reach - problem.padding + problem.output_padding

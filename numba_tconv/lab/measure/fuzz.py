@@ -1,8 +1,8 @@
-"""Random problems on every rung and every gradient, in every precision, from operands of any strides, against float64.
+"""Random problems, operand strides and precisions on every rung and gradient, against float64.
 
-A case follows from the seed and its number alone, so a run can stop and go on anywhere; and it is one line of Python,
-which is what is printed of one that fails. What a kernel is compiled for (stride, taps, the channels of a group) is
-drawn from a list, since compiling takes seconds; all else is drawn freely. In the simulator everything is tiny.
+A case depends on seed and number alone, so a run can resume anywhere; a failing one is printed as a line of Python.
+Stride, taps and channels of a group come from a list, since kernels are compiled for them. In the simulator everything
+is tiny.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 from .bench import DTYPES
 from .directions import Operands, shape_of
 
-# Stride, kernel size, dilation; input and output channels of a group.
+# Stride, kernel size, dilation, input channels and output channels of a group.
 STRUCTURES = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
     *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
@@ -37,24 +37,27 @@ STRUCTURES = [
     *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
 ]  # fmt: skip
 TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
-REPORT_S = 30  # seconds between two lines of progress
+REPORT_S = 30  # seconds between lines of progress
 
 
 class Mismatch(AssertionError):
-    """A result is further from the oracle than any order of its sums allows."""
+    """A result differs from the oracle by more than any order of its sums allows."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor of three dimensions lies in memory: the dimensions from the outermost to the innermost; of each, how
-    often its stride is as long as it must be (0: one number repeated); elements before the tensor."""
+    """Memory layout of a tensor of three dimensions.
+
+    ``order`` lists dimensions from outermost to innermost. ``gaps`` multiplies each dimension's dense stride (0 repeats
+    one number). ``shift`` is the number of elements before the tensor.
+    """
 
     order: tuple[int, int, int] = (0, 1, 2)
     gaps: tuple[int, int, int] = (1, 1, 1)
     shift: int = 0
 
     def random(self, shape, dtype, generator):
-        """A tensor of random numbers that lies so, on the generator's device."""
+        """A random tensor of that layout, on the generator's device."""
         strides, below = [0, 0, 0], 1
         for d in reversed(self.order):
             strides[d] = below * self.gaps[d]
@@ -66,8 +69,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and what computes it; ``rung`` is of RUNGS or GRADIENTS, ``layouts`` those of input, weight and
-    grad_output, ``dtype`` a name."""
+    """A problem and the rung or gradient that computes it. ``layouts`` are of input, weight and grad_output; ``dtype``
+    is a name."""
 
     rung: str
     problem: Problem
@@ -77,11 +80,11 @@ class Case:
     seed: int
 
     def line(self) -> str:
-        """Python that computes the case again, in one line."""
+        """One line of Python that computes the case again."""
         return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
 
     def check(self) -> None:
-        """Compute it. Raises Mismatch if the result is wrong."""
+        """Compute the case. Raises Mismatch if the result is wrong."""
         p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
         shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
@@ -90,7 +93,7 @@ class Case:
         rung, of = (RUNGS | GRADIENTS)[self.rung], rung_direction(self.rung)
         operands = Operands(x, w, bias, g).of(of)
         result = torch.full(shape_of(of, p), math.nan, dtype=dtype, device=where)
-        # In the simulator tiny tiles, so that seams and tails occur.
+        # Tiny tiles, so that seams and tails occur in tiny problems.
         config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
         rung.run(*operands, result, p, config, self.precision)
         far = (result.double() - in_float64(of, operands, p)).abs()
@@ -100,7 +103,7 @@ class Case:
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
-    """The oracle: "forward" of input, weight and bias, or a gradient of what its kernels take, on their device."""
+    """The oracle of the result ``of``, from the operands that its kernels take, on their device."""
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
@@ -114,10 +117,10 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
-    """How far each element may be from the oracle, whatever the order of its sum.
+    """The most that each element may differ from the oracle, whatever the order of its sum.
 
-    With m, the sum of the products' magnitudes: what rounding the operands moves them by, what each addition loses (a
-    tensor core cuts off what does not fit, so twice as much), and what storing the result rounds off.
+    Relative to the sum of the products' magnitudes: rounding of the operands, loss of each addition (doubled, because
+    tensor cores truncate), rounding of the stored result.
     """
     magnitude = in_float64(of, [None if t is None else t.abs() for t in operands], problem)
     operands_rounding = 2**-10 + 2**-20 if precision == "tf32" else 0
@@ -127,7 +130,7 @@ def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def draw(seed: int, number: int) -> Case:
-    """The case of this number."""
+    """The case of this seed and number."""
     drawn = random.Random(f"{seed} {number}")
     gpu = device.current_device()
     while True:
@@ -141,15 +144,15 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _problem(drawn: random.Random) -> Problem:
-    """At least one output is left: that there are none is no work for a kernel."""
+    """A problem with at least one output."""
     structure = drawn.choice(TINY_STRUCTURES if SIMULATOR else STRUCTURES)
     stride, kernel_size, dilation, in_per_group, out_per_group = structure
-    # Around one tile of columns, and beyond it; few where each of them is many outputs.
+    # Around one tile of columns and beyond; fewer for long strides.
     longest = 12 if SIMULATOR else drawn.choice((140, max(1, 2000 // stride)))
     length, groups = drawn.randint(1, longest), drawn.randint(1, 2 if SIMULATOR else 3)
     output_padding = drawn.randrange(max(stride, dilation))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
-    reach = dilation * (kernel_size - 1) + stride  # of most interest is padding up to this
+    reach = dilation * (kernel_size - 1) + stride  # padding up to this touches the most edge cases
     return Problem(
         *(drawn.randint(1, 2 if SIMULATOR else 5), groups * in_per_group, groups * out_per_group, kernel_size, length),
         stride=stride,
@@ -162,21 +165,21 @@ def _problem(drawn: random.Random) -> Problem:
 
 
 def _layout(drawn: random.Random) -> Layout:
-    """Half of them contiguous, though perhaps not aligned."""
+    """A layout; half are contiguous, though perhaps not aligned."""
     shift = drawn.choice((0, 0, drawn.randrange(16)))
     if drawn.random() < 0.5:
         return Layout(shift=shift)
     order = drawn.choice(list(itertools.permutations(range(3))))
-    # One stride longer than it must be, which is memory enough; perhaps another one of zero.
+    # At most one stride with a gap, to limit memory, and perhaps one of zero.
     gaps = [drawn.choice((1, 2, 3)), drawn.choice((0, 1, 1)), 1]
     drawn.shuffle(gaps)
     return Layout(order, tuple(gaps), shift)
 
 
 def run_fuzz(arguments) -> int:
-    """Cases from a number on, of a seed, until there are enough; each that is wrong is printed as a line of Python.
+    """Check ``count`` cases of a seed from number ``first``; print each wrong one as a line of Python.
 
-    What else a case raises ends the run, since it may have spoilt the GPU's context.
+    Any other exception ends the run, since it may have spoilt the GPU's context.
     """
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)

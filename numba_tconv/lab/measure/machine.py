@@ -1,4 +1,4 @@
-"""What a measurement ran on: GPU, driver, versions, commit."""
+"""Where and when a measurement ran: GPU, driver, versions, commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv import requirements
 
 @dataclass(frozen=True)
 class Machine:
-    """The columns of a row that are the same for a whole run. What cannot be found out is ``unknown``."""
+    """Columns that are the same for a whole run; words such as ``unknown`` stand for missing values."""
 
     commit: str
     gpu: str
@@ -26,14 +26,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Time:
-    """The column of a row on when it was measured."""
+    """The time column of a row."""
 
     time: str
 
 
 @dataclass(frozen=True)
 class Measured(Machine, Time):
-    """The columns that every row begins with: when it was measured, and on what."""
+    """The columns that every row begins with."""
 
 
 def describe() -> Machine:
@@ -56,7 +56,7 @@ def _output_of(*command: str) -> str:
 
 
 def _commit() -> str:
-    """What NUMBA_TCONV_COMMIT says, for copies without their history; else git's, with "+" if files differ from it."""
+    """NUMBA_TCONV_COMMIT, for copies without git history, else git's commit, with "+" if the working tree differs."""
     if given := os.environ.get("NUMBA_TCONV_COMMIT"):
         return given
     commit = _output_of("git", "rev-parse", "--short", "HEAD")
@@ -64,7 +64,7 @@ def _commit() -> str:
 
 
 def driver() -> str:
-    """The version of NVIDIA's driver, or "unknown" where `nvidia-smi` does not tell it."""
+    """NVIDIA's driver version, or "unknown" where `nvidia-smi` does not tell it."""
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"
 

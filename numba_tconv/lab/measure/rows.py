@@ -1,4 +1,4 @@
-"""Performance rows: one measurement a row, in CSV files that are only ever replaced whole."""
+"""Performance rows: one measurement a row, in CSV files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from typing import TypeVar
 
 from . import machine
 
-CALL, FROZEN = "call", "frozen"  # where weights are packed: within the timed call, or once before it
+CALL, FROZEN = "call", "frozen"  # weights packed in the timed call, or once before it
 WEIGHTS = CALL, FROZEN
 
 
 class RowsError(Exception):
-    """A rows file that cannot be read or written; the message says which and why."""
+    """A rows file cannot be read or written; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class Row(machine.Measured):
-    """One measurement. Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum
-    traffic, ``tflops`` in 10^12 operations a second. None where something does not apply or was not measured.
+    """One measurement.
 
-    ``weights`` is "call" where the timed call packs its weights, as every call does by default, and "frozen" where they
-    were packed before it. A gradient or a step is always "call", and so is torch's own op.
+    Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum traffic, ``tflops`` in
+    10^12 operations a second. None marks a value that does not apply or was not measured.
 
-    ``direction`` is one of directions.DIRECTIONS. ``rung`` is a registry name, ``auto`` for what the selection picked,
-    or "cudnn" for torch's own op, recorded where no rung computes in that precision. ``cudnn_ms_p50`` is the time of
-    torch's own op, gradient or step; conv1d is a formulation of the forward pass alone. ``roofline`` is floor time /
-    our time; errors are relative norms against float64, of a step those of its worst result. ``workload`` may carry a
-    suffix from a sweep: ``@total`` or ``@batch<N>``.
+    * ``workload``: a name, perhaps with a sweep's suffix ``@total`` or ``@batch<N>``
+    * ``direction``: one of directions.DIRECTIONS
+    * ``rung``: a registry name, ``auto`` for the selection, or "cudnn" where no rung computes in that precision
+    * ``weights``: "call" if packed in the timed call, as for all gradients, steps and "cudnn"; "frozen" if before
+    * ``cudnn_ms_p50``: torch's own op, gradient or step; ``conv1d_ms_p50``: forward pass only
+    * ``roofline``: floor time / ``ms_p50``
+    * ``relerr``: relative norm against float64, the worst result's for a step
     """
 
     workload: str
@@ -62,12 +63,12 @@ class Row(machine.Measured):
 
     @property
     def floor_ms(self) -> float | None:
-        """The roofline's time, by the copy bandwidth of the row's own run."""
+        """The roofline's time in ms, by the copy bandwidth of the row's run."""
         return None if self.roofline is None else self.roofline * self.ms_p50
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-Kind = TypeVar("Kind")  # the dataclass of a row: Row, or one of another file's
+Kind = TypeVar("Kind")  # the dataclass of a row
 _PARSE = {
     "str": str,
     "int": int,
@@ -83,21 +84,20 @@ def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
-    """The rows of every ``*.csv`` in ``directory``, file by file in the order of their names; none if it is missing."""
+    """The rows of every ``*.csv`` in ``directory``, by file name; none if it is missing. Raises RowsError."""
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
+    """Add ``rows`` to the file at ``path``, which is created with its directory if need be, and renamed into place.
 
-    The whole file is written beside the old one and then renamed over it, so that it is never seen half-written.
     Raises RowsError, leaving the file as it was, when it has other columns or cannot be written.
     """
     replace(path, [*existing(path, kind), *rows], kind)
 
 
 def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Write ``rows`` in the place of the file at ``path``; else as ``append``."""
+    """Write ``rows`` in place of the file at ``path``, as ``append`` does. Raises RowsError."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_columns(kind))
@@ -107,24 +107,24 @@ def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Ro
 
 
 def check_writable(path: str | os.PathLike, kind: type = Row) -> None:
-    """Raise RowsError now if ``append`` or ``replace`` would later: before minutes of measurement, not after."""
+    """Raise RowsError, before a measurement starts, where ``append`` would."""
     existing(path, kind)
     check_replaceable(path)
 
 
 def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise RowsError now if ``replace_text`` would later."""
+    """Raise RowsError where ``replace_text`` would."""
     os.unlink(_beside(Path(path)))
 
 
 def replace_text(path: str | os.PathLike, text: str) -> bool:
-    """As ``replace_bytes``, for text."""
+    """``replace_bytes`` for UTF-8 text."""
     return replace_bytes(path, text.encode("utf-8"))
 
 
 def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
-    """Write ``content`` beside ``path`` and rename it over ``path``; whether that was needed. A file that holds it
-    already is left alone. Raises RowsError where it cannot be written."""
+    """Write ``content`` beside ``path`` and rename it over ``path``; returns whether the content changed. Raises
+    RowsError where the file cannot be read or written."""
     path = Path(path)
     try:
         if path.exists() and path.read_bytes() == content:
@@ -144,8 +144,8 @@ def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """The row to show of each (workload, direction, rung, dtype, precision, length): the newest of the default call,
-    or, where there is none, the newest with frozen weights."""
+    """The row to show for each (workload, direction, rung, dtype, precision, length): the newest of the default call,
+    else the newest with frozen weights."""
 
     def rank(row):
         return row.weights == CALL, row.time
@@ -154,7 +154,7 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """Those of the GPU that has the most rows; of equally many, that with the newest."""
+    """The rows of the GPU that has the most; of equally many, the GPU with the newest."""
     by_gpu: dict[str, list[Kind]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)
@@ -164,7 +164,7 @@ def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
 def newest(
     rows: Iterable[Kind], key: Callable[[Kind], tuple], rank: Callable[[Kind], object] = lambda row: row.time
 ) -> dict[tuple, Kind]:
-    """The row of the highest ``rank`` (its time) for each ``key``, in the order in which the keys were first seen."""
+    """The row of highest ``rank`` for each ``key``, in the order in which keys are first seen."""
     found: dict[tuple, Kind] = {}
     for row in rows:
         if key(row) not in found or rank(row) >= rank(found[key(row)]):
@@ -173,7 +173,7 @@ def newest(
 
 
 def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """The rows of the file at ``path``; none if there is none. Raises RowsError."""
+    """The rows of the file at ``path``; none if there is no file. Raises RowsError."""
     return read(path, kind) if Path(path).exists() else []
 
 
@@ -199,7 +199,7 @@ def _columns(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-@lru_cache(maxsize=8)  # of the recorded thousands, which each explanation asks for
+@lru_cache(maxsize=8)  # each explanation reads all rows
 def _parse(text: str, path: str, kind: type[Kind]) -> tuple[Kind, ...]:
     lines = csv.reader(io.StringIO(text))
     header = tuple(next(lines, ()))

@@ -1,8 +1,7 @@
-"""The search that k6's cost model is held against: every configuration of a workload, measured.
+"""The exhaustive search that k6's cost model is tested against: every configuration of a workload, measured in one run.
 
-A call of the rung never searches; it takes what kernels/k6_wgmma/cost.py expects to be fastest. Here all configurations
-take turns in one run, and the model's choice is marked, so that a test can say how much it loses. Weights are packed
-before, so that the times are those of the kernel alone."""
+Calls of the rung never search. Weights are packed before, as the model leaves packing out.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from .directions import Operands, torch_forward
 from .workloads import Workload
 
 RUNG = "k6_wgmma"
-FILE = Path("search", f"{RUNG}.csv")  # within the directory of all rows
+FILE = Path("search", f"{RUNG}.csv")  # in the data directory
 REPEATS, BUDGET_S = 9, 0.3
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A configuration, by what tells it from the others of its workload, and its time in milliseconds (median)."""
+    """A configuration of a workload and its median time in milliseconds."""
 
     time: str
     commit: str
@@ -56,24 +55,25 @@ COLUMNS = tuple(field.name for field in fields(Tried))
 
 
 def read(path: str | os.PathLike) -> list[Tried]:
-    """The rows of the file at ``path``; none if there is none. Raises rows.RowsError if it is of another version."""
+    """The rows of the file at ``path``; none if there is no file. Raises rows.RowsError."""
     return rows.existing(path, Tried)
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise rows.RowsError now if ``append`` would later: before minutes of measurement, not after."""
+    """Raise rows.RowsError, before a measurement starts, where ``append`` would."""
     rows.check_writable(path, Tried)
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
-    """Add rows to the file at ``path``, in the place of older ones of the same workloads and precisions."""
+    """Add rows to the file at ``path``; they replace older ones of the same workloads and precisions. Raises
+    rows.RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)
 
 
 def described(config: Config) -> dict:
-    """The columns that tell a configuration from the others of its workload."""
+    """The columns that identify a configuration within its workload."""
     return dict(
         rows=config.tile.rows,
         resident=config.resident,
@@ -87,7 +87,7 @@ def described(config: Config) -> dict:
 
 
 def is_of(tried: Tried, config: Config) -> bool:
-    """Whether the row is of that configuration; its workload and precision are taken to be."""
+    """Whether the row is of that configuration; workload and precision are not compared."""
     return all(getattr(tried, column) == value for column, value in described(config).items())
 
 
@@ -102,13 +102,15 @@ def _compile(config: Config, cc: tuple) -> None:
 
 
 def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
-    """Rows of all configurations of the workload, timed as in ``bench``, in turns. Raises bench.WrongResult if one of
-    them computes something else than torch in float64 does, on the first and the last sample."""
+    """Rows of all configurations of the workload, timed in turns as in ``bench``.
+
+    Raises bench.WrongResult if one is wrong on the first or the last sample.
+    """
     p, name = workload.problem, bench.peak_name(dtype, precision)
     found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
-        packed_once = FrozenWeights(weight)  # the model is of the kernel alone
+        packed_once = FrozenWeights(weight)  # outside the timed call
         y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
         ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
 

@@ -1,8 +1,7 @@
 """Timing on the GPU: contestants take turns, each call between two events and on a cold cache.
 
-The events are queued behind the flush of the cache, so what is timed is the work of the GPU; the time that Python takes
-to launch it is hidden as long as it is below the flush's. All contestants take turns, so a change of clocks or
-temperature meets them alike.
+Events are queued behind the cache flush, which hides a shorter launch time of Python. Turns expose all contestants to
+the same clocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numba_tconv.runtime.progress import progress
 
 WARMUP_CALLS = 2
 FEWEST_REPEATS = 5
-FLUSHES = 4  # half a millisecond by an H200's bandwidth
+FLUSHES = 4  # reads of the flush buffer before a timed call
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Contestant:
     call: Callable[[], Any]
     prepare: Callable[[], object] = lambda: None
     output: Any = None
-    every: int = 1  # takes part in every so many rounds
+    every: int = 1  # takes part in one of so many rounds
     events: list = field(default_factory=list)
 
     def times(self) -> list[float]:
@@ -36,8 +35,8 @@ class Contestant:
 
 
 class Flush:
-    """Drives everything out of the L2 cache by reading a buffer of eight times its size, ``times`` times: so often that
-    Python queues the timed call meanwhile."""
+    """Evict the L2 cache by reading a buffer of eight times its size, ``times`` times, long enough for Python to queue
+    a call."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -51,7 +50,7 @@ class Flush:
 
 
 def timed_call(contestant: Contestant, flush: Flush) -> None:
-    """One call of the contestant between two events, on a cold cache."""
+    """Call the contestant once between two events, on a cold cache."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     contestant.output = None
     contestant.prepare()
@@ -65,8 +64,11 @@ def timed_call(contestant: Contestant, flush: Flush) -> None:
 def interleave(
     contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
 ) -> None:
-    """Time the contestants in turns, ``repeats`` times each; one that would take longer than ``budget_s`` for that
-    sits out rounds, but is called FEWEST_REPEATS times at least."""
+    """Time the contestants in turns, ``repeats`` times each.
+
+    One that would take longer than ``budget_s`` seconds sits out rounds, but gets at least FEWEST_REPEATS calls
+    (``repeats``, if fewer). ``flushes`` is the number of cache flushes before each call.
+    """
     flush = Flush(flushes)
     for contestant in progress(contestants, f"{label}: compile and warm up"):
         for _ in range(WARMUP_CALLS):

@@ -1,4 +1,4 @@
-"""README's first lines: how fast the package is, in sentences made from the recorded rows."""
+"""README's claim: the package's speed, in sentences made from rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numba_tconv.selection.directions import FORWARD, STEP
 
 from .tables import EMPTY, mean, where
 
-ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, in the order in which they are told
+ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, in the claim's order
 
 
 def render(rows: Iterable[Row]) -> str:
-    """The claim of what the selection picks, at full size, on the GPU with the most such rows."""
+    """The speed of the selection at full size, on the GPU with the most such rows."""
     picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = of_main_gpu(row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC)
     shown = list(latest(picked).values())
@@ -35,7 +35,7 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def _means(rows: Iterable[Row]) -> str:
-    """Of each arithmetic the mean of the speed-ups, how many there are, and their range."""
+    """For each arithmetic, the mean of the speed-ups, their number and range."""
     return ", ".join(
         f"**{mean(found):.1f} times as fast in {name}** ({len(found)} layers, {min(found):.2f} to {max(found):.1f})"
         for name, found in _speedups(rows).items()
@@ -50,7 +50,7 @@ def _speedups(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _frozen(picked: list[Row]) -> str:
-    """What freezing gains, over the layers that were timed both ways; empty where there are none."""
+    """The gain of frozen weights over layers that were timed both ways; empty without any."""
     both: dict[str, dict[tuple, Row]] = {
         weights: latest(row for row in picked if row.direction == FORWARD and row.weights == weights)
         for weights in (CALL, FROZEN)
@@ -65,7 +65,7 @@ def _frozen(picked: list[Row]) -> str:
 
 
 def _fallback(forward: list[Row]) -> str:
-    """Says which of the numbers are not of default calls."""
+    """The numbers that are not of default calls, in a sentence; empty without any."""
     counts = []
     for precision, name in ARITHMETIC.items():
         some = [row for row in forward if row.precision == precision]

@@ -1,4 +1,4 @@
-"""README's ladder: every rung's idea, and what it gained, by the recorded rows."""
+"""README's ladder: each rung's idea and gain, made from rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from numba_tconv.selection.registry import LADDER, RUNGS
 from .tables import MARK, markdown, note, where
 
 WORKLOAD = "kb64"
-# A rung beside the ladder is measured where it is for.
+# Workload and dtype of rungs beside the ladder.
 BESIDE = {"k5_dmma": (WORKLOAD, "float64"), "depthwise": ("depthwise", "float32")}
-NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # as rows name them
+NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # by a row's precision
 
 
 def render(rows: Iterable[Row]) -> str:
-    """A line a rung: on WORKLOAD in float32, in full precision or, where it has that alone, in TF32; a rung beside the
-    ladder on the workload, and in the dtype, that BESIDE names. A gain is over the rung below, beside the ladder over
-    the fastest in it. All is of the GPU with the most such rows."""
+    """A line for each rung, from rows of the GPU with the most.
+
+    A ladder rung shows float32 on WORKLOAD, in full precision or, without it, in TF32; its gain is over the rung below.
+    A rung in BESIDE shows that workload and dtype; its gain is over the ladder's fastest.
+    """
     dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
     measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]
     measured = list(latest(of_main_gpu(measured)).values())
@@ -53,6 +55,6 @@ def _own(name: str, measured: list[Row]) -> Row | None:
 
 
 def _time(measured: list[Row], name: str, workload: str) -> Row | None:
-    """The rung's row there in the first of the precisions that it has."""
+    """The rung's row on the workload, in the first of NAMES that it has."""
     found = {row.precision: row for row in measured if (row.rung, row.workload) == (name, workload)}
     return next((found[precision] for precision in NAMES if precision in found), None)

@@ -1,4 +1,4 @@
-"""README.md and plots/README.md: what is made from the recorded rows stands between two markers of its name."""
+"""README.md and plots/README.md: text made from rows stands between markers of its name."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from . import claim, ladder, summary
 from . import figures as plotting
 from . import tables as table
 
-FRONT = "claim", "ladder", "ten", "precision"  # of README.md
-RESULTS = "figures", "tables", "kernelbench", "decoders"  # of plots/README.md
-# The order of figures: by family, direction and arithmetic.
+FRONT = "claim", "ladder", "ten", "precision"  # in README.md
+RESULTS = "figures", "tables", "kernelbench", "decoders"  # in plots/README.md
+# Figures are ordered by family, direction and arithmetic.
 PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
 ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
-    """The text between each pair of markers, by its name, from the rows in the directory ``data``. Raises RowsError."""
+    """The text for each pair of markers, by name, made from the rows in the directory ``data``. Raises RowsError."""
     data = Path(data)
     results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -40,7 +40,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
 
 
 def figures(planned: dict[str, plotting.Plan]) -> str:
-    """Every figure under its title, as images in the directory of the page; those that say most come first."""
+    """Every figure as an image under its title, in the order of PLACES, directions and ARITHMETICS."""
 
     def place(name):
         family = PLACES.index(name.partition("_")[0])
@@ -53,7 +53,7 @@ def figures(planned: dict[str, plotting.Plan]) -> str:
 
 
 def section(readme: str, name: str) -> str:
-    """What stands between the markers of that name in the text of a README. Raises RowsError where one is missing."""
+    """The text between the markers of ``name`` in a README's text. Raises RowsError where one is missing."""
     start, end = _span(readme, name)
     return readme[start:end].strip()
 
@@ -74,17 +74,17 @@ def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
 
 
 def update(path: str | os.PathLike, tables: dict[str, str]) -> bool:
-    """Write the README as ``updated``; whether that changed it. A file that cannot be updated is left as it is."""
+    """Write the README as ``updated``; returns whether it changed. Raises RowsError, leaving the file as it was."""
     return rows.replace_text(path, updated(path, tables))
 
 
 def markers(name: str) -> tuple[str, str]:
-    """The lines of a README between which the table of that name stands."""
+    """The lines that begin and end the text of ``name`` in a README."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
 def _span(readme: str, name: str) -> tuple[int, int]:
-    """Where the text between the markers begins and ends."""
+    """Start and end of the text between the markers."""
     begin, finish = markers(name)
     start, end = readme.find(begin), readme.find(finish)
     if start < 0 or end < start:

@@ -1,4 +1,4 @@
-"""README's results in short: ten layers, and what each precision is good for, made from the recorded rows."""
+"""README's results in short, ten layers and the precisions, made from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = (
 COLUMNS = ((FORWARD, "tf32"), (FORWARD, "bfloat16"), (STEP, "tf32"), (STEP, "bfloat16"))
 NAMES = {"tf32": "TF32", "bfloat16": "bf16"}
 
-# A precision's dtype and name, and what is multiplied.
+# By dtype and precision: the arithmetic.
 PRODUCTS = {
     ("float32", "ieee"): "exact products, float32 sums, on CUDA cores",
     ("float32", "tf32"): "operands rounded to 11 bits, on tensor cores",
@@ -27,11 +27,11 @@ PRODUCTS = {
     ("bfloat16", "bfloat16"): "exact products, float32 sums, on tensor cores",
     ("float64", "float64"): "float64, on tensor cores where the GPU has them",
 }
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}  # what ``precision=`` calls it
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}  # names for ``precision=``
 
 
 def ten(rows: Iterable[Row]) -> str:
-    """The table of LAYERS: what the selection picks, forward and in a training step, and its speed-up."""
+    """The table of LAYERS: the selection's time forward and in a training step, and its speed-up."""
     found = _picked(rows)
     if not found:
         return EMPTY
@@ -47,7 +47,7 @@ def ten(rows: Iterable[Row]) -> str:
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
-    """The forward pass of LAYERS, as a line of text each."""
+    """The forward pass of each of LAYERS, as a line of text."""
     found, found_lines = _picked(rows), []
     for name in LAYERS:
         cells = [(NAMES[column[1]], _cell(found.get((name, *column)))) for column in COLUMNS if column[0] == FORWARD]
@@ -58,13 +58,13 @@ def lines(rows: Iterable[Row]) -> list[str]:
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:
-    """The rows of ``lines``."""
+    """The rows that ``lines`` shows."""
     return [row for (name, direction, _), row in _picked(rows).items() if name in LAYERS and direction == FORWARD]
 
 
 def precisions(rows: Iterable[Row]) -> str:
-    """A line for each precision: what it multiplies, its error and torch's, and its speed-up; medians and means over
-    the layers at full size, forward."""
+    """A line for each precision: its arithmetic, median errors of ours and torch's, and mean speed-up, over the layers
+    at full size, forward."""
     picked = [row for row in rows if (row.rung, row.direction) == ("auto", FORWARD) and "@" not in row.workload]
     picked = list(latest(of_main_gpu(picked)).values())
     if not picked:
@@ -82,7 +82,7 @@ def precisions(rows: Iterable[Row]) -> str:
 
 
 def _picked(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """What the selection picks, by workload, direction and precision, on the GPU with the most such rows."""
+    """The selection's rows by (workload, direction, precision), on the GPU with the most."""
     picked = [row for row in rows if row.rung == "auto" and (row.direction, row.precision) in COLUMNS]
     picked = latest(row for row in of_main_gpu(picked) if row.workload in WORKLOADS).values()
     return {(row.workload, row.direction, row.precision): row for row in picked}

@@ -1,13 +1,9 @@
 """Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
 
-Both run under a torch function mode that computes each call of the transposed convolution, the layers' as well as the
-model's own, by torch's function or by ours, between two events. So the time of the transposed
-layers is that of the calls within the decoder, with its caches and its layouts, and part of the decoder's whole time.
-Some decoders wait for the GPU on their way (EnCodec and Mimi read lengths from it, BigVGAN copies its waveform to the
-host); what the GPU then waits for Python is in the times of both sides.
-
-The wall time is what a user waits for: the model as it is against a copy under ``convert`` and ``routed``, from the
-call until the GPU is idle, with nothing watched and nothing else queued.
+A torch function mode computes each transposed convolution between two events, so layer times include the decoder's
+caches and layouts. Where a decoder waits for the GPU (EnCodec, Mimi, BigVGAN), both sides include Python's time. Wall
+times run without events, from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and
+``routed``.
 """
 
 from __future__ import annotations
@@ -33,11 +29,11 @@ from numba_tconv.torch_api.routed import routed
 
 from . import decoders
 
-FILE = Path("decoders", "transformers.csv")  # within the directory of all rows
-DTYPES = ("float32", "bfloat16")  # that are timed where none is named
+FILE = Path("decoders", "transformers.csv")  # in the data directory
+DTYPES = ("float32", "bfloat16")  # by default
 DEVICE = "cuda"
 FEWEST_WALLS = 30  # rounds of the wall time
-WHOLE_FLUSHES = 20 * FLUSHES  # ten milliseconds on an H200, in which Python queues a good part of a decoder
+WHOLE_FLUSHES = 20 * FLUSHES  # long enough for Python to queue much of a decoder
 HEADER = [
     *("decoder", "calls", "calls: torch", "ours", "speed-up"),
     *("whole: torch", "ours", "speed-up", "share of the calls in torch's"),
@@ -46,11 +42,12 @@ HEADER = [
 
 @dataclass(frozen=True)
 class Timed(machine.Measured):
-    """A decoder with torch's transposed convolutions and with ours. Times are medians in milliseconds, of the whole
-    decoder and of its ``calls`` calls of the transposed convolution together; ``seconds`` of sound for each of
-    ``batch`` inputs. ``weights`` is rows.CALL, or rows.FROZEN where calls found their weights packed already.
-    ``wall_ms_p50`` is the wall time, None in rows that were recorded without. Errors are relative norms of the waveform
-    against the same decoder in float64."""
+    """A decoder with torch's transposed convolutions and with ours.
+
+    Times are medians in ms, of the whole decoder and of its ``calls`` transposed convolutions together. ``seconds`` is
+    each input's length. ``weights`` is rows.CALL or rows.FROZEN. ``wall_ms_p50`` is None where it was not timed. Errors
+    are the waveform's relative norms against float64.
+    """
 
     transformers: str
     decoder: str
@@ -71,8 +68,7 @@ class Timed(machine.Measured):
 
 
 class Stopwatch(TorchFunctionMode):
-    """While it is active, ``function`` computes what calls torch's transposed convolution, each call between two
-    events, which ``spans`` keeps."""
+    """While active, computes torch.conv_transpose1d by ``function``, each call between two events kept in ``spans``."""
 
     def __init__(self, function: Callable[..., torch.Tensor]):
         super().__init__()
@@ -95,7 +91,7 @@ class Side(Contestant):
     def __init__(self, model: torch.nn.Module, x: torch.Tensor, function: Callable[..., torch.Tensor]):
         super().__init__(self._decode)
         self.model, self.x, self.function = model, x, function
-        self.spans = []  # of each call of the decoder, those of its transposed convolutions
+        self.spans = []  # event pairs of transposed convolutions, a list for each call
 
     def _decode(self) -> torch.Tensor:
         with Stopwatch(self.function) as watch:
@@ -104,7 +100,7 @@ class Side(Contestant):
         return y
 
     def layers_times(self) -> list[float]:
-        """Milliseconds of the transposed convolutions together, in each of the timed calls, which are the last."""
+        """Milliseconds of all transposed convolutions together, for each timed call."""
         timed = self.spans[len(self.spans) - len(self.events) :]
         return [sum(start.elapsed_time(stop) for start, stop in spans) for spans in timed]
 
@@ -118,10 +114,11 @@ def measure(
     repeats: int = 20,
     budget_s: float = 2.0,
 ) -> Timed:
-    """A row for the decoder called ``name`` on torch's current GPU: both sides timed in turns, and checked.
+    """The row of the decoder called ``name`` on torch's current GPU, both sides timed in turns and checked.
 
-    float32 is computed in TF32 by both. Raises ValueError for an unknown name, RuntimeError without transformers, and
-    bench.WrongResult where our waveform is more than twice as far from float64 as torch's.
+    ``seconds`` is each input's length; ``budget_s`` limits a side's seconds on the GPU. float32 is computed in TF32.
+    Raises ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our waveform
+    is more than twice as far from float64 as torch's.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()
@@ -132,7 +129,7 @@ def measure(
             model, x = decoder.make(batch, seconds)
         model = model.to(dtype)
         x = x.to(dtype) if x.is_floating_point() else x
-        # Copied before it is called: some keep what they have computed.
+        # Copied before the first call, because some models keep results.
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         convert(converted)
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
@@ -171,8 +168,7 @@ def measure(
 
 
 def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
-    """Median milliseconds from a call of ``model``, and of ``converted`` under ``routed``, until the GPU is idle; by
-    turns."""
+    """Median ms from the call until the GPU is idle, of ``model`` and of ``converted`` under ``routed``, in turns."""
 
     def routed_call():
         with routed():
@@ -197,7 +193,7 @@ def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tens
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
-    """How far ``y`` is from ``exact``, the same in float64."""
+    """The error of ``y`` against ``exact``, its float64 counterpart."""
     difference = y.double() - exact
     return Error((difference.norm() / exact.norm()).item(), (difference.abs().amax() / exact.abs().amax()).item())
 
@@ -206,8 +202,8 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
 
 
 def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
-    """The newest row of each decoder for each GPU, dtype and size of input, which are a group each, float32 first; in a
-    group the decoders are in their usual order."""
+    """The newest row of each decoder, grouped by GPU, dtype, precision and input size, float32 first; in a group,
+    decoders are in the order of DECODERS."""
 
     def group(row):
         return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds
@@ -221,12 +217,12 @@ def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
 
 
 def title(name: str) -> str:
-    """What the decoder is called; its name itself where there is no such decoder any more."""
+    """The decoder's title; ``name`` itself where there is none."""
     return decoders.DECODERS[name].title if name in decoders.DECODERS else name
 
 
 def render(timed: Iterable[Timed]) -> str:
-    """The tables of results, one for each group of rows."""
+    """A Markdown table for each group of rows."""
     parts = []
     for some in grouped(timed):
         first = some[0]

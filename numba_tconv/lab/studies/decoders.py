@@ -1,8 +1,7 @@
-"""Decoders of published models that hold transposed convolutions, built by transformers' classes with random weights.
+"""Decoders of published models with transposed convolutions, built by transformers with random weights.
 
-The sizes are those that were published, which are the defaults of the configurations; no weights are fetched. Layers
-that are torch.nn.ConvTranspose1d are found by ``convert``; BigVGAN also calls the function itself, on one filter that
-is expanded over its channels, which takes ``routed``.
+Sizes are the configurations' defaults; no weights are fetched. ``convert`` finds torch.nn.ConvTranspose1d layers;
+BigVGAN also calls the function, with one filter expanded over channels, which takes ``routed``.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from numba_tconv.formula.problem import Problem
 from numba_tconv.torch_api.noted import transposed_convolutions
 
-GAIN = 0.65  # of a convolution with random weights; residual branches add up, so that 1 would end in clipped waveforms
+GAIN = 0.65  # of a random convolution; below 1, since residual branches add up and would clip the waveform
 BIAS = 0.02
 MISSING = "the decoders are built by transformers, which is not installed: pip install -e '.[decoders]'"
 
 
 class Built(NamedTuple):
-    """A model, the samples of its waveform for each frame of its input, and how an input is drawn: ``draw(batch,
-    frames)``, as its ``decode`` or ``forward`` takes it."""
+    """A model, its waveform samples for each input frame, and ``draw(batch, frames)``, which returns a random input."""
 
     model: nn.Module
     hop: int
@@ -39,8 +37,8 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """``family`` is transformers' name of the models; ``sampling_rate``, in Hz, is the waveform's. ``construct`` makes
-    the model from the module with the family's classes and from sizes as in ``build``."""
+    """``family`` is transformers' name of the models, ``sampling_rate`` is in Hz, and ``construct(module, **sizes)``
+    returns Built."""
 
     title: str
     family: str
@@ -52,11 +50,11 @@ class Decoder:
         return importlib.import_module(f"transformers.models.{self.family}.modeling_{self.family}")
 
     def build(self, **sizes) -> Built:
-        """The model, of the published sizes but for ``sizes``, which are arguments of its configuration."""
+        """The model of the published sizes; ``sizes`` override arguments of its configuration."""
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
-        """A model with random weights, in evaluation mode, and a random input for ``seconds`` of sound, both on torch's
+        """A model with random weights in evaluation mode, and a random input for ``seconds`` of sound, on torch's
         default device."""
         model, hop, draw = self.build(**sizes)
         randomise(model)
@@ -67,7 +65,7 @@ def require_transformers() -> None:
     """Raise RuntimeError where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeError(MISSING)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever fetched
+    os.environ["HF_HUB_OFFLINE"] = "1"  # no downloads
 
 
 def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -78,8 +76,10 @@ def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def randomise(model: nn.Module) -> None:
-    """Random weights under which every layer counts in the waveform. As transformers draws them, some are zeros, and
-    others so small that only the last bias would be heard; larger ones would clip it."""
+    """Draw random weights with which every layer affects the waveform and none clips it.
+
+    transformers' own weights include zeros, and layers so small that only the last bias would be heard.
+    """
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
             weight = module.weight
@@ -87,7 +87,7 @@ def randomise(model: nn.Module) -> None:
             drawn = GAIN * torch.randn_like(weight) / math.sqrt(terms)
             if is_parametrized(module, "weight"):
                 module.weight = drawn
-            elif hasattr(module, "weight_g"):  # the older weight_norm, which computes the weight of these two
+            elif hasattr(module, "weight_g"):  # the older weight_norm, weight = g * v / |v|
                 module.weight_g.copy_(drawn.norm(dim=(1, 2), keepdim=True))
                 module.weight_v.copy_(drawn)
             else:
@@ -100,8 +100,8 @@ def randomise(model: nn.Module) -> None:
 
 
 def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
-    """What the decoder's calls of the transposed convolution compute, each once, found without computing anything."""
-    decoder.classes()  # imported before, lest constants of its module become fake, too
+    """The distinct problems of the decoder's transposed convolutions, found without computing."""
+    decoder.classes()  # import first, or constants of the module become fake tensors
     noted = transposed_convolutions(lambda: decode(*decoder.make(batch, seconds)))
     return list(dict.fromkeys(one.problem for one in noted))
 
@@ -166,7 +166,7 @@ DECODERS = {
 
 
 def get(name: str) -> Decoder:
-    """The decoder called ``name``. Raises ValueError, with the names that there are, where there is none."""
+    """The decoder called ``name``. Raises ValueError, with all names, where there is none."""
     if name not in DECODERS:
         raise ValueError(f"no decoder is called {name!r}; there are {', '.join(DECODERS)}")
     return DECODERS[name]

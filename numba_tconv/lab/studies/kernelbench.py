@@ -1,6 +1,6 @@
-"""Entries for KernelBench, level 1, problems 64, 74 and 79, and a run of them under the benchmark's rules.
+"""Entries for KernelBench, level 1, problems 64, 74 and 79, and their run under the benchmark's rules.
 
-The benchmark looks for a class called ``ModelNew`` in a source file. That file is one line:
+The benchmark looks for a class called ``ModelNew`` in a source file of one line:
 
     from numba_tconv.lab.studies.kernelbench import ModelNew64 as ModelNew
 """
@@ -25,7 +25,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class ModelNew64(torch.nn.Module):
-    """Problem 64: transposed 1-D convolution. The same seed gives the weights of the benchmark's own ``Model``."""
+    """Problem 64: transposed 1-D convolution. The same seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelNew64(torch.nn.Module):
 
 
 class ModelNew74(torch.nn.Module):
-    """Problem 74: dilated transposed 1-D convolution. The same seed gives the weights of the benchmark's ``Model``."""
+    """Problem 74: dilated. The same seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class ModelNew74(torch.nn.Module):
 
 
 class ModelNew79(ModelNew74):
-    """Problem 79: transposed 1-D convolution, dilated, padded and strided; constructed as problem 74 is."""
+    """Problem 79: dilated, padded and strided; constructed as problem 74."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem of the benchmark: our class, its constructor's arguments, and the workload that has its sizes."""
+    """A problem of the benchmark: our class, its constructor's arguments, and the workload of its sizes."""
 
     model: type[torch.nn.Module]
     arguments: tuple
@@ -93,10 +93,8 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an entry fared. Errors are the largest over the correctness trials, against float64; times are means in ms.
-
-    ``passed`` counts the trials in which our output has torch's shape and is allclose to torch's output.
-    """
+    """The result of an entry. Errors are the largest over the trials, against float64; times are means in ms;
+    ``passed`` counts trials in which our output has torch's shape and is allclose to torch's."""
 
     number: int
     passed: int
@@ -112,17 +110,17 @@ class Verdict:
 
     @property
     def torch_is_the_inexact_side(self) -> bool:
-        """Whether a failed comparison speaks against torch's output, which is further from float64 than ours."""
+        """Whether torch's output is further from float64 than ours."""
         return self.same_shape and self.error.norm < self.torch_error.norm
 
     @property
     def right(self) -> bool:
-        """Whether our output has torch's shape, and is at most twice as far from float64 as torch's."""
+        """Whether our output has torch's shape and passes ``Error.within`` in TF32."""
         return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
 
 
 def torch_model(number: int) -> torch.nn.Module:
-    """The layer that the benchmark's own ``Model`` of the problem holds."""
+    """The layer in the benchmark's own ``Model`` of the problem."""
     p = get(ENTRIES[number].workload).problem
     return torch.nn.ConvTranspose1d(
         *(p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups, p.bias),
@@ -133,8 +131,7 @@ def torch_model(number: int) -> torch.nn.Module:
 def run(number: int) -> Verdict:
     """Judge and time the entry of problem ``number`` at full size on the GPU, with torch's switches as they are.
 
-    Five correctness trials with fresh inputs from torch.rand; then the mean of 100 timed calls, each on a cold L2, for
-    torch's layer and for ours.
+    CORRECTNESS_TRIALS fresh inputs from torch.rand, then ``mean_ms`` of torch's layer and of ours.
     """
     entry = ENTRIES[number]
     p = get(entry.workload).problem
@@ -158,7 +155,7 @@ def run(number: int) -> Verdict:
 
 
 def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
-    """The mean of TIMED_TRIALS calls in milliseconds, by CUDA events, the L2 cache overwritten before each."""
+    """Mean milliseconds of TIMED_TRIALS calls between CUDA events, each on a cold L2."""
     flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(3):
@@ -176,6 +173,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest of each measure over the trials; NaN, which Python's max may lose, if any is or there are none."""
+    """The largest of each measure over the trials; NaN if any is NaN or there are no trials."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

@@ -1,4 +1,4 @@
-"""What the run under KernelBench's rules measured: rows of its own columns, and the table made from them."""
+"""Rows of the KernelBench run, and their table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from numba_tconv.lab.report import tables as table
 
 from .kernelbench import CORRECTNESS_TRIALS, TIMED_TRIALS, Verdict
 
-FILE = Path("kernelbench", "level1.csv")  # within the directory of all rows
+FILE = Path("kernelbench", "level1.csv")  # in the data directory
 HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "torch's ms", "speed-up"]
 
 
 @dataclass(frozen=True)
 class Result(machine.Measured):
-    """How the entry of a problem fared. ``weights`` is rows.CALL, or rows.FROZEN where calls found them packed already.
-    Times are means in milliseconds, with torch's switches at their defaults.
+    """The row of an entry. Times are means in ms, with torch's default switches.
 
-    Of ``trials`` fresh inputs, our output was allclose to torch's on ``passed``. Errors are against float64, the
-    largest over the trials: of the relative norm, and of the largest element, relative to the largest result.
+    ``weights`` is rows.CALL or rows.FROZEN. ``passed`` of ``trials`` outputs were allclose to torch's. Errors against
+    float64 are the largest over the trials: relative norms, and element errors relative to the largest element.
     """
 
     problem: int
@@ -38,7 +37,7 @@ class Result(machine.Measured):
 
 
 def result_of(verdict: Verdict) -> Result:
-    """The verdict as a row of this machine, of now."""
+    """The verdict as a row of this machine, now."""
     return Result(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(machine.describe()),
@@ -56,12 +55,12 @@ def result_of(verdict: Verdict) -> Result:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """A line for each of ``results``."""
+    """A Markdown table, one line for each result."""
     return table.markdown(HEADER, [_cells(result) for result in results])
 
 
 def render(results: Iterable[Result]) -> str:
-    """The table of results: the newest row of each problem, a table for each GPU."""
+    """A table for each GPU with the newest row of each problem."""
     tables: dict[str, list[Result]] = {}
     for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
         tables.setdefault(gpu, []).append(result)

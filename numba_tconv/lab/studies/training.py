@@ -1,7 +1,7 @@
-"""A small decoder trained to rebuild waveforms from a low-rate representation, with torch's layers and with ours.
+"""A small decoder trained to rebuild synthetic waveforms from a low-rate representation, with torch's layers and with
+ours.
 
-The waveforms are synthesized: harmonics of a fundamental, and a chirp. Both decoders start from the same parameters,
-see the same batches and take their steps in turns, so that losses compare step by step, and times under equal clocks.
+Both start from the same parameters, see the same batches and step in turns, so losses and times compare.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from numba_tconv.torch_api.warm import warm
 
 SAMPLE_RATE = 16_000  # Hz
 HARMONICS = 5
-FRAME, COEFFICIENTS = 64, 16  # samples of a frame, and numbers that are kept of it
-STRIDES = (4, 4, 4)  # whose product is FRAME
+FRAME, COEFFICIENTS = 64, 16  # samples of a frame, and coefficients kept
+STRIDES = (4, 4, 4)  # product: FRAME
 LAYERS = {"torch": nn.ConvTranspose1d, "numba_tconv": ConvTranspose1d}
 ARITHMETICS = ("ieee", "tf32", "bf16")
 LEARNING_RATE = 2e-3
@@ -37,7 +37,7 @@ RECORDED_EVERY = 5  # steps
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a run; ``samples`` of a waveform must be whole frames, ``widths`` are the channels between the layers."""
+    """A run's sizes: ``samples`` of a waveform must be whole frames; ``widths`` are the channels between layers."""
 
     batch: int = 32
     samples: int = 32_768
@@ -46,10 +46,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step(machine.Measured):
-    """What was recorded after a step: its loss, and the median time in milliseconds of the steps since the last row.
+    """The loss after a step, and the median ms of the steps since the last row.
 
-    ``layers`` is a name in LAYERS, ``arithmetic`` one in ARITHMETICS: float32 without or with TF32, or autocast. The
-    loss is the power of the error as a share of the waveforms' own.
+    ``layers`` is in LAYERS, ``arithmetic`` in ARITHMETICS: float32 without TF32, with TF32, or autocast. The loss is
+    the error's power as a share of the waveforms'.
     """
 
     layers: str
@@ -79,7 +79,7 @@ def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Ten
 
 
 def representation(waves: torch.Tensor) -> torch.Tensor:
-    """(count, COEFFICIENTS, samples/FRAME): the first coefficients of each frame's cosine transform (DCT-II)."""
+    """(count, COEFFICIENTS, samples/FRAME): the first DCT-II coefficients of each frame."""
     k, n = torch.arange(COEFFICIENTS, device=waves.device), torch.arange(FRAME, device=waves.device)
     basis = torch.cos(math.pi / FRAME * (n + 0.5) * k[:, None]) * math.sqrt(2 / FRAME)
     return basis @ waves.unflatten(-1, (-1, FRAME)).squeeze(1).transpose(1, 2)
@@ -89,7 +89,7 @@ def representation(waves: torch.Tensor) -> torch.Tensor:
 
 
 class Snake(nn.Module):
-    """x + sin(a*x)^2 / a, with a frequency ``a`` for each channel, which is learned."""
+    """x + sin(a*x)^2 / a, with a learned frequency ``a`` for each channel."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -111,7 +111,7 @@ def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequ
 
 
 def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
-    """A row for each RECORDED_EVERY steps of each kind of layer, and for the last, from models of the same ``seed``."""
+    """Train each kind of layer from the same ``seed``; a row for every RECORDED_EVERY steps and for the last."""
     where = dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(machine.describe()))
     runs = {}
     for name, layer in LAYERS.items():
@@ -132,8 +132,8 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile ahead what training in all ARITHMETICS launches on this GPU, by all processors; returns how many kernels:
-    0 where the cache on disk cannot be written, and each is compiled when it is launched."""
+    """Compile ahead the kernels of training in all ARITHMETICS, in ``jobs`` processes (all processors by default);
+    returns their number, or 0 where the cache on disk cannot be written."""
     try:
         cache.writable()
     except (RuntimeError, OSError):
@@ -151,7 +151,7 @@ def _autocast(device: str, arithmetic: str):
 
 
 class _Run:
-    """A model in training: its optimizer, its last loss, and when its latest steps began and ended."""
+    """A model in training: its optimizer, last loss, and times of its latest steps."""
 
     def __init__(self, model: nn.Module, device: str, arithmetic: str):
         self.model, self.device, self.autocast = model, device, _autocast(device, arithmetic)
@@ -169,7 +169,7 @@ class _Run:
         self.times.append((began, self._now()))
 
     def median_ms(self) -> float:
-        """Of the steps since it was last asked for; waits for them."""
+        """Median milliseconds of the steps since the last call; waits for them."""
         times, self.times = self.times, []
         if self.device != "cuda":
             return 1e3 * statistics.median(ended - began for began, ended in times)
@@ -185,7 +185,7 @@ class _Run:
 
 
 def run_train(arguments) -> int:
-    """Train in every arithmetic on the GPU, and write the rows."""
+    """Train in every arithmetic on the GPU and write the rows; returns the exit code."""
     commands.require_gpu()
     rows.check_writable(arguments.out, Step)
     warm_up(Sizes())

@@ -1,1 +1,1 @@
-"""The instructions in the CUDA simulator: blocks of Python threads, and what each instruction means there."""
+"""The CUDA simulator's part: blocks of Python threads, and the meaning of each instruction."""

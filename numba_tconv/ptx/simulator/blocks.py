@@ -1,15 +1,10 @@
-"""Mends for the CUDA simulator, whose threads are threads of Python: the shared arrays of a block, and its barriers.
+"""Patches of the CUDA simulator, whose threads are Python threads.
 
-Its own ``cuda.shared.array`` looks an array up and then allocates it, so two threads that come at the same time may get
-one each, and what the block computes is wrong. Here the first to come allocates.
-
-Its own blocks make new threads, and ask all of them, over and over, whether they wait, and so keep the interpreter from
-those that compute: most of the time. Here threads serve one block after the other, and each, when it comes to a barrier
-or to its end, gives the turn to the next.
-
-Its own device functions, at every call, put what ``cuda`` shall mean in a kernel into their module, and count who else
-has; and types, at every conversion of a number, ask first whether a signature is meant. Together that takes longer than
-what the kernels compute. Here a launch does the former once for all modules, and numbers are converted at once.
+* Numba's ``cuda.shared.array`` may give two concurrent threads an array each. Here the first to come allocates.
+* Numba's blocks start new threads and poll them all, which starves those that compute. Here threads are reused and pass
+  the turn on at a barrier or at their end.
+* Numba's device functions patch their module at every call, and types inspect every conversion of a number. Here a
+  launch patches all modules once, and numbers are converted directly.
 """
 
 from __future__ import annotations
@@ -26,14 +21,14 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
 MODULE = sys.modules["numba.cuda"]
-NAMES = {}  # of each module that has kernels or device functions, by their dictionary's id
+NAMES = {}  # global names of each module with kernels or device functions, by id
 NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
 
 
 def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
-    """cuda.shared.array: one array for each line of a block's code, all of dynamic memory if ``shape`` is 0."""
+    """cuda.shared.array: one array for each source line of a block; all dynamic memory if ``shape`` is 0."""
     if shape == 0 or alignment is not None:
         return _dynamic(shared, shape, dtype, alignment)
     caller = sys._getframe(1)
@@ -46,7 +41,7 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
 
 
 class Thread(kernel.BlockThread):
-    """A thread that serves one block after the other. It runs when it has the turn, until it waits or has ended."""
+    """A thread that serves one block after the other. It runs in its turn, until it waits or ends."""
 
     def __init__(self, block: Block):
         super().__init__(None, block, (0, 0, 0), (0, 0, 0), False)
@@ -64,7 +59,7 @@ class Thread(kernel.BlockThread):
         while True:
             self.turn.acquire()
             try:
-                super().run()  # which keeps exceptions, but for those that are none of an error
+                super().run()  # keeps every Exception
             except BaseException as error:
                 self.exception = error, error.__traceback__
             self.ended = True
@@ -78,8 +73,10 @@ class Thread(kernel.BlockThread):
 
 
 class Block(kernel.BlockManager):
-    """A block whose threads have the turn one after the other, up to a barrier, and then in the opposite order up to
-    the next: what they need a barrier for goes wrong without it."""
+    """A block whose threads run one after the other up to a barrier, and in reverse order up to the next.
+
+    The reversal exposes missing barriers.
+    """
 
     def run(self, grid_point, *arguments):
         points = list(np.ndindex(*self._block_dim))
@@ -116,19 +113,19 @@ def _locked() -> threading.Lock:
 
 
 _idle: list[Thread] = []
-os.register_at_fork(after_in_child=_idle.clear)  # a child has none of these threads
+os.register_at_fork(after_in_child=_idle.clear)  # a child process has none of these threads
 _make, _launch = kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__
 
 
 def make(made: kernel.FakeCUDAKernel, function, *arguments, **options):
-    """Of a kernel or a device function, remember the names that its module has."""
+    """Remember the module of a kernel or device function."""
     _make(made, function, *arguments, **options)
     NAMES[id(function.__globals__)] = function.__globals__
 
 
 @contextlib.contextmanager
 def meaning_everywhere(function, of_kernel):
-    """While a kernel runs, ``cuda`` is ``of_kernel`` in every module that has kernels or device functions."""
+    """While a kernel runs, let ``cuda`` mean ``of_kernel`` in every module with kernels or device functions."""
     having = [names for names in NAMES.values() if names.get("cuda") is MODULE]
     for names in having:
         names["cuda"] = of_kernel
@@ -140,14 +137,14 @@ def meaning_everywhere(function, of_kernel):
 
 
 def call(function: kernel.FakeCUDAKernel, *arguments):
-    """A device function is what it is in Python; a kernel is launched."""
+    """Call a device function as plain Python; launch a kernel."""
     if function._device or kernel._kernel_context is not None:
         return function.fn(*arguments)
     return _launch(function, *arguments)
 
 
 def convert(kind: types.Number, *arguments):
-    """``kind`` of a number; else what Numba makes of it."""
+    """``kind`` of a number; of anything else, Numba's own result."""
     if len(arguments) == 1 and type(arguments[0]) in NUMBERS:
         return getattr(np, kind.name)(arguments[0])
     return types.Type.__call__(kind, *arguments)

@@ -1,4 +1,4 @@
-"""What the runs of ptx/unrolled/runs.py mean in plain Python, for the CUDA simulator."""
+"""Meanings of the instructions in ptx/unrolled, in plain Python, for the CUDA simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _wide(element, values):
 
 
 def _whole(array, index, count, size):
-    """As a GPU: ``count`` elements, loaded or stored by ``size`` bytes at once, lie in the array and begin aligned."""
+    """Raise unless ``count`` elements lie in the array and begin at a multiple of ``size`` bytes, as a GPU needs."""
     if index < 0 or index + count > array.size:
         raise IndexError(f"elements {index} to {index + count} of {array.size}")
     if address(array, index) % size:

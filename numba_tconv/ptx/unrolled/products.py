@@ -1,4 +1,4 @@
-"""Products that are added up in registers, as straight-line code; where which meet varies, a switch over the cases."""
+"""Products summed in registers, as straight-line code; a switch where the pattern varies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runs import local_of, put, widened
 
 
 def _switch(builder, case, codes):
-    """Calls ``codes[case]``, each of which writes one piece of code."""
+    """Emit a switch that runs the code written by ``codes[case]``."""
     if len(codes) == 1:
         codes[0]()
         return
@@ -65,12 +65,11 @@ def multiply_add(cases):
 
 
 def multiply_runs(element, cases, outputs, granule, granules, runs):
-    """(sums, a, source, first, hop, case): for r below ``runs`` and every (s, i, j) of ``cases[case]``
-    ``sums[r * outputs + s] += a[i] * source[first + r * hop + j]``, for elements of 16 bits.
+    """(sums, a, source, first, hop, case): ``sums[r * outputs + s] += a[i] * source[first + r * hop + j]``.
 
-    ``granules`` times ``granule`` elements of each run are read, in loads of one granule: ``source[first]`` lies at a
-    multiple of a granule's bytes, and ``hop`` is a multiple of it. All runs are loaded before the first is used, and
-    only those elements that a case needs are converted, from where they are: nothing is shifted.
+    For r below ``runs`` and every (s, i, j) of ``cases[case]``; elements of 16 bits. Each run is ``granules`` loads of
+    ``granule`` elements: ``source[first]`` lies at a multiple of a granule's bytes, and ``hop`` is a multiple of
+    ``granule``. All runs are loaded first; only the elements that a case needs are converted.
     """
 
     @instruction(lambda *arguments: multiplied_runs(element, cases, outputs, granule, granules, runs, *arguments))
@@ -94,7 +93,7 @@ def multiply_runs(element, cases, outputs, granule, granules, runs):
         return types.void(sums, a, source, types.intp, types.int32, types.int32), codegen
 
     def _load(context, builder, sig, args, r):
-        """For each element of run r the word that holds it, and whether it is the word's upper half."""
+        """For each element of run r, its word and whether it is the upper half."""
         kind = i16 if granule == 1 else i32 if granule == 2 else ir.VectorType(i32, granule // 2)
         hop = builder.mul(builder.sext(args[4], i64), ir.Constant(i64, r))
         first = item(context, builder, sig.args[2], args[2], builder.add(args[3], hop))

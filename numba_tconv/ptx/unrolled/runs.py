@@ -1,8 +1,7 @@
-"""Runs: neighbouring elements from global memory to registers and back, 16 bytes at a time, wherever they begin.
+"""Runs: neighbouring elements between global memory and registers, 16 bytes at a time, from any start.
 
-A run that begins inside of a 16-byte vector is loaded as the vectors that hold it and shifted in registers: selections
-and a funnel shift cost less than loads of single elements. All of it is straight-line code, because an array that is
-indexed by a loop's variable lies in slow local memory.
+A run that begins inside a 16-byte vector is loaded as whole vectors and shifted in registers. The code is
+straight-line, because an array indexed by a loop's variable lies in local memory.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from numba_tconv.ptx.simulator.meanings import guarded_run, run, stored_run
 SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
 PACK = {
     "bfloat16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
-    # ptxas makes one instruction of the second as well, and compute capabilities below 8.0 have its parts.
+    # ptxas fuses the second into one instruction; compute capabilities below 8.0 have only its parts.
     "float16": "{.reg .b16 b, a; cvt.rn.f16.f32 b, $1; cvt.rn.f16.f32 a, $2; mov.b32 $0, {a, b};}",
 }
 
 
 def pure(builder, result, arguments, text, constraints):
-    """Inline assembly that does nothing but compute its result."""
+    """Inline assembly without side effects."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), arguments)
 
 
 def widened(builder, name, word, upper):
-    """One of the two elements of a word, as float32."""
+    """The upper or lower element of a word, as float32."""
     if name == "bfloat16":
         bits = builder.and_(word, ir.Constant(i32, -65536)) if upper else builder.shl(word, ir.Constant(i32, 16))
         return builder.bitcast(bits, ir.FloatType())
@@ -47,8 +46,8 @@ def put(builder, local, z, value):
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    ``source[first]`` lies at a multiple of 16 bytes, ``skip`` is less than the elements of 16 bytes. Whole vectors are
-    read: ``vectors_of(element, count)`` of them from ``first`` on.
+    ``source[first]`` lies at a multiple of 16 bytes; ``skip`` is less than a vector's elements. Reads
+    ``vectors_of(element, count)`` whole vectors from ``first`` on.
     """
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
@@ -95,14 +94,16 @@ def load_run(element, count):
 
 
 def vectors_of(element, count):
-    """16-byte vectors that hold ``count`` neighbouring elements, wherever they begin."""
+    """The number of 16-byte vectors that hold ``count`` neighbouring elements from any start."""
     vector = 128 // element.storage.bitwidth
     return -(-(count + vector - 1) // vector)
 
 
 def load_guarded(element, count):
-    """(window, source, at, stride, begin, length): ``window[z] = source[at + (begin + z) * stride]``, widened, or zero
-    where ``begin + z`` is not in [0, length), for z below ``count``."""
+    """(window, source, at, stride, begin, length): ``window[z] = source[at + (begin + z) * stride]``, widened.
+
+    For z below ``count``; zero where ``begin + z`` is not in [0, length).
+    """
     size = element.storage.bitwidth // 8
     letter, words = {2: ("h", i16), 4: ("r", i32), 8: ("l", i64)}[size]
     text = (
@@ -115,7 +116,7 @@ def load_guarded(element, count):
         def codegen(context, builder, sig, args):
             local = local_of(context, builder, sig, args, 0)
             kind = context.get_value_type(sig.args[0].dtype)
-            # One address moves on, and each load has its predicate: a list of addresses would fill the registers.
+            # One moving address and a predicate for each load: a list of addresses would fill the registers.
             index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
             address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
             hop = builder.mul(args[3], ir.Constant(i64, size))
@@ -147,8 +148,10 @@ def pack_vector(builder, element, numbers):
 
 
 def store_run(element, count=None):
-    """(target, index, values, at): ``count`` of ``values`` from ``at`` on, by default 16 bytes of them, narrowed, to
-    ``target[index]``, which lies at a multiple of their size."""
+    """(target, index, values, at): ``target[index:] = values[at:at+count]``, narrowed; 16 bytes by default.
+
+    ``target[index]`` lies at a multiple of the size stored.
+    """
     vector = count or 128 // element.storage.bitwidth
     size = vector * element.storage.bitwidth // 8
 

@@ -8,7 +8,7 @@ from numba import types
 from numba_tconv.ptx.core import SHARED, i16, i32, i64, instruction, item
 
 
-# ld.shared.v4.b32 / v2.b64: 16 bytes by one instruction, into as many consecutive elements of a local array.
+# ld.shared.v4.b32 or v2.b64.
 def _load_vector(local, at, shared, index):
     n = 16 // shared.itemsize
     local[at : at + n] = shared[index : index + n]
@@ -38,10 +38,10 @@ def load_vector(typingctx, local, at, shared, index):
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
-# load_vector by address: ptxas computes an array's own anew at every turn of a loop, but not what is computed from it.
+# By address: ptxas recomputes an array's address in every iteration of a loop, but keeps what is computed from it.
 @instruction(lambda shared: 0)
 def shared_base(typingctx, shared):
-    """The address of ``shared[0]`` in the shared window, in bytes; in the simulator addresses count from there."""
+    """The address of ``shared[0]`` in the shared window, in bytes; 0 in the simulator."""
 
     def codegen(context, builder, sig, args):
         window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
@@ -53,7 +53,7 @@ def shared_base(typingctx, shared):
 
 @instruction(lambda local, at, shared, address: _load_vector(local, at, shared, address // shared.itemsize))
 def load_vector_at(typingctx, local, at, shared, address):
-    """As load_vector, from an int32 address in ``shared``, a multiple of 16."""
+    """``load_vector`` from an int32 address in ``shared``, a multiple of 16."""
     element = shared.dtype
 
     def codegen(context, builder, sig, args):
@@ -70,12 +70,12 @@ def load_vector_at(typingctx, local, at, shared, address):
 
 
 def _words(value_type, element):
-    """16 bytes: of elements of 16 bits four words, as LLVM makes two accesses of eight elements."""
+    """The type of a 16-byte access: four words for 16-bit elements, because LLVM splits vectors of eight."""
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
 
 
 def _store_vector(context, builder, array_type, array, index, slot):
-    """16 bytes from the local array at ``slot`` to an item of a shared array."""
+    """Store 16 bytes of the local array at ``slot`` to an item of a shared array."""
     n = 16 * 8 // array_type.dtype.bitwidth
     vector = _words(context.get_value_type(array_type.dtype), array_type.dtype)
     value = ir.Constant(vector, ir.Undefined)
@@ -94,7 +94,7 @@ def _store_vector(context, builder, array_type, array, index, slot):
 
 @instruction(lambda shared, index, local, at: _load_vector(shared, index, local, at))
 def store_vector(typingctx, shared, index, local, at):
-    """``shared[index:index+n] = local[at:at+n]``: st.shared.v4.b32 or v2.b64; ``index`` a multiple of n."""
+    """``shared[index:index+n] = local[at:at+n]``, n = 16 bytes / itemsize; ``index`` a multiple of n."""
 
     def codegen(context, builder, sig, args):
         slot = item(context, builder, sig.args[2], args[2], args[3])
@@ -104,8 +104,7 @@ def store_vector(typingctx, shared, index, local, at):
     return types.void(shared, types.intp, local, types.intp), codegen
 
 
-# The same for a whole local array, vector by vector, as straight-line code: LLVM leaves a loop of that size a loop, and
-# an array indexed by a loop variable lies in slow local memory instead of registers.
+# Whole local arrays as straight-line code: LLVM would keep a loop, whose indexed array lies in local memory.
 def _add_vectors(local, count, stride, shared, index):
     n = 16 // shared.itemsize
     for q in range(count):
@@ -155,7 +154,7 @@ def store_vectors(count, stride):
 
 
 def _vectors(context, builder, sig, args, count, stride):
-    """For each q: where the vector goes in the local array, and its value in shared memory."""
+    """For each q: the vector's place in the local array, and its value in shared memory."""
     element = sig.args[1].dtype
     n = 16 * 8 // element.bitwidth
     vector = ir.VectorType(context.get_value_type(element), n)

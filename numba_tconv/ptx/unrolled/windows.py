@@ -1,8 +1,7 @@
-"""Windows: sums in registers of products of what lies in shared memory, as straight-line code; how inputs come there,
-and how sums leave.
+"""Windows: sums in registers of products from shared memory, as straight-line code, with their loads and stores.
 
-Weights are the same for all threads of a warp, so a vector of them is one broadcast; of its window a thread loads four
-elements at a time, and only those fours that some product reads.
+A warp reads each vector of weights as one broadcast. A thread loads its window in granules, and only those that some
+product reads.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ GRANULE = 4  # elements of a window in one load
 
 
 def multiply_window(element, products, apart):
-    """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]`` for every (s, i, j) of
-    ``products``, the inputs widened; with ``apart`` the products of a sum are added up first.
+    """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]``.
 
-    ``inputs`` and ``weights`` are shared arrays, of stored elements and of the type of sums. ``at`` is a multiple of
-    GRANULE, ``inputs[at]`` and ``weights[first]`` lie at multiples of 16 bytes, or of a granule's if those are fewer.
+    For every (s, i, j) of ``products``; with ``apart`` the products of a sum are added up first. ``inputs`` (stored
+    elements, widened) and ``weights`` (accumulator type) are shared arrays. ``at`` is a multiple of GRANULE;
+    ``inputs[at]`` and ``weights[first]`` lie at multiples of 16 bytes, or of a granule's bytes if fewer.
     """
     size = element.storage.bitwidth // 8
     each = 128 // element.accumulator.bitwidth  # weights in one load
@@ -77,7 +76,7 @@ def multiply_window(element, products, apart):
 
 
 def spread(runs, length):
-    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; two local arrays."""
+    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; both local arrays."""
 
     def meaning(sums, values):
         for r in range(runs):
@@ -99,8 +98,10 @@ def spread(runs, length):
 
 
 def store_runs(runs, length, stride):
-    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``,
-    word by word: a run may begin anywhere."""
+    """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``.
+
+    Stores word by word, so a run may begin anywhere.
+    """
 
     def meaning(shared, index, sums):
         for r in range(runs):
@@ -123,8 +124,10 @@ def store_runs(runs, length, stride):
 
 
 def copy_vectors(count, hop):
-    """(shared, s, source, g): cp.async of 16 bytes from ``source[g + v*hop:]`` to ``shared[s + v*hop:]`` for v below
-    ``count``; the places and ``hop`` are multiples of 16 bytes."""
+    """(shared, s, source, g): cp.async of 16 bytes from ``source[g + v*hop:]`` to ``shared[s + v*hop:]``.
+
+    For v below ``count``; both places and ``hop`` are multiples of 16 bytes.
+    """
 
     @instruction(lambda shared, s, source, g: copied_vectors(count, hop, shared, s, source, g))
     def copy_vectors_of(typingctx, shared, s, source, g):
@@ -145,8 +148,11 @@ def copy_vectors(count, hop):
 
 
 def store_gathered(element, count, shared_hop, hop):
-    """(target, index, shared, places): for v below ``count`` 16 bytes to ``target[index + v*hop:]``, which lies at a
-    multiple of 16 bytes: element z is ``shared[places[z] + v*shared_hop]``, narrowed. ``places`` is a local array."""
+    """(target, index, shared, places): for v below ``count``, store 16 bytes to ``target[index + v*hop:]``.
+
+    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Each place in ``target`` lies at a multiple of 16
+    bytes; ``places`` is a local array.
+    """
     vector = 128 // element.storage.bitwidth
 
     @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))

@@ -1,9 +1,7 @@
-"""Tiles of grad_input_tile for few blocks: in parts of their sums, or narrower.
+"""Tiles of grad_input_tile where blocks are few: with the output channels in parts, or narrower.
 
-With many blocks, what a multiprocessor multiplies counts alone (tile.py). Few leave multiprocessors idle; then their
-output channels are dealt out to parts (gradients/input/parts.py), and any tile may be the best. Of nine layers at batch
-1, what the estimate picks of 53 to 99 tiles and numbers of parts took 1.02 times as long as the best in geometric mean,
-and 1.08 times at most (H200, a script with more tiles than were kept, and weights packed more slowly)."""
+Few blocks leave multiprocessors idle, so every tile and every number of parts (gradients/input/parts.py) is a
+candidate."""
 
 from __future__ import annotations
 
@@ -20,16 +18,16 @@ from numba_tconv.runtime.device import H200, Device
 from .pack import pack_blocks
 from .tile import Config, candidates, cost, joined_stages, turns, usual, with_stages
 
-FEW_ROUNDS = 4  # of blocks of the usual tile: up to so many, others are weighed,
-CLEARLY = 0.95  # and taken where they are estimated to take less than this share of its time
+FEW_ROUNDS = 4  # of the usual tile: up to so many, others are considered,
+CLEARLY = 0.95  # and taken below this share of its time
 NARROWER = (128, 96, 8, 12, 16, 2)  # columns that 128 would leave mostly empty
 NEARLY_ALL = 0.9  # of the places for blocks
-MULTIPLY_ADDS = 250e6  # that a multiprocessor issues in a millisecond, by rows of 490f28d
+MULTIPLY_ADDS = 250e6  # of a multiprocessor in a millisecond, fitted on an H200
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile, and the number of parts, with the least estimated time."""
+    """The tile and the number of parts with the least estimated time."""
     best = usual(problem, dtype, device)
     if dtype == torch.float32 and turns(problem, best, device) <= FEW_ROUNDS * best.min_blocks:
         best = clearly_better(problem, best, device)
@@ -37,10 +35,10 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 
 def begins_beside(problem: Problem, config: Config, device: Device) -> bool:
-    """Whether the main kernel's blocks may begin as soon as all of those that pack the weights have: where they need
-    nearly all places, or where at most one packs on each multiprocessor. Else they would gather on the multiprocessors
-    that are free first: at batch 1, 40 blocks of waveglow took 0.90 ms instead of 0.38, 264 of istft 0.105 instead of
-    0.060, 512 of head 0.048 instead of 0.038 (H200, 4b392e3, of which these rows are not kept, and rows of 093b366)."""
+    """Whether the main kernel's blocks may begin once all blocks that pack the weights have.
+
+    They may where they need nearly all places, or where a multiprocessor packs at most one block. Otherwise they would
+    gather on the first free multiprocessors."""
     part = split(problem, config.splits)
     blocks = config.column_tiles(part) * config.row_tiles(part) * part.groups
     full = blocks >= NEARLY_ALL * config.min_blocks * device.multiprocessors
@@ -48,7 +46,7 @@ def begins_beside(problem: Problem, config: Config, device: Device) -> bool:
 
 
 def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
-    """Any tile in any number of parts, or ``best`` where none takes clearly less."""
+    """The tile in the number of parts with the least estimated time, or ``best`` where none takes clearly less."""
     least = CLEARLY * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
@@ -61,11 +59,11 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, device: Device) -> tuple[Config, ...]:
-    """Those that a layer may have, at any batch and length."""
+    """Candidate float32 tiles of a layer, for any batch and length."""
     others = with_stages(layer, torch.float32, NARROWER, device), next(joined_stages(layer, device), None)
     return (*candidates(layer, torch.float32, device), *filter(None, others))
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """An estimate of a launch that does not add up parts."""
+    """Estimated milliseconds of a launch, without adding up parts."""
     return cost(problem, config, device) / MULTIPLY_ADDS

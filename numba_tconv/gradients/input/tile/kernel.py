@@ -1,28 +1,20 @@
-"""grad_input_tile: a matrix product from registers.
+"""grad_input_tile: a register-tiled matrix product on CUDA cores.
 
-Idea: grad_input has a row for every input channel and a column for every position, and its depth is (output channel,
-tap). The taps of one row read one window of grad_output (gradients/window.py), so a thread that holds a tile of sums,
-of ``thread_m x thread_n``, loads a window and thread_m weights a tap for thread_m * thread_n multiply-adds a tap, as k4
-does in the forward pass. What is strided there on the way out, the phases, is strided here on the way in.
+grad_input has a row for every input channel, a column for every position, and the depth (output channel, tap). The taps
+of one row read one window of grad_output (gradients/window.py). As in k4, a thread holds ``thread_m x thread_n`` sums.
 
-* Load: cp.async copies a stage (windows of some output channels and phases, and their packed weights) into shared
-  memory while the stage before is multiplied. Half types are converted on the way, and then have no copy under way.
-  Where the columns of the phases lie in memory stands in a table, so that a copy takes few instructions: the same
-  schedulers issue those and the multiply-adds.
-* Multiply: 16-byte shared loads into registers, then thread_m * thread_n multiply-adds a tap. Phases that have one tap
-  less than others have a loop of their own: without questions the loads of all taps go out first. What a load brings is
-  written to registers, too, which are then not read for products: so a thread has 128 sums where it can. Where there
-  is work for it, one block of 256 rows has a multiprocessor to itself: what two of 128 would each copy, it copies once.
-* Order (kernels/common/thread_sums.py): products seldom wait for their registers.
-* Sums: what hundreds of products add up to is put aside now and then, and short sums lose fewer digits.
-* Store: the sums go through shared memory, from where consecutive threads write consecutive positions.
-* Beside (few.py): the kernel that packs the weights may let these blocks begin as soon as its own have; they
-  work out where their first windows lie and start to copy them before they wait for the weights (hifigan_u4 at batch 1:
-  0.038 instead of 0.041 ms, rows of 4b392e3 and 093b366; nothing is gained if they wait before they copy, by a script).
-* Parts (gradients/input/parts.py): where few blocks have long sums, the output channels are dealt out to several.
+* Load: cp.async copies a stage (windows of some output channels and phases, and packed weights) during the products of
+  the stage before. Half types are converted, without overlap. A table holds the place of each column, because copies
+  and multiply-adds share the schedulers.
+* Multiply: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap. Phases with one tap less have their own
+  loop without tests. Large thread tiles and blocks reduce register writes and copies a product.
+* Order (kernels/common/thread_sums.py): avoids register bank conflicts.
+* Sums: long float32 sums are put aside in blocks, to limit rounding error.
+* Store: through shared memory; consecutive threads write consecutive positions.
+* Beside (few.py): blocks may copy their first windows while the weights are packed.
+* Parts (gradients/input/parts.py): few blocks with long sums split the output channels.
 
-Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile.
-"""
+Each grad_output element is read once a row tile (and tap chunk), each weight once a column tile."""
 
 from __future__ import annotations
 
@@ -104,14 +96,14 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def taps_of(pair, full, taps):
-        """Taps of a pair of the stage, of whose phases the first ``full`` have ``taps`` and the others one less."""
+        """Taps of a pair: ``taps`` in the first ``full`` phases of the stage, one less in the others."""
         return taps if uint32(pair) % uint32(phases) < full else taps - 1
 
     @device_function
     def product(b, state):
         """Tap ``b`` of a row."""
         acc, gs, ws, shared, base, w_at, own = state
-        # A tap that a row does not have must not multiply: zero times NaN is NaN.
+        # A tap that a row lacks must not multiply: zero times NaN is NaN.
         if whole or long_phases or b < own:
             for m in range(0, thread_m, vector_m):
                 at = int32(w_at + itemsize * (b * block_m + m * lanes_m))
@@ -147,7 +139,7 @@ def make_kernel(config: Config) -> Kernel:
     ):  # fmt: skip
         shared = cuda.shared.array(0, dtype=accumulator)
         source = cuda.shared.array(entries, dtype=int64)
-        # Row tiles are neighbours in the grid: they read the same windows. Column tiles may be more than an axis takes.
+        # Row tiles, which read the same windows, are neighbours in the grid.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
         thread = int32(cuda.threadIdx.x)
         first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -165,21 +157,21 @@ def make_kernel(config: Config) -> Kernel:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run stages - 1 ahead of the products: chunk, phase and channel are those of the next load.
+        # The loads run stages - 1 ahead; chunk, phase and channel are the next load's.
         total = int32(tap_chunks * parts * channel_chunks)
         chunk, phase, channel = int32(0), int32(0), int32(0)
         w_offset = int64(cuda.blockIdx.x) * total * w_stage
         g_offset = group * out_per_group * g_c
-        load_at, multiply_at = int32(0), int32(0)  # where the stages lie
+        load_at, multiply_at = int32(0), int32(0)  # offsets of the stages
         aside = int32(partial)  # stages until the sums are put aside
         s = int32(1 - stages)
         while s < total:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+                cuda.syncthreads()  # the stage has landed, and the slot loaded next is free
             if s + stages - 1 < total:
                 if channel == 0:
-                    cuda.syncthreads()  # nobody still copies the phases before
+                    cuda.syncthreads()  # the table is free
                     e = thread
                     while e < table:
                         column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
@@ -190,7 +182,7 @@ def make_kernel(config: Config) -> Kernel:
                     cuda.syncthreads()
                 fetch(shared, load_at, g, g_offset, g_c, out_per_group - channel, source)
                 if early and channel == 0:
-                    griddepcontrol_wait()  # for the weights; after the first time they are there
+                    griddepcontrol_wait()  # for the weights
                 for j in range(w_copies):
                     e = int32((thread + j * threads) * vector)
                     if (j + 1) * threads * vector <= w_stage or e < w_stage:
@@ -206,7 +198,7 @@ def make_kernel(config: Config) -> Kernel:
                         phase, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0:
-                full, taps_left = int32(phases), int32(tap_chunk)  # of the stage: phases with all taps; taps of those
+                full, taps_left = int32(phases), int32(tap_chunk)  # phases of the stage with all taps; their taps
                 if not (whole or long_phases):
                     at_chunk, at_phase = place(s, channel_chunks, parts)
                     full, taps_left = int32(full_rows - at_phase), int32(taps_per_row - at_chunk * tap_chunk)
@@ -216,7 +208,7 @@ def make_kernel(config: Config) -> Kernel:
                 if long_phases:
                     channel_left = int32(channels)
                     while channel_left > 0:
-                        # The long phases last: before the others' loop their products take more clocks.
+                        # The long phases come last, because they would slow down the others' loop.
                         g_long, w_long = g_at, w_at
                         g_at, w_at = int32(g_at + long_phases * g_row), int32(w_at + long_phases * w_row)
                         p = int32(0)
@@ -237,7 +229,7 @@ def make_kernel(config: Config) -> Kernel:
                         g_at, w_at = int32(g_at + pairs_a_turn * g_row), int32(w_at + pairs_a_turn * w_row)
                         pair = int32(pair + pairs_a_turn)
                 aside = int32(aside - 1)
-                # A sum of hundreds of terms loses digits with its length; short ones, added up, lose fewer.
+                # The error of a float32 sum grows with its length.
                 if partial and aside == 0:
                     aside = int32(partial)
                     if s >= partial:
@@ -249,7 +241,7 @@ def make_kernel(config: Config) -> Kernel:
 
         if partial and total >= partial:
             add_partial_sums(acc, shared, partials + thread * vector)
-        cuda.syncthreads()  # the result lies where the stages were
+        cuda.syncthreads()  # the result takes the place of the stages
         for m in range(thread_m):
             row = row_at + m // vector_m * (vector_m * lanes_m) + m % vector_m
             for n in range(0, thread_n, vector):
@@ -332,8 +324,8 @@ def _prepared(
     w_strides: tuple,
     device: gpu.Device,
 ) -> tuple[torch.Tensor, Prepared, Prepared, partial_sum.SecondStage | None]:
-    """What the packed weights are like, the launches that pack them and compute the gradient, and what adds up its
-    parts, if there are any."""
+    """A stand-in for the packed weights, the launches that pack and that compute, and the second stage for parts, or
+    None."""
     config = config or choose(problem, dtype, device)
     second = second_stage(problem, dtype, config.splits, config.early)
     packed, pack = prepare_pack(problem, config, w_strides)

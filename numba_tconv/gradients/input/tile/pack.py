@@ -1,13 +1,10 @@
-"""Weights in the order in which grad_input_tile's blocks read them, in the type of the sums.
+"""Pack weights in the order in which grad_input_tile's blocks read them, in the accumulator's type.
 
-(group, part of its output channels, row tile, tap chunk, part of the phases, channel chunk) is a stage; in it (channel,
-phase, tap, m). What is no weight (channels, phases and taps beyond the last) is zero, so the main loop has no tail in
-w; of a stage that has all taps, shorter phases have no place for a tap that they do not have.
+A stage is (group, part of its output channels, row tile, tap chunk, part of the phases, channel chunk); within it
+weights are (channel, phase, tap, m). Channels, phases and taps beyond the last are zeros. In a stage of all taps,
+shorter phases have no place for a tap that they lack.
 
-In memory the taps of a row's output channels are neighbours, in a stage the rows are; so a block reads a square along
-the taps and writes it along the rows, from shared memory. At batch 1, where oobleck_u1 has 134 MB of weights and few
-products, its gradient takes 0.556 ms so (H200, row of 88bf05e); packed element by element it took 0.993 (a script).
-"""
+A block transposes squares through shared memory: it reads along the taps and writes along the rows."""
 
 from __future__ import annotations
 
@@ -27,33 +24,33 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 from .tile import Config
 
 SIDE = 32  # of a square
-THREADS = 64 if SIMULATOR else 256  # those of the simulator are Python's
+THREADS = 64 if SIMULATOR else 256  # the simulator's threads are Python's
 TORCH = {32: torch.float32, 64: torch.float64}
 
 
 @cache
 def make_kernel(config: Config, beside: bool) -> Kernel:
-    """``beside``: blocks of the main kernel may begin as soon as all of this one's have."""
+    """Make the packing kernel. ``beside``: the main kernel's blocks may begin once all blocks of this kernel have."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps
     long_taps, places, squares_m = long_phases * tap_chunk, channels * channel_taps, -(-block_m // SIDE)
     stage_taps, hop = channels * tap_chunk * phases, THREADS // SIDE
-    pitch = SIDE + 1  # of a square, so that its rows and its columns lie in different banks
+    pitch = SIDE + 1  # rows and columns of a square lie in different banks
     numbers = SIDE * pitch
     element = ELEMENTS[config.dtype]
     load, accumulator = element.load, element.accumulator
 
     @device_function
     def parted(q):
-        """Channel, tap and phase of a stage's ``q``-th tap in memory: phases are neighbours there."""
+        """Channel, tap and phase of a stage's ``q``-th tap in memory, where phases are neighbours."""
         rest = uint32(q) // uint32(phases)
         c = rest // uint32(tap_chunk)
         return int32(c), int32(rest - c * uint32(tap_chunk)), int32(q - rest * phases)
 
     @device_function
     def place_of(q):
-        """Where it lies in the stage, in rows of block_m; -1 if it has no place."""
+        """The ``q``-th tap's row of block_m in the stage; -1 if it has no place."""
         c, b, a = parted(q)
         if long_phases and a >= long_phases:
             place = int32(long_taps + (a - long_phases) * (tap_chunk - 1) + b)
@@ -62,9 +59,9 @@ def make_kernel(config: Config, beside: bool) -> Kernel:
 
     def grad_input_pack(w, packed, row_tiles, tap_chunks, channel_chunks, parts, phases_total, in_per_group, splits):
         if beside:
-            griddepcontrol_launch_dependents()  # blocks of the main kernel copy their first windows meanwhile
+            griddepcontrol_launch_dependents()  # the main kernel copies its first windows meanwhile
         square = cuda.shared.array(numbers, dtype=accumulator)
-        number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # of the stage; of its rows
+        number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # the stage; the square of its rows
         rest, channel_chunk = divided(number, int32(channel_chunks))
         rest, part = divided(rest, int32(parts))
         rest, chunk = divided(rest, int32(tap_chunks))
@@ -97,7 +94,7 @@ def make_kernel(config: Config, beside: bool) -> Kernel:
                 q = int32(q + hop)
             cuda.syncthreads()
             first = int32(first + SIDE)
-        # The rest of the stage's last vector is copied, too.
+        # Zeros fill the stage's last vector.
         if square_m == 0 and cuda.threadIdx.x < w_stage - places * block_m:
             packed[uint64(stage + places * block_m + cuda.threadIdx.x)] = accumulator(0)
 
@@ -106,18 +103,18 @@ def make_kernel(config: Config, beside: bool) -> Kernel:
 
 
 def _stages(problem: Problem, config: Config) -> int:
-    """Of all blocks of the main kernel that have the same columns."""
+    """Stages of all blocks of the main kernel that have the same columns."""
     of_a_tile = math.prod(config.depth(split(problem, config.splits)))
     return problem.groups * config.splits * config.row_tiles(problem) * of_a_tile
 
 
 def pack_blocks(problem: Problem, config: Config) -> int:
-    """Blocks that pack the weights: of each stage as many as it has squares along the rows."""
+    """Blocks that pack the weights: one for each square along the rows of each stage."""
     return _stages(problem, config) * -(-config.block_m // SIDE)
 
 
 def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
-    """What the packed weights are like, and the launch that packs weights of ``strides`` into such."""
+    """A stand-in for the packed weights, and the launch that packs weights of ``strides``, in elements."""
     p, (tap_chunks, channel_chunks, parts) = problem, config.depth(split(problem, config.splits))
     row_tiles, phases = config.row_tiles(p), min(p.taps.rows, p.kernel_size)
     w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), config.dtype, strides)

@@ -1,9 +1,8 @@
-"""Tiles of grad_input_tile: what they are, and which one a problem gets.
+"""Tiles of grad_input_tile: configurations, the cost model, and the tile of a problem.
 
-The letters: m counts rows (input channels of a group), n counts columns (positions of all samples,
-gradients/window.py), and the depth counts pairs of an output channel and a phase. A block computes ``block_m x
-block_n`` sums from ``pairs`` pairs a stage; a warp is ``lanes_m`` by ``32 / lanes_m`` threads; a thread holds
-``thread_m x thread_n`` sums."""
+m counts rows (input channels of a group), n counts columns (positions of all samples, gradients/window.py), and the
+depth counts pairs of an output channel and a phase. A block computes ``block_m x block_n`` sums from ``pairs`` pairs a
+stage. A warp is ``lanes_m`` by ``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ from numba_tconv.runtime.device import H200, RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
-UNROLL_LIMIT = 400  # multiply-adds of a pair: all of them are written out
-TURN = 512  # multiply-adds of a thread in one turn of the loop
+UNROLL_LIMIT = 400  # multiply-adds of a pair, which are all unrolled
+TURN = 512  # multiply-adds of a thread in a turn of the loop
 MOST_PAIRS = 16  # of a stage
-STAGE_BYTES = 18 * 1024  # of which one or two pairs may need more,
-STAGE_BYTES_ALONE = 32 * 1024  # and so may LARGE sums a thread that need no room for partial sums
-# In multiply-adds: a vector loaded, an element copied, where it lies in memory found, what a stage takes a thread.
+STAGE_BYTES = 18 * 1024  # most bytes of a stage of several pairs
+STAGE_BYTES_ALONE = 32 * 1024  # where a thread has LARGE sums, and none is put aside
+# In multiply-adds: a vector loaded, an element copied, a column located in memory, a stage's overhead.
 SHARED_LOAD, COPY, FIND, STAGE = 3, 8, 60, 240
-AIM = 3  # instructions, about, that read where a column lies in memory
-ASIDE = 3  # of a sum that is put aside
-WARPS = 4  # of a multiprocessor, with which it runs at half its speed; those of LARGE sums a thread count double
-LARGE, FEWEST_LARGE = 128, 8  # sums of a thread, and warps of such that take as long as fewer
-ALONE = 40  # multiply-adds a sum, as a guess, that pass while a lone block waits for its first stage, and stores
-# Products, about, that a float32 sum takes before it is put aside, of few in all and of MANY: its error grows with its
-# length, and torch's own with their number. To put sums aside takes 1 to 3% of the time.
+AIM = 3  # instructions, about, that read a column's place
+ASIDE = 3  # cost of putting a sum aside
+WARPS = 4  # warps at which a multiprocessor reaches half its speed; those of LARGE sums a thread count double
+LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; warps of such that take as long as fewer
+ALONE = 40  # a guess: multiply-adds a sum while a lone block waits and stores
+# Products, about, that a float32 sum takes before it is put aside, if few in all and if MANY: its error grows with its
+# length.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
@@ -44,8 +43,8 @@ class Config(WarpTile):
     stride: int
     dilation: int
     tap_chunk: int  # taps of a row that share one window
-    whole: bool  # every row has all the taps of every chunk
-    whole_channels: bool  # the channels of a group are a whole number of stages
+    whole: bool  # every row has all taps of every chunk
+    whole_channels: bool  # channels of a group fill whole stages
     phases: int  # of a stage
     channels: int  # of a stage
     block_m: int
@@ -53,23 +52,23 @@ class Config(WarpTile):
     thread_m: int
     thread_n: int
     lanes_m: int
-    min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
+    min_blocks: int  # blocks on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     stages: int = 2
-    # Of a stage that has all phases and taps: phases of tap_chunk taps, before those of one tap less; 0: none are less.
+    # In a stage of all phases and taps: the phases of tap_chunk taps, before those of one less; 0: none has less.
     long_phases: int = 0
-    splits: int = 1  # parts of the output channels, whose sums another kernel adds up (few.py)
-    early: bool = False  # each kernel is launched before the one before it has ended (Kernel.prepare)
-    beside: bool = False  # and the main one's blocks begin beside those that pack the weights (few.py)
+    splits: int = 1  # parts of the output channels (few.py)
+    early: bool = False  # kernels are launched before their predecessors end (Kernel.prepare)
+    beside: bool = False  # the main kernel begins beside the packing one (few.py)
 
     @property
     def alone(self) -> Config:
-        """What its main kernel is compiled for: any number of parts shares it, and whatever is before it."""
+        """The configuration that the main kernel is compiled for, without ``splits`` and ``beside``."""
         return replace(self, splits=1, beside=False)
 
     @property
     def early_sums(self) -> bool:
-        """As partial_sum.kernels_of asks."""
+        """``early``, under the name that partial_sum.kernels_of reads."""
         return self.early
 
     @property
@@ -84,23 +83,23 @@ class Config(WarpTile):
 
     @property
     def pairs_a_turn(self) -> int:
-        """Pairs in one turn of the loop: with several, loads of one go out behind products of another."""
+        """Pairs in one turn of the loop: with several, loads of one overlap products of another."""
         products = self.tap_chunk * self.thread_m * self.thread_n
         return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
 
     @property
     def short_a_turn(self) -> int:
-        """Likewise, of the pairs that have a tap less."""
+        """Pairs with a tap less in one turn of the loop."""
         return math.gcd(self.phases - self.long_phases, 2)
 
     @property
     def halo(self) -> int:
-        """Columns after the block that its taps reach, a whole number of vectors."""
+        """Columns after the block that its taps reach, in whole vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def pitch(self) -> int:
-        """Elements between two rows of a window, so that phases that are written together go to different banks."""
+        """Elements between two rows of a window: phases written together go to different banks."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -120,12 +119,12 @@ class Config(WarpTile):
 
     @property
     def table(self) -> int:
-        """Columns of the window, of all its phases: where each of them lies in memory is worked out once."""
+        """Columns of the window in all its phases, each of which is located once."""
         return self.window.width * self.phases
 
     @property
     def entries(self) -> int:
-        """Of the table, and more, so that copies of weights take sectors whole (kernels/common/sectors.py)."""
+        """Entries of the table, enlarged so that copies of weights take whole sectors (kernels/common/sectors.py)."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
@@ -141,7 +140,7 @@ class Config(WarpTile):
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in one stage, a whole number of vectors."""
+        """Packed weights in one stage, in whole vectors."""
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
@@ -151,7 +150,7 @@ class Config(WarpTile):
 
     @property
     def partials(self) -> int:
-        """Where the partial sums lie in shared memory: behind the stages."""
+        """Offset of the partial sums in shared memory, in elements: behind the stages."""
         return self.stages * (self.g_stage + self.w_stage)
 
     @property
@@ -169,11 +168,10 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """From a sample's first column to the next sample's, as tiles count them and as windows do.
+        """Columns between the starts of two samples, as tiles count and as windows count.
 
-        Samples lie end to end, with what only windows read between them; but each begins a tile where those are fewer,
-        as of four samples of 256 positions, which are eight tiles of 128, or else 1,027 columns and nine.
-        """
+        Samples lie end to end, separated by columns that only windows read; or each begins a tile, where that takes
+        fewer."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
         end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)
@@ -182,11 +180,11 @@ class Config(WarpTile):
         return in_windows, in_windows
 
     def column_tiles(self, problem: Problem) -> int:
-        of_tiles, _ = self.columns(problem)  # of the last sample, those after its last position need no tile
+        of_tiles, _ = self.columns(problem)  # columns after the last position need no tile
         return -(-((problem.batch - 1) * of_tiles + problem.length) // self.block_n)
 
     def depth(self, problem: Problem) -> tuple[int, int, int]:
-        """Tap chunks, channel chunks and parts of the phases; a stage is one of each, the channels running fastest."""
+        """Tap chunks, channel chunks and parts of the phases. A stage is one of each; channel chunks run fastest."""
         tap_chunks = -(-problem.taps.taps_per_row // self.tap_chunk)
         phases = min(problem.taps.rows, problem.kernel_size)
         return tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases)
@@ -218,18 +216,16 @@ TILES = {
     ),
 }
 
-# For float32: rows that tiles of powers of two leave empty. Of 192 channels, dac_u4 takes 6.08 ms; in tiles of 64 x 128
-# it took 6.50 (H200, rows of 63ea18d and 88bf05e).
+# For float32 rows that powers of two leave partly empty, such as 192 channels.
 TALL = (192, 96, 12, 12, 16, 2)
 
-# Two blocks of 128 x 128 that share a multiprocessor, as one: on hifigan_u1, 0.818 ms instead of 0.905 (H200, rows of
-# 490f28d and b2dbe62).
+# Two blocks of 128 x 128 on a multiprocessor, as one.
 JOINED = dict(block_m=256, block_n=128, thread_m=8, thread_n=16, lanes_m=16, min_blocks=1)
-CLEARLY = 0.98  # of the estimated time of other tiles: below, JOINED and TALL are taken
+CLEARLY = 0.98  # share of other tiles' estimated time below which JOINED and TALL are taken
 
 
 def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:
-    """The configuration of a tile: what the problem decides is filled in."""
+    """Make the configuration of a tile, with what follows from the problem."""
     t = problem.taps
     sums = tile["thread_m"] * tile["thread_n"]
     by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
@@ -252,7 +248,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
         terms = PARTIAL_TERMS_OF_MANY if depth >= MANY else PARTIAL_TERMS
-        terms = max(terms, math.isqrt(depth))  # more where the sum of the partial sums would be the longer one
+        terms = max(terms, math.isqrt(depth))  # more where the sum of partial sums would be longer
         config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
     return config
 
@@ -263,8 +259,9 @@ def shared_need(config: Config) -> int:
 
 
 def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:
-    """A tile of ``sizes``, as in TILES, with the deepest stage that is not too large; with less shared memory fewer
-    blocks share it. None where not even one fits."""
+    """A tile of ``sizes``, as in TILES, with the deepest stage within the limits; None where not even one block fits.
+
+    Less shared memory reduces ``min_blocks``."""
     names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
     tile, pairs, blocks = dict(zip(names, sizes, strict=True)), MOST_PAIRS, 0
     large = tile["thread_m"] * tile["thread_n"] >= LARGE
@@ -278,7 +275,7 @@ def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Devi
 
 
 def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Config]:
-    """Every tile that fits."""
+    """Every tile of TILES that fits."""
     tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
     return [config for sizes in tiles if (config := with_stages(problem, dtype, sizes, device))]
 
@@ -290,11 +287,9 @@ def turns(problem: Problem, config: Config, device: Device) -> int:
 
 
 def joined(problem: Problem, tile: Config, device: Device):
-    """Two blocks of ``tile`` that share a multiprocessor as one block, with every stage that is as deep as theirs.
+    """Two float32 blocks of ``tile`` on a multiprocessor as one block, with every stage at least as deep.
 
-    It copies the window that row neighbours share once, and waits for fewer stages. None where it would leave more
-    rows, columns or multiprocessors without work, or where loads are converted, so that products wait for them.
-    """
+    It yields nothing where more rows, columns or multiprocessors would idle."""
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED["block_m"], JOINED["block_n"], LARGE, 2):
         return
@@ -312,9 +307,9 @@ def joined_stages(problem: Problem, device: Device):
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """About how long it takes: the instructions of the blocks that a multiprocessor gets, in rounds."""
+    """Estimated time, in multiply-adds: the instructions of the blocks that a multiprocessor gets, in rounds."""
     sums = config.thread_m * config.thread_n
-    taps = config.channel_taps / config.phases  # of a pair, on average
+    taps = config.channel_taps / config.phases  # taps of a pair, on average
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m
     products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
@@ -339,7 +334,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time, of whole sums."""
+    """The tile with the least estimated time, without parts."""
 
     def time(config):
         return cost(problem, config, device)
@@ -353,7 +348,7 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """One warp of few columns: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
+    """Tiles of one warp for tests: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
     parts."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1

@@ -1,8 +1,6 @@
-"""The store of grad_input_wgmma: sums out of registers into grad_input, or into the workspace of partial sums.
+"""The epilogue of grad_input_wgmma: sums from registers into grad_input, or into the workspace of partial sums.
 
-Neighbouring lanes exchange sums, so that each stores four positions of one channel; a warp's sums of one channel lie
-side by side.
-"""
+Lanes exchange sums, so that each stores four positions of one channel and a warp's sums of a channel are contiguous."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """A device function: a warpgroup's sums into grad_input.
+    """A device function that stores a warpgroup's sums.
 
     ``target``: the element of the tile's first position and channel; ``length``: elements from a channel to the next;
-    ``left``, ``positions``: channels and positions that exist from there on.
-    """
+    ``left``, ``positions``: channels and positions that exist from there on."""
     blocks, sums, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
     element, of_block = ELEMENTS[torch.float32 if config.partial else config.dtype], sums // 4
     store, place, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
@@ -30,16 +27,18 @@ def make_store(config: Config):
 
     @device_function
     def gathered(low, high, lane, distance):
-        """Of two sums of this lane's, and of the same two of the lane at ``distance``: the two low ones, or, for the
-        later lane, the two high ones; the earlier lane's first."""
+        """Exchange sums with the lane at ``distance``: both low sums in the earlier lane, both high ones in the later.
+
+        The earlier lane's sum comes first."""
         later = lane & distance
         other = float_of(cuda.shfl_xor_sync(0xFFFFFFFF, bits_of(low if later else high), distance))
         return (other if later else low), (high if later else other)
 
     @device_function
     def store_four(k, state):
-        """Sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8. Four lanes of neighbouring positions exchange
-        them, so that each has four positions of one channel; those of the same channel store 16 side by side."""
+        """Store sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8, exchanged between four lanes.
+
+        Each lane then has four positions of one channel; the lanes of a channel store 16 side by side."""
         acc, grad, at, eight, left, positions, lane = state
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(acc[z], acc[z + 2], lane, 4)

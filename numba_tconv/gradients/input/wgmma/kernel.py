@@ -1,28 +1,16 @@
-"""grad_input_wgmma: Hopper's tensor cores, on grad_output and weight as they lie in memory.
+"""grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-Idea: position i of the input meets grad_output at ``i*stride - padding + k*dilation``, so grad_input is one matrix
-product whose depth is the pairs of an output channel and a tap, in the order in which the weight has them. The weight's
-rows are therefore the operand in shared memory without any packing; the other operand lies in registers, where a lane
-reads each position's elements out of a window of grad_output, whatever the stride. Neighbouring positions share
-most of a window, so each element of grad_output is fetched about once a tile.
+grad_input is one matrix product whose depth is the weight's own order of (output channel, tap). Rows of the weight are
+the operand in shared memory, unpacked. The other operand is in registers: a lane reads each position's elements from a
+window of grad_output, at any stride. Each element of grad_output is fetched about once a tile.
 
-* Load: one warp drives a ring of stages: some output channels' taps for the input channels of the tile, which the copy
-  engine swizzles, and boxes of those channels' windows; zeros stand for what lies outside of the signal. A stage is 128
-  bytes of the weight's rows, whatever the number of taps (operands.py), and grad_output's rows may begin
-  anywhere (producer.py).
-* Multiply: two warpgroups, with positions of their own of one tile, or with tiles in turn, so that one stores while the
-  other multiplies. Where tiles are few, parts of a tile's stages are tiles of their own (split.py).
-* Store: neighbouring lanes exchange sums, so that a warp's sums of one channel lie side by side
-  (epilogue.py).
+* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows (operands.py), and windows of
+  grad_output, whose rows may begin anywhere (producer.py).
+* Consumers: two warpgroups share a tile, or take tiles in turn, so that one stores while the other multiplies. Few
+  tiles are split along the depth (split.py).
+* Epilogue: lanes exchange sums, so that a warp stores contiguous positions (epilogue.py).
 
-Recorded (H200, tf32): hifigan_u3 0.166 ms, 2.4 times as fast as torch and 1.9 times as grad_input_planes; bf16: 0.134.
-Of 11 taps, seamless_u1 0.067 ms (by planes 0.142); in parts, head 0.018 ms (whole, 0.084); read where its rows lie,
-encodec_u3 0.072 ms in bf16 (copied, 0.212), and seamless_u1, with zeros beside the signal, 0.046 (cleared in shared
-memory, 0.066).
-
-Where the stride is 1, grad_input is a transposed convolution, which k6 computes with weights that stay in shared memory
-(gradients/input/by_planes.py).
-"""
+With stride 1, k6 computes the gradient with resident weights (by_planes.py)."""
 
 from __future__ import annotations
 
@@ -83,9 +71,9 @@ from .operands import make_advance, make_bits, make_fill, make_operands, make_pr
 from .split import second_stage, splits_of
 from .tile import Config, choose, entry_of, place_of
 
-# Input channels, below which loads take longer than products: kb79's 32 take 1.12 ms, by planes 0.62 (H200, tf32).
+# Input channels below which loads take longer than products.
 SHORTEST_PRODUCT = 48
-# Of a stage, where it must end with a channel: with 20 of 32, encodec_u2 took 0.25 ms, by planes 0.21 (H200, tf32).
+# Least share of a stage that is filled where it ends with a channel.
 FULL_ENOUGH = 3 / 4
 
 
@@ -144,7 +132,7 @@ def make_kernel(config: Config) -> Kernel:
         if through:
             fill(int32(base + table_at), thread, int32(shear))
         cuda.syncthreads()
-        griddepcontrol_launch_dependents()  # blocks of the next kernel begin where one of these has ended
+        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where one of these has ended
         tile, tile_hop, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(tile_stages)
 
         if warp >= 4 * CONSUMERS:
@@ -212,7 +200,7 @@ def make_kernel(config: Config) -> Kernel:
                     s, parity = int32(s - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     acc[z] = opaque(float32(0))
-                if in_turns:  # a warpgroup that ran ahead would take a stage's older phase for the one it waits for
+                if in_turns:  # a warpgroup that ran ahead would mistake a stage's older phase for the one it waits for
                     mbarrier_wait(product_turn + 8 * crew, my_turn)
                 phase[0], beside = int32(0), int32(0)
                 if clears or partial_sums:
@@ -246,7 +234,7 @@ def make_kernel(config: Config) -> Kernel:
                     target = (channel + channel_tile * channels) * length + position
                 left = int32(group_channels - channel_tile * channels)
                 there = int32(min(length - position, int64(positions)))
-                # What follows from the lane is not worth registers while the next tile is multiplied.
+                # Recomputed, so that it takes no registers meanwhile.
                 store_tile(acc, grad, target, length, left, there, group_warp, recomputed(lane))
                 tile = int32(tile + turns_on * tile_hop)
                 if in_turns:
@@ -272,8 +260,7 @@ class InputWarpgroup(WgmmaGradient):
     def unsuited(self, problem, dtype, precision, device):
         if reads_grad_output(problem):
             return "with stride 1 it is a transposed convolution, whose weights stay in shared memory"
-        # Of one group with too few for planes, torch's own operator would be left: pqmf, of four, takes 0.048 ms in
-        # bfloat16 and 0.057 in TF32, by torch 0.160 and 0.175 (H200, rows of 79f8300).
+        # With one group and few channels, planes are unsuited, too.
         channels, by_planes = problem.in_channels_per_group, adjoint(problem)
         few = min(by_planes.in_channels_per_group, by_planes.out_channels_per_group) < FEWEST_CHANNELS
         if channels < SHORTEST_PRODUCT and not (few and problem.groups == 1):
@@ -287,7 +274,7 @@ class InputWarpgroup(WgmmaGradient):
         return None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """That for a contiguous grad_output."""
+        """The configuration for a contiguous grad_output."""
         shape = problem.batch, problem.out_channels, problem.out_length
         sheared = rows_of_grad.sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
         return rows_of_grad.choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
@@ -337,7 +324,7 @@ def _prepared(
     w_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, Prepared, partial_sum.SecondStage | None]:
-    """Blocks, the launch, and what adds up its partial sums; g and w as they lie in rows."""
+    """Blocks, the launch, and the second stage for partial sums, or None. ``g`` and ``w`` must lie in rows."""
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
     sheared = config.sheared > 1

@@ -1,15 +1,11 @@
-"""What a stage of grad_input_wgmma has of its own: where its windows begin, where a lane reads in them, and zeros for
-what lies beside the signal.
+"""The windows of a stage of grad_input_wgmma: where they begin, where a lane reads, and zeros beside the signal.
 
-Idea: the weight's row is cut into stages of 128 bytes, wherever that is within a channel's taps, so that no product
-multiplies padding. A stage's windows begin with the channel of its first entry, ``phase`` entries of which stages
-before have taken. A table in shared memory has the place of every entry of a period; a lane takes its places from
-there, from its stage's phase on, which costs two loads a product instead of divisions.
+The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps, so no product multiplies padding. A
+stage's windows begin with the channel of its first entry, ``phase`` entries of which earlier stages have taken. A table
+in shared memory holds the places of a period's entries; a lane reads its places from the stage's phase on.
 
-Rows that begin unlike modulo 16 bytes come by one sheared map, as in kernels/k6_wgmma/boxes.py, and boxes hold some of
-the memory before and after their rows. Taps that would meet it are those of a sample's first and last positions: the
-warps that have such a position take zeros for what it does not meet. Which entries of a stage those are is 64 bits a
-position, which move on from stage to stage: all taps repeat after as many bits as there are taps."""
+Boxes of a sheared map (kernels/k6_wgmma/boxes.py) hold some memory before and after their rows. Warps with a sample's
+first or last positions replace it by zeros: 64 bits a position say which entries of a stage meet the signal."""
 
 from __future__ import annotations
 
@@ -29,11 +25,11 @@ from numba_tconv.ptx import (
 
 from .tile import Config, entry_of, place_of
 
-BITS = 64  # that say what of a stage meets the signal
+BITS = 64  # entries of a stage that a mask covers
 
 
 def make_advance(config: Config):
-    """A device function: from the row of the map with which a stage's windows begin, and its phase, to the next's."""
+    """A device function: from the map's row and the phase with which a stage's windows begin to the next stage's."""
     rows, step, period = config.row_step, config.phase_step, config.period
 
     @device_function
@@ -47,7 +43,7 @@ def make_advance(config: Config):
 
 
 def make_start(config: Config):
-    """A device function: the row of the map with which the windows of any stage begin, and its phase."""
+    """A device function: the map's row with which the windows of any stage begin, and its phase."""
     rows, entries, period, through = config.row_step, config.entries, config.period, config.through
 
     @device_function
@@ -60,7 +56,7 @@ def make_start(config: Config):
 
 
 def make_fill(config: Config):
-    """A device function, by all threads of a block: the table of places, in bytes, at ``table``."""
+    """A device function for all threads of a block: fill the table of places, in bytes, at ``table``."""
     entries, entry_bytes, itemsize, halves = config.table_entries, config.table_bytes, config.itemsize, config.halves
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     place = device_function(place_of)
@@ -82,11 +78,10 @@ def make_fill(config: Config):
 
 
 def make_prepare(config: Config):
-    """A device function for the main loop: a lane's places in a stage, and what of it meets the signal.
+    """A device function for the mainloop: a lane's places in a stage, and which entries meet the signal.
 
-    Of ``lane`` it takes what ``make_operands`` takes. The phase, in bytes of the table, and the first half of ``meets``
-    are those of the next stage, and it moves them on; the second half of ``meets`` is this stage's.
-    """
+    ``lane`` is as in ``make_operands``. The phase, in bytes of the table, and the first half of ``meets`` are the next
+    stage's, and are advanced; the second half of ``meets`` is this stage's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
@@ -120,17 +115,15 @@ def make_prepare(config: Config):
 
 
 def make_bits(config: Config):
-    """Two device functions of 64 bits, of which bit j says whether entry j of a stage meets the signal at a position.
+    """Two device functions of 64 bits; bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: ``ahead`` is the element of grad_output that tap 0 meets there, ``tap`` the tap of entry 0,
-    ``length`` the signal's elements. The second, where there are as many bits as taps or more, moves them on by a
-    stage.
-    """
+    The first makes them: ``ahead`` is the element of grad_output that tap 0 meets, ``tap`` the tap of entry 0,
+    ``length`` the signal's elements. The second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
     @device_function
     def below(bit):
-        """The bits below it."""
+        """A mask of the bits below ``bit``."""
         one = uint64(1) << uint64(min(max(int32(bit - 1), int32(0)), int32(BITS - 1)))
         return uint64(one + uint64(one - uint64(1))) if bit > 0 else uint64(0)
 
@@ -156,11 +149,10 @@ def make_bits(config: Config):
 
 
 def make_keep(config: Config):
-    """A device function: a register as it was loaded, with zeros in the place of what lies beside the signal.
+    """A device function: a loaded register, with zeros for what lies beside the signal.
 
-    ``z`` counts a lane's registers of a position in a stage, ``first_entry`` is the lane's first. Each of a word's
-    bytes has eight entries; a bit that is moved to the top of its byte, prmt spreads.
-    """
+    ``z`` counts a lane's registers of a position in a stage; ``first_entry`` is the lane's first. Each byte of a mask
+    has eight entries; prmt spreads a bit that is shifted to the top of its byte."""
     neighbours, halves = 4 // config.itemsize, config.itemsize == 2
 
     @device_function
@@ -178,13 +170,11 @@ def make_keep(config: Config):
 
 
 def make_operands(config: Config):
-    """Two device functions, for the main loop: load the operands of one product, and multiply them.
+    """Two device functions for the mainloop: load the operands of one product, and multiply them.
 
-    A lane knows the addresses of its positions in slot 0, where its entries lie from there, its first entry, the table
-    of places from that one on, and the phase. Where windows hold what is beside the signal, it also knows whether a
-    position of the warp meets what lies there, what tap 0 of each position meets, which entries do (``make_prepare``),
-    and the signal's elements.
-    """
+    A lane's state: the addresses of its positions in slot 0, the places of its entries, its first entry, the table of
+    places from there on, and the phase; then whether the warp meets what lies beside the signal, what tap 0 of each
+    position meets, which entries meet the signal (``make_prepare``), and the signal's elements."""
     blocks, sums, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register

@@ -1,10 +1,8 @@
-"""How grad_input_wgmma reads grad_output's rows: as they lie, by one map or by a sheared one, or from a copy.
+"""How grad_input_wgmma reads grad_output's rows: in place, by a plain or a sheared map, or from a copy.
 
-Every ``sheared``-th row begins alike modulo 16 bytes. A sheared map, as in kernels/k6_wgmma/boxes.py, has those as one
-of its dimensions and the rows between two of them as another one, in which each row stands ``shear`` elements further
-to the right than the one before: so all strides are multiples of 16 bytes, and one box holds the windows of all
-channels, but is wider. Where too many of its bytes would be of no use, a copy whose rows begin at multiples of 16 bytes
-is quicker."""
+Every ``sheared``-th row begins alike modulo 16 bytes. A sheared map (kernels/k6_wgmma/boxes.py) has these rows as one
+dimension and the rows between two of them as another, each ``shear`` elements further to the right. All strides are
+then multiples of 16 bytes. The boxes are wider, so a copy with aligned rows may be quicker."""
 
 from __future__ import annotations
 
@@ -20,20 +18,21 @@ from .tile import Config, choose
 
 
 def sheared_of(g: Layout) -> int:
-    """Every how many rows of grad_output begin alike; 1: one plain map describes it; 0: it must be copied."""
+    """The distance of rows of grad_output that begin alike modulo 16 bytes; 1: a plain map suffices; 0: it must be
+    copied."""
     alike = 0 if g.offset % ALIGNMENT else rows_alike(g.shape, g.strides, g.dtype.itemsize)
     overlapping = alike > 1 and g.strides[1] < ALIGNMENT // g.dtype.itemsize
     return 0 if overlapping or (alike and g.shape[1] % alike) else alike
 
 
 def shear_of(strides: tuple, config: Config) -> int:
-    """Elements by which a row stands further to the right in the map than the one before."""
+    """Elements by which each row stands further to the right in the map."""
     return strides[1] % (ALIGNMENT // config.itemsize) if config.sheared > 1 else 0
 
 
 @lru_cache(maxsize=1024)
 def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
-    """The sheared map of a grad_output (N, C_out, L_out), ``strides`` in elements, wherever it is."""
+    """The sheared map of a grad_output (N, C_out, L_out), ``strides`` in elements, at any address."""
     (batch, channels, length), itemsize, sheared = shape, config.itemsize, config.sheared
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     shear = shear_of(strides, config)
@@ -47,8 +46,9 @@ def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
-    """The tile for a grad_output of which every ``sheared``-th row begins alike. One that reads no sheared map is for
-    rows at multiples of 16 bytes, or for a copy; which is quicker, estimates say."""
+    """The tile for a grad_output of which every ``sheared``-th row begins alike; None if none fits.
+
+    A tile without a sheared map takes rows at multiples of 16 bytes, or a copy. Estimated clocks decide."""
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:

@@ -1,10 +1,7 @@
-"""How tiles of grad_input_wgmma fill a GPU's multiprocessors: by their width, and in parts.
+"""How tiles of grad_input_wgmma fill a GPU: by their width, and by split-K.
 
-Blocks take tiles in turn, so a GPU is as long at work as the block with the most of them: dac_u1's 336 tiles keep 132
-multiprocessors for three rounds, of which the last leaves 60 idle; 392 narrower ones keep nearly all of them, and take
-0.356 ms instead of 0.382 in bfloat16 (H200, rows of 490f28d and 79f8300). Where tiles are too few, parts of their
-stages are tiles of their own. Each part leaves its sums in float32; kernels/common/partial_sum.py adds them up, in a
-fixed order."""
+Blocks take tiles in turn; narrower tiles can fill the last round. Where tiles are too few, parts of their stages become
+tiles, whose float32 sums kernels/common/partial_sum.py adds up in a fixed order."""
 
 from __future__ import annotations
 
@@ -19,15 +16,14 @@ from numba_tconv.runtime.device import Device
 
 from .tile import Config
 
-# Bytes of both directions that a GPU copies in a clock of its multiprocessors (4.29 TB/s on an H200), and clocks that
-# one more launch takes, about.
+# Bytes read and written that an H200 copies in a clock; clocks of one more launch, about.
 COPYING, LAUNCH_CLOCKS = 2400, 5000
-# Of the clocks of whole sums, and of the widest tiles: the estimates are no better.
+# Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
 LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks of the whole gradient, of tiles in so many parts."""
+    """Estimated clocks of the whole gradient, with tiles in ``splits`` parts."""
     p, (_, _, tiles) = problem, config.tiles(problem)
     rounds = -(-tiles * splits // device.multiprocessors)
     if splits == 1:
@@ -39,8 +35,9 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile: as many as take the fewest estimated clocks, all of as many stages; 1 where half of the
-    multiprocessors have a tile anyway."""
+    """Parts of a tile with the fewest estimated clocks, all of equally many stages.
+
+    It is 1 where more than half of the multiprocessors have a tile."""
     p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
@@ -56,8 +53,9 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """The configuration, in parts or not; or, where that takes clearly fewer estimated clocks, one of narrower tiles:
-    one more along the input channels, or twice as many. So a layer has three widths at most, whatever the length."""
+    """The configuration that fills the GPU: ``config`` or clearly better narrower tiles, with ``partial`` set.
+
+    Narrower means one more tile along the input channels, or twice as many: a layer has three widths at most."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
@@ -72,7 +70,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 
 def second_stage(problem: Problem, splits: int, config: Config) -> partial_sum.SecondStage:
-    """What adds up the parts."""
+    """The second stage, which adds up the parts."""
     results = summed(problem)
     launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
     return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)

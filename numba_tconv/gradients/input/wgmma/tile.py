@@ -1,12 +1,9 @@
-"""Tiles of grad_input_wgmma: what they are, and which one a problem gets.
+"""Tiles of grad_input_wgmma: configurations, the cost model, and the tile of a problem.
 
-The letters of wgmma: m counts positions of a sample, n input channels of a group, and k entries, the pairs of an output
-channel and a tap in the order in which the weight has them, over which the sums run.
-
-A stage takes as many entries as fill a row of weights. Where those are whole channels, stages are alike. Where they are
-not, stages run on through the channels, and each begins within one: at another ``phase``, so many entries after the
-first of the channel that its windows begin with (operands.py).
-"""
+m counts positions of a sample, n input channels of a group, and k entries: pairs of an output channel and a tap in the
+weight's order, over which the sums run. A stage's entries fill a row of weights. Where that is not whole channels,
+stages run on through the channels: each begins ``phase`` entries after the first of its windows' first channel
+(operands.py)."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ from numba_tconv.gradients.wgmma_ring import (
 )
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
 
-MOST_SUMS = 160  # of a thread that multiplies
+MOST_SUMS = 160  # of a consumer thread
 MOST_PHASES = 16  # that an estimate looks at
-# Fitted likewise: clocks more of a stage, where only one warpgroup multiplies at a time; sums that a multiprocessor
-# stores a clock, while it multiplies nothing.
+# Fitted on an H200: more clocks of a stage where one warpgroup multiplies at a time; sums a multiprocessor stores a
+# clock.
 TURN_CLOCKS, LEAVING = 200, 4
 
 
@@ -42,42 +39,41 @@ class Config(Ring):
     stride: int
     dilation: int
     kernel_size: int
-    odd: bool  # of the padding: windows begin at odd elements
-    sheared: int  # every how many channels rows of grad_output begin alike, modulo 16 bytes: one map shows them sheared
-    clears: bool  # windows hold some of the memory beside their rows, which stands for zeros
+    odd: bool  # padding is odd: windows begin at odd elements
+    sheared: int  # channels so far apart have rows alike modulo 16 bytes, for one sheared map
+    clears: bool  # windows hold memory beside their rows, as zeros
     through: bool  # stages run on through the channels
     g_channels: int  # output channels of a stage's windows
-    blocks: int  # of 64 positions, of a warpgroup
+    blocks: int  # blocks of 64 positions, of a warpgroup
     channels: int  # input channels of a tile
-    in_turns: bool  # the warpgroups take tiles in turn, so that one stores while the other multiplies
+    in_turns: bool  # warpgroups take tiles in turn: one stores while the other multiplies
     stages: int = 0
-    partial: bool = False  # sums are partial ones, of the stages of a part each, and stored as float32
+    partial: bool = False  # a part's sums, stored as float32
 
     alike = 1  # one box holds all rows
 
     @property
     def dtype(self):
-        """Of the tensors."""
+        """The tensors' dtype."""
         return DTYPES[self.precision]
 
     @property
     def own_words(self) -> int:
-        """Mbarriers, one for each warpgroup's turns, and the table of places."""
+        """64-bit words for mbarriers, one for each warpgroup's turns, and for the table of places."""
         return CONSUMERS + -(-self.table_entries * self.table_bytes // 8)
 
     @property
     def entries(self) -> int:
-        """Of a stage, that mean something."""
+        """Entries of a stage, without padding."""
         return ROW // self.itemsize if self.through else self.g_channels * self.kernel_size
 
     @property
     def halves(self) -> bool:
-        """Whether the two 16-bit elements of a register are loaded one by one; else they are one word."""
+        """Whether the two 16-bit elements of a register are loaded one by one; otherwise they are one word."""
         uneven = self.odd or self.stride % 2 or self.kernel_size % 2 or self.dilation > 1 or self.sheared > 4
         return self.itemsize == 2 and bool(uneven)
 
-    # Stages that run through: ``period`` entries after one that has the same phase there is another one, so far as the
-    # windows, which begin with a channel whose row begins like the first, are those ``sheared`` channels on.
+    # Stages that run through the channels have equal phases ``period`` entries apart, where windows begin alike again.
 
     @property
     def period(self) -> int:
@@ -85,34 +81,33 @@ class Config(Ring):
 
     @property
     def phase_step(self) -> int:
-        """From a stage's phase to the next one's, modulo the period."""
+        """Entries between the phases of two stages, modulo the period."""
         return self.entries % self.period if self.through else 0
 
     @property
     def row_step(self) -> int:
-        """From the row of the map with which a stage's windows begin to the next stage's; where the phases begin anew,
-        one more."""
+        """Map rows between two stages' windows; one more where the phases begin anew."""
         return self.entries // self.period if self.through else self.g_channels // self.sheared
 
     @property
     def table_entries(self) -> int:
-        """Of the table of places: those of the stage with the latest phase are its last ones."""
+        """Entries of the table of places; the stage with the latest phase uses the last ones."""
         return self.period - gcd(self.entries, self.period) + self.entries if self.through else 0
 
     @property
     def table_bytes(self) -> int:
-        """Of an entry: one place, or its own and the next one's."""
+        """Bytes of a table entry: one place, or its own and the next one's."""
         return 8 if self.halves else 4
 
     @property
     def phases(self) -> range:
-        """Of all stages."""
+        """The phases of all stages."""
         return range(0, self.period, gcd(self.entries, self.period)) if self.through else range(1)
 
     @cached_property
     def piece(self) -> int:
-        """Positions whose elements one box holds: as many as a box of at most 256 elements a row can, but no more than
-        share the tile's rows evenly; a multiple of 8. 0: not even 8."""
+        """Positions whose elements one box holds: a multiple of 8 that shares the tile's rows evenly; 0 if not even 8
+        fit."""
         most = next((piece for piece in range(self.rows, 0, -8) if self._width(piece) <= LARGEST_BOX), 0)
         return -(-self.rows // -(-self.rows // most) // 8) * 8 if most else 0
 
@@ -124,17 +119,17 @@ class Config(Ring):
 
     @property
     def reach(self) -> int:
-        """Elements of a box's row that the positions of a piece read, from the first one's on."""
+        """Elements of a box's row that the positions of a piece span."""
         return self._reach(self.piece)
 
     @property
     def tile_reach(self) -> int:
-        """The same of all positions of a tile."""
+        """Elements that all positions of a tile span."""
         return self._reach(self.rows)
 
     @property
     def most_shear(self) -> int:
-        """The most elements by which a row stands further to the right than the one before."""
+        """The most elements by which a row stands further to the right than its predecessor."""
         vector = ALIGNMENT // self.itemsize
         return vector - vector // self.sheared
 
@@ -145,16 +140,16 @@ class Config(Ring):
 
     @property
     def boxes(self) -> int:
-        """Of grad_output, in a stage."""
+        """Boxes of grad_output in a stage."""
         return -(-self.rows // self.piece)
 
     @property
     def sums(self) -> int:
-        """Of a thread that multiplies."""
+        """Sums of a consumer thread."""
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Of a sample along positions; of a group along input channels; of the whole gradient."""
+        """Tiles of a sample along positions, of a group along input channels, and of the whole gradient."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
@@ -166,7 +161,7 @@ class Config(Ring):
         return -(-problem.out_channels_per_group // self.g_channels)
 
     def clocks(self, problem: Problem) -> float:
-        """Estimated clocks that a position of a sample keeps a multiprocessor, times those of a tile."""
+        """Estimated clocks of a multiprocessor for a tile."""
         multiplying, storing = self.stages_of(problem) * self.stage_clocks, self.storing_clocks
         return max(multiplying, storing) if self.in_turns else multiplying + storing
 
@@ -187,7 +182,7 @@ class Config(Ring):
 
     @cached_property
     def _reads(self) -> float:
-        """Clocks that shared memory takes to give a warp the operands of one product."""
+        """Clocks of shared memory for a warp's operands of one product."""
         neighbours, clocks, phases = 4 // self.itemsize, 0, self.phases[:MOST_PHASES]
         rows = self.kernel_size, self.width, self.dilation, self.sheared, self.most_shear
         for phase in phases:
@@ -200,28 +195,27 @@ class Config(Ring):
         return 2 * self.blocks * clocks / len(phases)
 
 
-# Plain functions of numbers, which the kernel calls too.
+# Plain functions, which the kernel calls too.
 
 
 def entry_of(z, t, neighbours):
-    """The entry, or the first of two neighbours, that a lane of t loads for register 0 and 1 (even ``z``) or 2 and 3 of
-    product ``z // 2`` of a stage."""
+    """The first entry that a lane of t loads for registers 0 and 1 (even ``z``) or 2 and 3 of product ``z // 2``."""
     return (4 * z + t) * neighbours
 
 
 def place_of(entry, kernel_size, width, dilation, sheared, shear):
-    """Elements from a position's first to the one that meets ``entry``, in a box of rows of ``width``, of which each
-    begins ``shear`` further to the right than the one before, but every ``sheared``-th one like the first."""
+    """Elements from a position's first to the one that meets ``entry``, in a box of rows of ``width``.
+
+    Each row begins ``shear`` further to the right than its predecessor, but every ``sheared``-th one like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation
 
 
 def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
-    """Whether stages run through the channels, and the output channels of a stage's windows. 0: there are no stages.
+    """Whether stages run through the channels, and the output channels of a stage's windows; 0 if no stage is possible.
 
-    Windows begin with a multiple of ``sheared`` channels. A box of weights begins at a multiple of 16 bytes; and with
-    groups a stage must not take channels of the next group, of which a NaN would count.
-    """
+    Windows begin at a multiple of ``sheared`` channels, boxes of weights at a multiple of 16 bytes. With groups a stage
+    must not reach into the next group, whose NaNs would count."""
     itemsize, channels, kernel_size = DTYPES[precision].itemsize, problem.out_channels_per_group, problem.kernel_size
     row, entries = ROW // itemsize, channels * kernel_size
     if entries <= row:
@@ -241,7 +235,7 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
 
 
 def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
-    """The tile with the fewest estimated clocks; None if none fits. It depends on neither batch nor length."""
+    """The tile with the fewest estimated clocks, for any batch and length; None if none fits."""
     return _choose(problem.layer, precision, sheared)
 
 

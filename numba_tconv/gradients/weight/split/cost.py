@@ -1,14 +1,7 @@
-"""How long grad_weight_split takes, estimated: what a stage costs a warp, how blocks share the multiprocessors, and the
-second stage.
+"""The cost model of grad_weight_split, fitted to rows of an H200.
 
-A block alone on a multiprocessor has a warp a scheduler, which waits for each of its loads; three together hide each
-other's waits but share what is issued. So neither a block nor a round of blocks has a time of its own: it follows from
-the blocks that are resident together.
-
-Fitted to the 60 rows of b135921 at the workloads' own batch and at batch 1 (H200, ieee), with a root mean square of
-what it is off of 4%. A sum cost 185 clocks to store then; sums of a single slice go straight from registers since, and
-those of the 60 rows of 88bf05e it is off by 5%.
-"""
+A block alone on a multiprocessor waits for its loads; resident blocks hide each other's waits but share the issue
+slots. The time of a block therefore depends on how many are resident."""
 
 from __future__ import annotations
 
@@ -25,20 +18,20 @@ from numba_tconv.runtime.device import Device
 from .tile import BANKED, Config
 
 SCHEDULERS = 4  # of a multiprocessor
-CLOCKS = 1.53e6  # in a millisecond
-LAUNCH = 0.006  # ms
-# Clocks of a scheduler for an instruction of a warp: what is multiplied takes one each.
-LOAD = 1.7  # of a vector from shared memory
-AIMING = 40  # that finds a column in memory
+CLOCKS = 1.53e6  # clocks in a millisecond
+LAUNCH = 0.006  # ms of a launch
+# Clocks of a scheduler for an instruction of a warp; a multiply-add takes one.
+LOAD = 1.7  # a vector from shared memory
+AIMING = 40  # locate a column in memory
 COPY = 2
-CONFLICT = 15  # of a copy, for each time that its columns lie in the same banks again
-STAGE = 100  # what begins and ends one
-VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of the copies, unless other warps multiply meanwhile
-BLOCK = 760  # what begins and ends one
-# Of a sum, not measured: straight from registers; through shared memory, and of each slice that is added up there.
+CONFLICT = 15  # a copy, for each further use of the same banks
+STAGE = 100  # begin and end a stage
+VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of the copies, if no other warps multiply
+BLOCK = 760  # begin and end a block
+# Clocks of a sum: straight from registers; through shared memory; each slice added up there.
 STORE, STORE_SHARED, SLICE = 7, 70, 30
-TOGETHER = 3.5  # power mean of what is issued and what is waited for: they hide each other, but for a part
-SECOND_LATENCY = 0.0002  # ms, of the loads that a thread of the second stage has under way together
+TOGETHER = 3.5  # exponent of the power mean of clocks issued and waited, which partly hide each other
+SECOND_LATENCY = 0.0002  # ms, of a batch of the second stage's loads
 
 
 @lru_cache(maxsize=4096)
@@ -51,17 +44,17 @@ def _copying(window: Window, aim: float, copy: float) -> float:
 
 
 def _loads(config: Config) -> int:
-    """Of a thread, for a vector of positions."""
+    """Loads of a thread for a vector of positions."""
     return config.thread_m + config.thread_p * config.window_columns // config.vector
 
 
 def products(problem: Problem, config: Config) -> float:
-    """Instructions that multiply, and load what they do, for each position."""
+    """Instructions that multiply, and that load operands, for each position."""
     return sum(c.own_blocks(problem) * c.slice_threads * (c.sums + 3 * _loads(c) / c.vector) for c in config.tiles)
 
 
 def instructions(problem: Problem, config: Config) -> float:
-    """Those, and the ones that copy: what counts where sums are long."""
+    """Instructions that multiply, load and copy, for each position: the cost where sums are long."""
     copying = 0.0
     for tile in config.tiles:
         a_stage = sum(32 * _copying(window, window.aim, grad_window.COPY) for window in (tile.x_window, tile.window))
@@ -78,7 +71,7 @@ def _multiplying(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _issued(config: Config) -> float:
-    """Clocks that a scheduler issues to a warp in a stage, on average over the warps."""
+    """Clocks that a scheduler issues to a warp in a stage, averaged over the warps."""
     copying = sum(_copying(window, AIMING, COPY) for window in (config.x_window, config.window))
     partial = 2 * config.sums / config.partial if config.partial else 0
     return _multiplying(config) + copying / (config.threads / 32) + partial + STAGE
@@ -96,7 +89,7 @@ def _blocks(config: Config, resident: int) -> tuple[float, float]:
 
 
 def second_stage_ms(problem: Problem, splits: int) -> float:
-    """Milliseconds in which another kernel adds up the splits' sums."""
+    """Milliseconds of the kernel that adds up the splits' sums."""
     if splits == 1:
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
@@ -105,9 +98,9 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
 
 
 def _last_round(own_blocks: int, config: Config, places: int) -> float:
-    """The share of a block's time that the last blocks take, behind whole rounds of ``places`` blocks: less where they
-    are all of the rest, by what its positions take to issue. Not fitted: of 15 tiles and splits of seamless_u1 at batch
-    16 the estimate is off by 6%, root mean square (H200, a script)."""
+    """The share of a block's time that the last blocks take, after whole rounds of ``places`` blocks.
+
+    It may be below 1 where all last blocks are of the rest, whose positions take fewer clocks to issue."""
     if not config.rest or own_blocks > places:
         return 1.0
     of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest, config))
@@ -115,7 +108,7 @@ def _last_round(own_blocks: int, config: Config, places: int) -> float:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[int, int], float]:
-    """An estimate for an H200: a function of the splits, and of the stages of each."""
+    """Estimated milliseconds on an H200, as a function of the splits and the stages of each."""
     own_blocks, blocks = config.own_blocks(problem), config.blocks(problem)
 
     def of(splits: int, length: int) -> float:
@@ -133,6 +126,6 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[
 
 
 def least_ms(problem: Problem, device: Device, config: Config) -> float:
-    """What it takes at least, soon found: the products alone."""
+    """A quick lower bound of the milliseconds: the products alone."""
     clocks = sum(c.own_blocks(problem) * c.stages(problem) * _multiplying(c) * c.threads / 32 for c in config.tiles)
     return clocks / SCHEDULERS / device.multiprocessors / CLOCKS

@@ -1,24 +1,17 @@
-"""grad_weight_split: a matrix product from registers, its long sums split over blocks.
+"""grad_weight_split: a register-tiled matrix product on CUDA cores, its long sums split over blocks.
 
-Idea: the gradient of the weight has a row for every input channel and a column for every pair of an output channel and
-a phase (gradients/window.py), times the taps of a row; its depth is the positions of all samples, laid end to end. Rows
-and columns are few and the sums long, so the positions are split over blocks; the partial sums of the blocks lie in a
-workspace, and a second kernel adds them up in a fixed order (gradients/sum.py): equal calls give equal bits.
+The gradient has a row for every input channel, a column for every pair of an output channel and a phase
+(gradients/window.py) times the taps of a row, and the positions of all samples as its depth. Blocks split the
+positions; a second kernel adds the partial sums in a fixed order (gradients/sum.py): equal calls give equal bits.
 
-* Load: cp.async copies a stage (positions of x and of the pairs) into shared memory while the stage before is
-  multiplied; both have positions as their fastest dimension, in memory, in shared memory and in registers. A thread
-  finds a column in memory once a stage and copies it for several channels (gradients/window.py).
-* Multiply: a thread loads a vector of positions of its rows, and for each of its pairs the window that the taps meet
-  there. With few rows and columns, slices of the threads share the positions of a stage.
-* Store: straight from registers. Where there are slices, their sums are added up through shared memory, in float64:
-  they may be as many as the threads.
-* Rest: where some phases have a tap more than others, a launch has two kinds of blocks, of tiles of their own: for the
-  taps that every phase has, and behind them in the grid, where they fill what the last of those leave idle, for the
-  rest. No tap is multiplied that a phase lacks, and all sums lie in one workspace.
+* Load: cp.async copies a stage of x and of the pairs during the products of the stage before. A thread locates a column
+  once for several channels.
+* Multiply: a thread loads a vector of positions of its rows, and for each pair the window that the taps meet. With few
+  rows and columns, slices of threads share a stage's positions.
+* Store: straight from registers; the sums of slices are added through shared memory in float64.
+* Rest: where some phases have a tap more, a launch has two kinds of blocks (tile.py), those of the rest last.
 
-A sum of thousands of products loses digits, so in float32 about a hundred are added up apart, and a split is short.
-Each element of x is read once a column tile (and tap chunk), each of grad_output once a row tile.
-"""
+Float32 sums are put aside in blocks, and splits are short, to limit rounding error."""
 
 from __future__ import annotations
 
@@ -43,11 +36,11 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from .tile import REST, WHOLE, Config, tiny
 from .tiles import choose, splits_of
 
-NUMBERS = 8  # that tell how a kind of blocks shares the work
+NUMBERS = 8  # that describe how a kind of blocks shares the work
 
 
 def make_blocks(config: Config) -> Callable:
-    """All blocks of one kind: a kernel's function, or a device function for one of two kinds."""
+    """The function of all blocks of one kind: a kernel's, or a device function for one of two kinds."""
     threads, vector, slices, slice_threads = config.threads, config.vector, config.slices, config.slice_threads
     block_m, block_l, tap_chunk = config.block_m, config.block_l, config.tap_chunk
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
@@ -58,7 +51,7 @@ def make_blocks(config: Config) -> Callable:
     partial, partials = config.partial, 2 * config.stage
     of_whole, of_rest = config.part == WHOLE, config.part == REST
     x_vectors, hop, vectors_a_turn = thread_m * vector, slices * vector, config.vectors_a_turn
-    warp_p = min(lanes_p, 8)  # a warp is about as many lanes along m as along p, which share the fewest loads
+    warp_p = min(lanes_p, 8)  # about as many lanes along m as along p in a warp, for the fewest loads
     element = ELEMENTS[config.dtype]
     accumulator = element.accumulator
     aim, wait_for_stage = make_aim(stride, config.dilation), cp_async_wait(0)
@@ -85,7 +78,7 @@ def make_blocks(config: Config) -> Callable:
 
     @device_function
     def multiply(acc, xs, gs, shared, x_at, g_at):
-        """One vector of positions: every tap of a pair reads the same register window at another offset."""
+        """Multiply one vector of positions: every tap of a pair reads the same register window at another offset."""
         for m in range(thread_m):
             load_vector(xs, m * vector, shared, x_at + m * (lanes_m * x_pitch))
         for p in range(thread_p):
@@ -104,7 +97,7 @@ def make_blocks(config: Config) -> Callable:
         whole = taps // rows * rows  # taps of whole rows
         begin, end = whole if of_rest else 0, whole if of_whole else taps
         shared = cuda.shared.array(0, dtype=accumulator)
-        # The tiles of a split are neighbours in the grid: they read the same positions. The rest is at the grid's end.
+        # Tiles of a split, which read the same positions, are neighbours in the grid.
         block = cuda.gridDim.x - 1 - cuda.blockIdx.x if of_rest else cuda.blockIdx.x
         rest, row_tile = divmod(int64(block), row_tiles)
         rest, channel_tile = divmod(rest, channel_tiles)
@@ -126,18 +119,17 @@ def make_blocks(config: Config) -> Callable:
         for s in range(sums):
             acc[s] = accumulator(0)
 
-        # The loads run a stage ahead of the products: n and i are sample and position of the next one's first column,
-        # and move by a constant, without a division.
+        # The loads run a stage ahead; n and i are the next load's first column.
         total = int32(min(split_stages, stages - split * split_stages))
         n, i = divmod(split * split_stages * block_l, columns)
         hop_n, hop_i = divmod(int64(block_l), columns)
-        load_at, multiply_at = int32(0), int32(0)  # where the two stages lie
+        load_at, multiply_at = int32(0), int32(0)  # offsets of the two stages
         aside = int32(partial)  # stages until the sums are put aside
         s = int32(-1)
         while s < total:
             if s >= 0:
                 wait_for_stage()
-            cuda.syncthreads()  # the stage has landed for everybody, and everybody has left the one loaded next
+            cuda.syncthreads()  # the stage has landed, and the slot loaded next is free
             if s + 1 < total:
                 fetch_x(shared, load_at, x, x_offset, x_c, rows_left, (n, i, columns, batch, length, x_n, x_l))
                 fetch_g(shared, load_at + x_stage, g, g_offset, g_c, channels_left,
@@ -174,7 +166,7 @@ def make_blocks(config: Config) -> Callable:
             add_partial_sums(acc, shared, partials + thread * vector)
         first_ci = (split * groups + group) * in_per_group + first_row
         if slices == 1:
-            # A loop over the sums, each of which has to find its place, would take as long as four stages.
+            # Unrolled: a loop over sums would locate each of them.
             to_row = lanes_m * out_per_group * taps
             rows_left = int32(rows_left - lane_m)
             for p in range(thread_p):
@@ -190,11 +182,11 @@ def make_blocks(config: Config) -> Callable:
                             result[uint64(at + b * rows)] = acc[(m * thread_p + p) * tap_chunk + b]
                     at += to_row
         else:
-            cuda.syncthreads()  # the sums lie where the stages were
+            cuda.syncthreads()  # the sums take the place of the stages
             for z in range(sums):
                 shared[uint64(z * threads + thread)] = acc[z]
             cuda.syncthreads()
-            # A thread adds up some of the sums of the threads at its place in every slice.
+            # A thread adds up sums across the slices.
             within, number = int32(thread % slice_threads), uint32(thread // slice_threads)
             while number < sums:
                 m = int32(number // uint32(thread_p * tap_chunk)) * lanes_m + lane_m

@@ -1,13 +1,11 @@
-"""Tiles of grad_weight_split: what they are, and which there are for a problem (which it gets: tiles.py).
+"""Tiles of grad_weight_split: configurations, and the candidates for a problem (chosen in tiles.py).
 
-The letters: m counts rows (input channels of a group), p counts pairs of an output channel and a phase
-(gradients/window.py), l counts positions, over which the sums run. A block computes ``block_m x block_p x tap_chunk``
-sums from ``block_l`` positions a stage. ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk``
-sums, make a slice, and the slices share the positions of a stage.
+m counts rows (input channels of a group), p pairs of an output channel and a phase (gradients/window.py), l positions,
+over which the sums run. A block computes ``block_m x block_p x tap_chunk`` sums from ``block_l`` positions a stage.
+Slices of ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums, share a stage's positions.
 
-Where some rows have a tap more than the others, tiles of all taps would multiply taps that the others lack. So there
-may be two kinds of blocks: those of the taps of whole rows, as many for each phase, and those of the rest.
-"""
+Where some phases have a tap more, there may be two kinds of blocks: for the taps that every phase has, and for the
+rest."""
 
 from __future__ import annotations
 
@@ -28,15 +26,15 @@ from numba_tconv.runtime.elements import ELEMENTS
 THREADS = 128
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
-MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the size of one; times a vector, what LLVM still unrolls
-PARTIAL_TERMS = 128  # products that a float32 sum takes before it is put aside: its error grows with its length
-SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: those are added up in float32 too
-# Registers of a thread beside its sums and operands, and at least; float64 and the conversions of half types take more.
+MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the bytes of a sum; times a vector, what LLVM still unrolls
+PARTIAL_TERMS = 128  # products of a float32 sum before it is put aside: its error grows with its length
+SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: these are added up in float32 too
+# Registers of a thread beside sums and operands; the least; more for float64 and conversions of half types.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
-LEAST_BLOCKS = 2  # on a multiprocessor: one of them multiplies while the other waits
-AIM = 20  # instructions, about, that find a column in memory
-BANKED = 8  # phases whose columns lie in banks of their own
-# The taps that a tile is of: all, or those that every phase has as many of, or the last ones, of which some have one.
+LEAST_BLOCKS = 2  # one multiplies while the other waits
+AIM = 20  # instructions, about, that locate a column in memory
+BANKED = 8  # phases whose columns lie in different banks
+# The taps of a tile: all; those that every phase has; the last ones, which some phases have.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
 
@@ -54,21 +52,21 @@ class Config(ThreadTile):
     lanes_p: int
     slices: int
     block_l: int
-    min_blocks: int = 1  # blocks that must fit on a multiprocessor: the register budget
+    min_blocks: int = 1  # blocks on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
-    whole_rows: bool = False  # the rows of a group are a whole number of blocks
-    whole_channels: bool = False  # and so are its output channels
+    whole_rows: bool = False  # the rows of a group are whole blocks
+    whole_channels: bool = False  # the output channels of a group are whole blocks
     part: str = ALL  # of the taps
-    rest: Config | None = None  # beside WHOLE the tile of the REST, with as many threads
+    rest: Config | None = None  # with WHOLE: the tile of the REST, with as many threads
 
     @property
     def tiles(self) -> tuple[Config, ...]:
-        """Of each kind of blocks."""
+        """The tile of each kind of blocks."""
         return (self, self.rest) if self.rest else (self,)
 
     def copying_vectors(self) -> Config:
-        """The same, of 16 bytes of x: for rows and samples that begin at multiples of them."""
+        """The configuration with 16-byte copies of x, whose rows and samples must begin at multiples of 16 bytes."""
         return replace(self, x_vector=self.vector, rest=self.rest and self.rest.copying_vectors())
 
     @property
@@ -77,7 +75,7 @@ class Config(ThreadTile):
 
     @property
     def block_p(self) -> int:
-        """Pairs that the threads have sums for; ``phases * channels`` of them, or all, are pairs of the problem."""
+        """Pairs that the threads have sums for; the first ``phases * channels`` exist in the problem."""
         return self.thread_p * self.lanes_p
 
     @property
@@ -90,7 +88,7 @@ class Config(ThreadTile):
 
     @property
     def sums(self) -> int:
-        """Of a thread."""
+        """Sums of a thread."""
         return self.thread_m * self.thread_p * self.tap_chunk
 
     @property
@@ -129,7 +127,7 @@ class Config(ThreadTile):
 
     @property
     def x_window(self) -> Window:
-        """The stage of x, read as it is: a row for each input channel, and a column for each position."""
+        """The stage of x, read as it is: a row for each input channel, a column for each position."""
         pitch = self.pitch(self.block_l)
         return Window(
             self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, AIM, self.x_vector, self.whole_rows
@@ -152,7 +150,7 @@ class Config(ThreadTile):
         return max(own, self.rest.shared_bytes) if self.rest else own
 
     def phases_of(self, problem: Problem) -> int:
-        """Of the whole problem."""
+        """Phases of the problem that have taps of this part."""
         return rows_of(problem, self.part)[0]
 
     def counts(self, problem: Problem) -> tuple[int, int, int, int]:
@@ -163,15 +161,15 @@ class Config(ThreadTile):
         return -(-rows // self.block_m), -(-channels // self.channels), parts, chunks
 
     def own_blocks(self, problem: Problem) -> int:
-        """Of one split and of this kind."""
+        """Blocks of this kind, of one split."""
         return problem.groups * math.prod(self.counts(problem))
 
     def blocks(self, problem: Problem) -> int:
-        """Of one split."""
+        """Blocks of all kinds, of one split."""
         return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
-        """Columns of a sample, so that vectors of x begin at multiples of their size."""
+        """Columns of a sample, rounded up so that vectors of x begin at multiples of their size."""
         return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
 
     def stages(self, problem: Problem) -> int:
@@ -180,7 +178,7 @@ class Config(ThreadTile):
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases that have taps of a part, and how many of them each has at most."""
+    """Phases that have taps of a part, and the most such taps of a phase."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1
@@ -188,7 +186,7 @@ def rows_of(problem: Problem, part: str) -> tuple[int, int]:
 
 
 def unequal(problem: Problem) -> bool:
-    """Whether some phases have a tap more than others, and those have some too."""
+    """Whether some phases have a tap more than others, which have some too."""
     return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
 
 
@@ -201,16 +199,16 @@ def make(
     part: str = ALL,
     **tile,
 ) -> Config:
-    """The configuration of a tile: what the problem decides is filled in."""
+    """Make the configuration of a tile, with what follows from the problem."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     all_phases, taps = rows_of(problem, part)
     tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
     block_p = tile["thread_p"] * tile["lanes_p"]
-    # A thread fetches columns of one phase: a window has no more phases than threads.
+    # A thread fetches columns of one phase.
     most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
     phases, _ = evenly(all_phases, most_phases)
     block_l = max(block_l, tile["slices"] * v)
-    # Where many slices share a split, each thread's sum is short enough.
+    # With many slices a thread's sum stays short.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
@@ -230,7 +228,7 @@ def min_blocks(config: Config, device: Device) -> int:
 
 
 def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
-    """Every tile of powers of two, of a part of the taps, that fits and is not twice as large as the problem."""
+    """Every tile of powers of two, for a part of the taps, that fits and is not twice as large as the problem."""
     most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
     powers = [2**e for e in range(8)]
     phases, _ = rows_of(problem, part)
@@ -245,14 +243,14 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str =
             for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
                 config = make(problem, dtype, most_phases=most_phases, **tile)
                 blocks = min_blocks(config, device)
-                vectors = not config.partial or config.sums % config.vector == 0  # in which partial sums are put aside
+                vectors = not config.partial or config.sums % config.vector == 0  # whole vectors are put aside
                 if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
                     yield replace(config, min_blocks=blocks)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Few threads and positions: several tiles, stages and splits, chunks of one tap, phases in parts, partial sums,
-    two kinds of blocks."""
+    """Tiles of few threads and positions for tests: several tiles, stages and splits, chunks of one tap, phases in
+    parts, partial sums, two kinds of blocks."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
@@ -266,5 +264,5 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
 
     if not unequal(problem):
         return of(ALL)
-    # The first tile has as many threads as the last one, and so have the two between them.
+    # Tiles with equally many threads are paired.
     return of(ALL) + [replace(whole, rest=rest) for whole, rest in zip(of(WHOLE), of(REST)[::-1], strict=True)]

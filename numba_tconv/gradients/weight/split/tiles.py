@@ -1,4 +1,4 @@
-"""Which tile of grad_weight_split a problem gets, and into how many splits its reduction goes."""
+"""The tile of grad_weight_split for a problem, and the number of splits of its reduction."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from numba_tconv.runtime.device import H200, Device
 from .cost import instructions, least_ms, milliseconds, products
 from .tile import PARTIAL_TERMS, REST, SPLIT_COLUMNS, WHOLE, Config, candidates, unequal
 
-CLEARLY = 0.95  # the share of the usual tile's estimated time below which another one is taken
+CLEARLY = 0.95  # share of the usual tile's time below which another is taken
 LENGTHS = 128, 512, 8192  # for which a layer may have a tile of its own
-MOST_ROUNDS = 4  # of blocks, that splits are tried for, where sums need no more of them
+MOST_ROUNDS = 4  # of blocks that splits are tried for; more where sums need them
 
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
-    """Those that a layer may have, at any batch and length: the usual one, with the fewest estimated instructions, and
-    unless it is of 16 bits the ones with the least estimated time at a few lengths."""
+    """Tiles of a layer, for any batch and length.
+
+    The usual tile has the fewest estimated instructions. Except in 16 bits or on GPUs older than Hopper, the tiles with
+    the least estimated time at LENGTHS follow."""
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
-        """By ``cost``, which takes longer to find than ``least``, and is no less."""
+        """The tile with the least ``cost``; ``least`` is a lower bound of it that is quicker to compute."""
         lowest, chosen = math.inf, None
-        # Of equal ones that which multiplies more in a turn of its loop: of patch at batch 1 it takes 0.87 ms, the
-        # other 0.93 (H200, rows of 4b392e3 and 88bf05e).
+        # Among equal bounds more vectors a turn are faster.
         for bound, _, z in sorted((least(config), -config.vectors_a_turn, z) for z, config in enumerate(found)):
             if bound >= lowest:
                 break
@@ -47,8 +48,8 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
 
 
 def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
-    """Tiles of whole rows of taps where others have taps left over, for which each has the tile of the fewest estimated
-    instructions of those that share a multiprocessor with as many others."""
+    """Tiles of WHOLE taps, each with the REST tile of the fewest estimated instructions among those that share a
+    multiprocessor with as many others."""
     if not unequal(layer):
         return
     rests = sorted(candidates(layer, dtype, device, REST), key=partial(instructions, layer))
@@ -60,7 +61,7 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The layer's usual tile, or, as of short sums, one that clearly takes less time."""
+    """The layer's usual tile, or one that clearly takes less time, as with short sums."""
     usual, *others = tiles(problem.layer, dtype, device)
     time = partial(_time, problem, device)
     best = min(others, key=time, default=usual)
@@ -75,13 +76,13 @@ def _time(problem: Problem, device: Device, config: Config) -> float:
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each: as many as take the least estimated time, none longer than sums may be."""
+    """Splits, and the stages of each, with the least estimated time within the longest sum."""
     estimate = milliseconds(problem, config, device)
     return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Numbers of splits, with the stages of each: the most that give no multiprocessor more than so many blocks."""
+    """Candidate splits, with the stages of each: the most that keep within a number of blocks a multiprocessor."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)

@@ -1,10 +1,8 @@
 """Zeros for what lies before the rows of grad_output (kernel.py).
 
-Idea: a tap may meet positions before a row's first, up to the padding, and they count as zeros. Of what lies outside
-of a map the copy engine makes zeros; but rows that begin unlike modulo 16 bytes are fetched by maps that begin at a
-multiple of 16 bytes, so a sample's first boxes hold some of the memory before their rows. The warps that read a stage
-clear it together, each of its rows once, and meet before they read: several of them read the same row.
-"""
+Taps may meet positions before a row's first, up to the padding. Maps of rows that begin unlike modulo 16 bytes begin
+earlier, so a sample's first boxes hold memory before their rows. The warps that read a stage clear each of its rows
+once, and synchronise before they read."""
 
 from __future__ import annotations
 
@@ -15,16 +13,15 @@ from numba_tconv.ptx import barrier_sync, device_function, fence_async, ld_share
 
 from .tile import Config
 
-BARRIER = 2  # where they meet; of warpgroups that take stages in turn, the second's is the next one
+BARRIER = 2  # named barrier; warpgroups in turn use this and the next
 NOT_MINE = -1  # the start of a row that another lane clears
 
 
 def make_clear(config: Config):
-    """A device function for the main loop: where a stage is the first of its sample, zeros for what its boxes hold of
-    the memory before the rows, four lanes a row.
+    """A device function for the mainloop: clear what a sample's first stage holds before its rows, four lanes a row.
 
-    ``starts``: the addresses in stage 0 of the rows that the lane clears; of each, elements from ``t`` to ``before``.
-    """
+    ``starts``: addresses in stage 0 of the rows that the lane clears, or NOT_MINE. In each row it clears elements from
+    ``t`` to ``before``."""
     itemsize, lane_rows = config.itemsize, 2 * config.blocks
     threads = 128 if config.in_turns else 128 * CONSUMERS
     load_word = ld_shared(1, int32)
@@ -43,7 +40,7 @@ def make_clear(config: Config):
                         else:
                             st_shared_halves(at, at, int32(0))
                 e = int32(e + 4)
-            fence_async()  # the next to write here is the copy engine
+            fence_async()  # the copy engine writes here next
             barrier_sync(barrier, threads)
 
     return clear

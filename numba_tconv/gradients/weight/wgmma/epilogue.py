@@ -1,11 +1,8 @@
-"""How grad_weight_wgmma stores sums that are whole: straight into the weight's gradient.
+"""The direct epilogue of grad_weight_wgmma: whole sums straight into the weight's gradient.
 
-Where a problem has tiles enough for all multiprocessors, one block adds up all that there is of a sum, and a second
-stage would only copy: without it dac_u1 takes 0.352 ms in bfloat16 and 0.621 in TF32, not 0.441 and 0.700 (H200, rows
-of 83e2cdf and 5c8cf74). So a tile that has all taps of its pairs turns its sums around itself, through the shared
-memory of the ring, which is free by then: in registers a lane has them by rows and channels; in the gradient an input
-channel's output channels and taps lie side by side, as one run. Of planes (gradients/planes.py) a tile has some phases
-of one output channel, so its run is in pieces, one for each tap."""
+Sums pass through the ring's shared memory from the order of registers to that of the gradient, in which an input
+channel's output channels and taps are one run. With planes (gradients/planes.py) a tile has some phases of one output
+channel, so its run is in pieces, one for each tap."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Config
 
-THREADS = 128 * CONSUMERS  # that store
-BARRIER = 1  # the one where they meet
+THREADS = 128 * CONSUMERS  # of the consumers
+BARRIER = 1  # named barrier of the consumers
 VECTOR = 4  # float32 elements of 16 bytes
 
 
@@ -33,14 +30,12 @@ def run_of(config: Config) -> int:
 
 
 def pitch_of(config: Config) -> int:
-    """Elements from one channel's run to the next in shared memory: so many that the pairs and channels that a warp
-    writes at once lie in different banks."""
+    """Elements between two channels' runs in shared memory, without bank conflicts for a warp's writes."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 
 def suits(problem: Problem, config: Config) -> bool:
-    """Whether tiles of grad_output as it lies have whole runs that fit in the ring, and begin at multiples of 16 bytes
-    in a gradient that does."""
+    """Whether tiles of grad_output in place have whole runs that fit in the ring and are multiples of 16 bytes."""
     p, c = problem, config
     whole = not c.in_turns and c.tap_chunk * c.window.phases == p.kernel_size
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size
@@ -60,8 +55,8 @@ def _fits(config: Config) -> bool:
 
 
 def make_store(config: Config):
-    """Store: a device function of the sums, the shared memory and its first element that is free, the gradient, and
-    where the tile is in it."""
+    """A device function that stores a tile: takes the sums, the shared memory and its first free element, the gradient,
+    and the tile's place in it."""
     blocks, chunk, channels, sums = config.blocks, config.tap_chunk, config.channels, config.channels // 2
     pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
     phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
@@ -72,7 +67,7 @@ def make_store(config: Config):
 
     @device_function
     def stage_sum(k, state):
-        """One of the sums that a lane has."""
+        """Put one of the lane's sums into shared memory."""
         acc, shared, free, runs, group_warp, lane = state
         tap, z = int32(k // sums), int32(k % sums)
         _, n = place(group_warp, lane, z)
@@ -85,7 +80,7 @@ def make_store(config: Config):
     @device_function
     def store_sums(acc, shared, free, result, crew, group_warp, lane, group, pair_tile, channel_tile, group_rows,
                    group_channels):  # fmt: skip
-        runs = cuda.local.array(lane_rows, dtype=int32)  # where those of the lane's rows begin
+        runs = cuda.local.array(lane_rows, dtype=int32)  # where the runs of the lane's rows begin
         for z in range(lane_rows):
             m, _ = place(group_warp, lane, z % 2 * 2)
             m = int32(m + BLOCK * (blocks * crew + z // 2))

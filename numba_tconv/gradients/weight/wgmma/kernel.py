@@ -1,34 +1,19 @@
-"""grad_weight_wgmma: Hopper's tensor cores, the long sums split over blocks.
+"""grad_weight_wgmma: a warp-specialised wgmma kernel, its long sums split over blocks.
 
-Idea: the sums of grad_weight run over the positions of all samples, and both operands have positions side by side in
-memory, which is how wgmma wants the depth of a product. So nothing is turned around on the way: rows of x are the
-operand in shared memory, swizzled by the copy engine; grad_output is the operand in registers, where a lane reads the
-elements that meet its positions, at any stride, and each tap reads the same row some positions further on. Where the
-copy engine cannot fetch grad_output's rows, or a tile cannot hold their phases, gradients/planes.py takes the phases
-apart first.
+The sums run over positions, which are contiguous in both operands, as wgmma wants its depth. Rows of x are the operand
+in shared memory. grad_output is the operand in registers: a lane reads the elements that meet its positions, at any
+stride, and each tap reads the same row some positions on. Where rows of grad_output do not suit the copy engine or a
+tile, gradients/planes.py separates the phases first.
 
-* Load: one warp drives a ring of stages: a box of x's rows, as many positions as fill 128 bytes, and the boxes of
-  grad_output's rows that meet them; what lies outside of the signal the copy engine makes zeros, and in tf32 it rounds
-  on the way.
-* Multiply: two warpgroups, each with its own pairs, or, where the pairs are few, with every other stage. A lane loads
-  the words of its rows that all taps need together; the next ones are loaded while the tensor cores multiply. Where the
-  taps of a phase are unequal in number, or tiles too few for the GPU, each tap has rows of its own instead
-  (``by_taps``): more is loaded, but nothing multiplied that does not exist, and tiles have other sizes.
-* Store: the sums go to a workspace as they lie in registers; a second kernel adds up the splits, in a fixed order and
-  in float64, and puts them in the order of the weight (sum.py): equal calls give equal bits. Sums that are
-  whole go into the weight's gradient at once (epilogue.py).
+* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the rows of grad_output that meet
+  them. The copy engine puts zeros outside of the signal and rounds to TF32.
+* Consumers: two warpgroups with pairs of their own, or, with few pairs, stages in turn. A lane loads words for all taps
+  together. With ``by_taps`` each tap has its own rows: more loads, but no products of missing taps.
+* Store: a second kernel adds up the splits in a fixed order, in float64 (sum.py): equal calls give equal bits. Whole
+  sums go directly into the gradient (epilogue.py).
 
-Recorded (H200, tf32): kb64 1.21 ms, 3.7 times as fast as torch, 83% of the roofline; kb74 0.464 ms, 5.6 times. Its
-error is a third of torch's.
-
-What limits a tile is shared memory, which gives each product its B and each lane its rows: the profiler found it busy
-for 98% of the time with two sets of operands and 64 channels of kb64 (no recorded row), so sums and channels come
-first, and the second set of operands where registers are left.
-
-A split is at most 32,768 positions long: tensor cores cut off what an addition cannot hold, so a longer sum would lose
-more. Each element of x is read once for each tile along pairs and taps, each of grad_output once for each along input
-channels and taps.
-"""
+Shared memory limits a tile, so registers go to sums first, then to a second set of operands. Tensor cores truncate when
+they add, so a split has at most 32,768 positions."""
 
 from __future__ import annotations
 
@@ -101,15 +86,14 @@ from .split import filling, filling_planes, splits_of
 from .tile import Config, choose, operand_places
 
 CONTIGUOUS = torch.contiguous_format
-# prmt: the upper half of a word, then the lower half of the next; the lower halves of two words.
+# prmt: the upper half of a word and the lower half of the next; the lower halves of two words.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
 
 
 def make_operands(config: Config):
-    """Two device functions, for the main loop: load the operands of one product for all taps, and multiply them.
+    """Two device functions for the mainloop: load the operands of one product for all taps, and multiply them.
 
-    The first that a lane knows is what it reads in stage 0: addresses in its rows.
-    """
+    The first part of a lane's state is the addresses of its rows in stage 0."""
     blocks, chunk, stride = config.blocks, config.tap_chunk, config.window.stride
     entries, places = config.entries, config.places
     count, raw_count = len(entries), len(places)
@@ -145,8 +129,8 @@ def make_operands(config: Config):
 
 
 def make_begin(config: Config):
-    """A device function of the tile along pairs: the output channel with which its boxes begin, of the first set, and
-    the pair of it that is the tile's first."""
+    """A device function of the tile along pairs: the output channel, of the first set, with which its boxes begin, and
+    the channel's pair that is the tile's first."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike
 
@@ -221,7 +205,7 @@ def make_kernel(config: Config) -> Kernel:
                     g_channel, _ = begin_of(pair_tile)
                     g_row = int32(group * group_rows + g_channel) // alike
                     x_row = int32(group * group_channels + channel_tile * channels)
-                    # Splits take stages in turn, so that at any time all blocks read the same stretch of the signals.
+                    # Splits take stages in turn, so all blocks read the same stretch at a time.
                     sample, hop = int32(split // sample_stages), int32(splits // sample_stages)
                     position = int32((split - sample * sample_stages) * positions)
                     step = int32((splits - hop * sample_stages) * positions)
@@ -256,7 +240,7 @@ def make_kernel(config: Config) -> Kernel:
             lanes_rows = cuda.local.array(lane_rows, dtype=int32)
             starts = cuda.local.array(all_starts, dtype=int32)
             _, begin = begin_of(pair_tile)
-            for z in range(lane_rows):  # rows that mean nothing read what the last one reads
+            for z in range(lane_rows):  # padding rows read what the last row reads
                 row = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
                 m = int32(begin + min(row, pairs - 1))
                 channel = m // phases
@@ -308,12 +292,12 @@ class WeightWarpgroup(WgmmaGradient):
 
     def unsuited(self, problem, dtype, precision, device):
         fewest = min(problem.in_channels_per_group, planes.pairs_of(problem))
-        # Of one group the products are few, however empty they are: convtasnet, of eight pairs, takes 0.051 ms in
-        # bfloat16, torch 0.287; pqmf, of four and four, 0.121 and 0.594, in TF32 as long as torch (H200, 79f8300).
+        # With one group the products are few, however empty.
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """That of the planes, or None where grad_output is read as it lies, and its own; of contiguous tensors."""
+        """The planes' configuration, or None where grad_output is read in place, and the own one, for contiguous
+        tensors."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         found = _config(p, precision or default_precision(dtype), rows_alike(shape, strides, dtype.itemsize))
@@ -335,7 +319,7 @@ class WeightWarpgroup(WgmmaGradient):
         apart, own = config or _filling(p, *_config(p, precision, alike), device)
         if own.direct and result.offset % ALIGNMENT:
             own = replace(own, direct=False, plane_phases=0)
-        for_others = apart is None and own.alike != alike  # a configuration for other tensors
+        for_others = apart is None and own.alike != alike  # the configuration is for other tensors
         aligned = result.offset % ALIGNMENT == 0
 
         def prepared(g, x):
@@ -375,7 +359,7 @@ def _prepared(
     x_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, int, Prepared]:
-    """Blocks, partial sums of each element, and the launch; ``in_place``: g is grad_output itself, not its planes."""
+    """Blocks, partial sums of each element, and the launch. ``in_place``: g is grad_output itself, not its planes."""
     p = problem
     first, rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
     splits, tiles = 1 if own.direct else splits_of(p, own, device), own.blocks_of(p)
@@ -397,7 +381,7 @@ def _prepared(
 
 @lru_cache(maxsize=1024)
 def _config(problem: Problem, precision: str, alike: int):
-    """As ``WeightWarpgroup.config``; ``alike``: of grad_output's rows (kernels/common/tensor_map.py)."""
+    """As ``WeightWarpgroup.config``. ``alike``: that of grad_output's rows (kernels/common/tensor_map.py)."""
     direct = choose(problem, precision, alike) if alike else None
     if direct:
         return None, direct
@@ -405,5 +389,5 @@ def _config(problem: Problem, precision: str, alike: int):
 
 
 def _filling(problem: Problem, apart, own: Config, device: gpu.Device):
-    """The configurations, of which the second is the one for the device."""
+    """The configurations, the second filled for the device."""
     return apart, filling_planes(problem, own, apart.phases, device) if apart else filling(problem, own, device)

@@ -1,14 +1,8 @@
-"""The second stage of grad_weight_wgmma: the splits' sums added up, in the order of the weight.
+"""The second stage of grad_weight_wgmma: adds up the splits' sums, in the order of the weight.
 
-The first stage leaves, for every split and tile, the sums of a tile's taps by its pairs by its channels, the channels
-side by side; the weight's gradient has output channels and taps side by side. A block adds up 32 channels of elements
-that are neighbours in the weight, reading along channels and writing, through shared memory, along the weight: both in
-vectors of 16 bytes, where the weight has rows of whole ones. With many weights a thread adds up four channels of two
-elements, so that runs are long in both directions; with few, one.
-
-It adds up in float64, so that however many splits there are, they cost no digit. Sums of one split do not come here,
-where that can be helped (epilogue.py).
-"""
+The first stage leaves for every split and tile its sums as (tap, pair, channel); the weight's gradient has output
+channels and taps side by side. A block transposes 32 channels of neighbouring elements through shared memory. Sums are
+taken in float64, so the number of splits costs no digit."""
 
 from __future__ import annotations
 
@@ -30,9 +24,9 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from .tile import Config as Tile
 
 CHANNELS, THREADS = 32, 256  # of a block
-VECTOR = 4  # channels that a thread adds up, where there are many weights
-ELEMENTS_OF = {1: 1, VECTOR: 2}  # of a thread, by its channels
-LOADS = {1: 32, VECTOR: 4}  # that a thread has under way, by its channels: of so many splits and elements
+VECTOR = 4  # channels of a thread, where there are many weights
+ELEMENTS_OF = {1: 1, VECTOR: 2}  # elements of a thread, by its channels
+LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by a thread's channels
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
 
@@ -40,7 +34,7 @@ GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 class Config:
     dtype: torch.dtype
     channels: int  # of a thread: 1 or VECTOR
-    run: int  # neighbouring elements that a thread writes at once: 1, or those of 16 bytes
+    run: int  # neighbouring elements of a store: 1, or those of 16 bytes
 
     @property
     def neighbours(self) -> int:
@@ -79,7 +73,7 @@ def make_kernel(config: Config) -> Kernel:
     ):  # fmt: skip
         thread = int32(cuda.threadIdx.x)
         turned = cuda.shared.array(turned_shape, dtype=float32)
-        rows_at = cuda.shared.array(neighbours, dtype=int64)  # of the block's elements: their sums for channel 0
+        rows_at = cuda.shared.array(neighbours, dtype=int64)  # the block's elements: their sums for channel 0
         element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
         if thread < neighbours:
             e = min(element0 + thread, weight_row - 1)
@@ -92,7 +86,7 @@ def make_kernel(config: Config) -> Kernel:
             rows_at[thread] = tile * channel_tiles * tile_sums + row * channels
         cuda.syncthreads()
         griddepcontrol_wait()
-        # A vector of channels is of one tile: tiles have multiples of eight, of which the last may mean nothing.
+        # A vector of channels is in one tile, which has a multiple of eight.
         lane, first_row = int32(thread % lanes * channels_of_thread), int32(thread // lanes * elements)
         channel = min(channel0 + lane, (group_channels - 1) // channels_of_thread * channels_of_thread)
         tile = int64(uint32(channel) // uint32(channels))
@@ -135,20 +129,20 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def config_of(problem: Problem, dtype: torch.dtype, aligned: bool) -> Config:
-    """``aligned``: the gradient begins at a multiple of 16 bytes."""
+    """The configuration of the second stage. ``aligned``: the gradient begins at a multiple of 16 bytes."""
     p, vector = problem, ALIGNMENT // dtype.itemsize
     run = vector if aligned and p.out_channels_per_group * p.kernel_size % vector == 0 else 1
-    many = Config(dtype, VECTOR, run)  # if there are blocks enough for all multiprocessors
+    many = Config(dtype, VECTOR, run)  # if its blocks fill all multiprocessors
     return many if math.prod(_grid(p, many)) >= H200.multiprocessors else Config(dtype, 1, run)
 
 
 def configs(dtype: torch.dtype) -> list[Config]:
-    """All there are."""
+    """Every configuration of a dtype."""
     return [Config(dtype, channels, run) for channels in ELEMENTS_OF for run in (1, ALIGNMENT // dtype.itemsize)]
 
 
 def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Blocks: along the weight, along input channels of a group, and of groups."""
+    """Blocks along the weight, along input channels of a group, and along groups."""
     p = problem
     along = -(-p.out_channels_per_group * p.kernel_size // config.neighbours)
     return along, -(-p.in_channels_per_group // CHANNELS), min(p.groups, GRID_AXIS)
@@ -156,8 +150,7 @@ def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
-    """The launch that fills the gradient for the weight: of the sums of ``splits`` splits of tiles ``tile``, and the
-    gradient."""
+    """The launch of (partial sums, gradient) for ``splits`` splits of tiles ``tile``."""
     p = problem
     weight_row = p.out_channels_per_group * p.kernel_size
     taps, pair_tiles, channel_tiles = tile.tiles(p)

@@ -1,11 +1,9 @@
-"""Tiles of grad_weight_wgmma: what they are, and which one a problem gets.
+"""Tiles of grad_weight_wgmma: configurations, the cost model, and the tile of a problem.
 
-The letters of wgmma: m counts pairs of an output channel and a phase (gradients/window.py), n input channels of a
-group, and k positions, over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk: what a
-lane reads of a row serves all of them. Where phases have unequal numbers of taps, some of those sums are of taps that
-do not exist; so a pair may also be of a channel and any tap, as if taps were phases (``by_taps``). The rows of a tile
-are then simply the next ones, wherever in a channel they begin: seamless_u1, of eleven taps, takes 0.065 ms so in
-bfloat16, instead of 0.081 (H200, rows of 490f28d and 79f8300)."""
+m counts pairs of an output channel and a phase (gradients/window.py), n input channels of a group, and k positions,
+over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves
+all these taps. With ``by_taps`` a pair is a channel and any tap, and a tile's rows may begin anywhere in a channel: no
+sum is then of a tap that does not exist."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ from numba_tconv.gradients.wgmma_ring import (
 )
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
 
-MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a thread that multiplies
-MOST_PLACES = 12  # of a row, for all taps of a tile: the compiler takes long over more
-MOST_BEGINS = 16  # of a tile's rows within a channel, that an estimate looks at
-LARGEST_SHARE = 0.95  # of the usual tile's clocks: the estimates are no better
+MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
+MOST_PLACES = 12  # of a row, for all taps of a tile: more compile slowly
+MOST_BEGINS = 16  # beginnings of a tile's rows within a channel that an estimate samples
+LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
 WORD = 4  # bytes of a register
 
 
@@ -42,25 +40,25 @@ class Window:
     stride: int
     dilation: int
     phases: int
-    step: int  # columns between two taps of a row of taps
-    odd: bool  # column 0 of phase 0 is at an odd element of what is fetched
+    step: int  # columns between two taps of a row
+    odd: bool  # column 0 of phase 0 is an odd element of what is fetched
 
 
 @dataclass(frozen=True)
 class Config(Ring):
     precision: str
-    window: Window  # how grad_output, or its planes, is read
+    window: Window  # of grad_output, or its planes
     alike: int
-    clears: int  # elements before a row's first, which a box holds as they lie in memory: to be taken for zeros
+    clears: int  # elements before a row's first in a box, which count as zeros
     tap_chunk: int  # taps of a row in a tile
-    blocks: int  # of 64 pairs, of a warpgroup
+    blocks: int  # blocks of 64 pairs, of a warpgroup
     channels: int  # of a tile
-    in_turns: bool  # the warpgroups take stages in turn, for the same pairs; otherwise each has its own pairs
-    sets: int = 2  # of operands in registers; of two, one is loaded while the other is multiplied
+    in_turns: bool  # warpgroups take stages of the same pairs in turn; otherwise each has its own pairs
+    sets: int = 2  # of operands; with two, one is loaded while the other is multiplied
     stages: int = 0
-    direct: bool = False  # the sums are whole, and stored as the gradient (epilogue.py)
-    by_taps: bool = False  # every tap is a phase of its own, and a tile's rows may begin within a channel
-    plane_phases: int = 0  # of an output channel, where planes are read and the sums are stored directly
+    direct: bool = False  # sums are whole, and stored as the gradient (epilogue.py)
+    by_taps: bool = False  # every tap is a phase, and tiles may begin within a channel
+    plane_phases: int = 0  # of an output channel, with planes and direct stores
 
     @cached_property
     def g_channels(self) -> int:
@@ -68,40 +66,41 @@ class Config(Ring):
         rows, phases, alike = self.rows, self.window.phases, self.alike
         if not self.by_taps:
             return rows // phases // alike * alike
-        of_set = phases * alike  # a tile's boxes begin with a channel of the first set
+        of_set = phases * alike  # boxes begin with a channel of the first set
         most = max(first + rows for first in range(0, of_set, gcd(rows, of_set)))
         return -(-most // of_set) * alike
 
     @property
     def own_words(self) -> int:
-        """Whether a stage is the first of its sample."""
+        """64-bit flags: whether a stage is the first of its sample."""
         return self.stages if self.clears else 0
 
     @property
     def pairs(self) -> int:
-        """Of a tile: the rows that mean something."""
+        """Rows of a tile, without padding."""
         return self.rows if self.by_taps else self.g_channels * self.window.phases
 
     @property
     def positions(self) -> int:
-        """Of a stage."""
+        """Positions of a stage."""
         return ROW // self.itemsize
 
     @property
     def reach(self) -> int:
-        """Elements of a row of grad_output that the taps and phases of one position span, but for the first."""
+        """Elements of a row of grad_output that the taps and phases of one position span, less one."""
         w = self.window
         return (self.tap_chunk - 1) * w.step * w.stride + (w.phases - 1) * w.dilation
 
     @property
     def pieces(self) -> int:
-        """Boxes that a stage's rows of one set are fetched in, since a box is at most 256 elements wide: all of the
-        positions, half of them, or those of one product each. 0: not even those fit."""
+        """Boxes for a stage's rows of one set: all positions, half of them, or one product's; 0 if none fits.
+
+        A box is at most 256 elements wide."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
     @property
     def boxes(self) -> int:
-        """Of grad_output, in a stage."""
+        """Boxes of grad_output in a stage."""
         return self.alike * self.pieces
 
     def _width(self, pieces: int) -> int:
@@ -109,39 +108,39 @@ class Config(Ring):
 
     @cached_property
     def width(self) -> int:
-        """Elements of a box's row: as many as are needed, or a few more, so that what a warp reads together lies in
-        different banks."""
+        """Elements of a box's row: enough for the positions, and a few more where that avoids bank conflicts."""
         return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """What a row gives the products of all taps, each once (``operand_places``)."""
+        """Pairs of places that a row gives the products of all taps, without duplicates (``operand_places``)."""
         return tuple(sorted(set(operand_places(self))))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where in a row a lane of t = 0 reads for one product, in bytes from the product's first position."""
+        """Where a lane of t = 0 reads in a row for one product, in bytes from the product's first position."""
         return tuple(sorted({place for entry in self.entries for place in entry}))
 
     @property
     def lane_bytes(self) -> int:
-        """From what a lane reads to what the lane of the next t reads."""
+        """Bytes between the reads of neighbouring t."""
         return 4 * self.window.stride
 
     @property
     def sums(self) -> int:
-        """Of a thread that multiplies."""
+        """Sums of a consumer thread."""
         return self.blocks * self.tap_chunk * self.channels // 2
 
     @property
     def operands(self) -> int:
-        """Registers of one set."""
+        """Registers of one set of operands."""
         return self.blocks * 2 * len(self.entries)
 
     @property
     def odd(self) -> int:
-        """Elements by which words of two positions begin before a position: of what is fetched, not the first element
-        is at a multiple of a word, but the second."""
+        """Elements by which words of two positions begin before a position.
+
+        It is 1 where the second element fetched, not the first, is at a multiple of a word."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property
@@ -153,7 +152,7 @@ class Config(Ring):
         return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Of a group: along tap chunks, pairs and channels."""
+        """Tiles of a group along tap chunks, pairs and channels."""
         p = problem
         taps = 1 if self.by_taps else p.taps.taps_per_row
         counts = taps, p.out_channels_per_group * self.phases_of(p), p.in_channels_per_group
@@ -172,7 +171,7 @@ class Config(Ring):
 
     @cached_property
     def clocks(self) -> float:
-        """Estimated clocks that a stage keeps a multiprocessor: products, shared memory, or what arrives."""
+        """Estimated clocks of a stage: the most of products, shared memory and arrival, and overheads."""
         warpgroups = 1 if self.in_turns else CONSUMERS
         products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
         turns = _turns(self.window, self.alike, self.itemsize, self.by_taps, self.width)
@@ -184,7 +183,7 @@ class Config(Ring):
 
 @lru_cache(maxsize=8192)
 def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
-    """Of ``Config.width``, which is that of many tiles."""
+    """``Config.width``, cached for the many tiles that share it."""
     vector = 16 // itemsize
     widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
     return min(widths, key=lambda width: (_turns(window, alike, itemsize, by_taps, width), width))
@@ -192,18 +191,17 @@ def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: i
 
 @lru_cache(maxsize=8192)
 def _turns(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
-    """Turns in which a warp's load gets its words: the most of one bank's; of tiles that begin within a channel, on
-    average of where its rows may begin."""
+    """Accesses of shared memory for a warp's load, averaged over where a tile's rows may begin in a channel."""
     begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
     return sum(_turns_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
 
 
 def _turns_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
-    """Of the eight rows from ``begin`` on."""
+    """The same for the eight rows from ``begin`` on."""
     neighbours, vector = 4 // itemsize, 16 // itemsize
     words = set()
     for m in range(begin, begin + 8):
-        channel = m // window.phases  # whose row begins somewhere in 16 bytes; boxes do at multiples of all banks
+        channel = m // window.phases  # rows begin anywhere in 16 bytes, boxes in bank 0
         row = channel // alike * width + channel % alike * (vector // alike) % vector
         for t in range(4):
             words.add((row + m % window.phases * window.dilation + t * neighbours * window.stride) * itemsize // 4)
@@ -211,13 +209,12 @@ def _turns_from(begin: int, window: Window, alike: int, itemsize: int, width: in
 
 
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
-    """For each tap of a chunk and each half of a product's depth, where register 0 (or 1: the row eight further on) and
-    2 (or 3) of A come from: bytes from the product's first position in a pair's row, for a lane of t = 0; a lane of t
-    reads ``t * lane_bytes`` further on.
+    """A pair of byte offsets of A's registers for each tap of a chunk and each half of a product's depth.
 
-    With 32-bit elements, the element, twice. With 16-bit elements the register holds two positions: side by side they
-    are one word, or the upper half of one and the lower half of the next; ``stride`` apart, two elements.
-    """
+    They count from the product's first position in a pair's row, for registers 0 and 2 (1 and 3: the row eight further
+    on) and a lane of t = 0; a lane of t reads ``t * lane_bytes`` further on. 32-bit elements have the offset twice.
+    16-bit elements share a register in twos: one word, or halves of two adjacent words, or two elements ``stride``
+    apart."""
     neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
     for b in range(config.tap_chunk):
         for half in range(2):
@@ -230,13 +227,14 @@ def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
 
 
 def cost(problem: Problem, config: Config) -> float:
-    """Estimated clocks that a stage of all tiles keeps multiprocessors."""
+    """Estimated clocks of a stage of all tiles."""
     return config.blocks_of(problem) * config.clocks
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks; None if none fits. ``alike``: as in Config; 0: it reads planes, not
-    grad_output itself. It depends on neither batch nor length."""
+    """The tile with the fewest estimated clocks, for any batch and length; None if none fits.
+
+    ``alike``: as in Config; 0: the tile reads planes, not grad_output itself."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -253,8 +251,7 @@ def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
-    """The tiles of a kind that may be the best where there are few: of each size, with the sets of operands that cost
-    least."""
+    """Candidates of a kind where tiles are few: of each size, the one with the cheapest sets of operands."""
     best = {}
     for config in candidates(layer, precision, alike):
         size = config.tap_chunk, config.blocks, config.channels, config.in_turns
@@ -286,7 +283,7 @@ def candidates(problem: Problem, precision: str, alike: int):
 
 
 def _sized(problem: Problem, config: Config):
-    """The configuration with every number of blocks and channels."""
+    """The configuration with every number of blocks and channels that fits."""
     for blocks in (1, 2):
         for in_turns in (False, True):
             most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
@@ -299,14 +296,14 @@ def _sized(problem: Problem, config: Config):
 
 
 def _fitting(config: Config):
-    """The configuration with as many stages as shared memory holds, if sums and operands fit in registers."""
+    """The configuration with the most stages that shared memory holds, if sums and operands fit in registers."""
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
     if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
     if config.clears > config.positions // config.pieces * config.window.stride:
-        return  # more than the first box has them
+        return  # more than the first box would need clearing
     if max(len(config.places), len(config.entries)) > MOST_PLACES:
         return
-    # Warpgroups in turn each have stages of their own: one that waits has seen the last use of its stage.
+    # Warpgroups in turn have their own stages: a waiting one has seen the last use of its stage.
     if deep := deepest(config, 2 if config.in_turns else 1):
         yield deep

@@ -1,11 +1,9 @@
-"""Weights in the order in which the tensor-core rungs read them, rounded once instead of in every tile.
+"""Packed weights of the tensor-core rungs, rounded once instead of in every tile.
 
-``order`` "wgmma" is that of a K-major operand in shared memory; "mma" that of fragments, where a lane's four registers
-of A are 16 consecutive bytes. Both hold (group, row tile, tap chunk, channel chunk, part, tap) in that order around it;
-channels, rows and taps that do not exist are zeros.
-
-A block packs a stage: it brings the stage's weights to shared memory as they lie (kernels/common/weight_box.py), and
-each thread gathers 16 bytes at a time from there. Split operands have a kernel of their own (pack_split.py)."""
+Order: (group, row tile, tap chunk, channel chunk, part, tap). Within a tap, "wgmma" is a K-major shared operand, and in
+"mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros. A block packs a
+stage (kernels/common/weight_box.py); split operands have their own kernel (pack_split.py).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from . import pack_split as tensor_pack_split
 from .pack_place import box_of, make_gather, make_stage
 from .tile import Tile
 
-ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # in which rungs take their weights
+ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # the order that each rung reads
 THREADS = 128
 
 
@@ -45,7 +43,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
         kernel_size, way,
     ):  # fmt: skip
-        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
         number, first, row, left = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels)
         lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
@@ -68,7 +66,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
 
 @dataclass(frozen=True, eq=False)
 class TensorPacking(Packing):
-    """Weights packed for the tiles of ``tile``."""
+    """Weights packed for ``tile``."""
 
     weights: Layout
     tile: Tile
@@ -80,7 +78,7 @@ class TensorPacking(Packing):
 
     @property
     def blocks(self) -> int:
-        """One for each stage."""
+        """One block for each stage."""
         return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
 
     @cached_property
@@ -100,16 +98,18 @@ class TensorPacking(Packing):
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
-    """The one that packs weights for ``tile``."""
+    """The kernel that packs weights for ``tile``."""
     return tensor_pack_split.make_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
-    """Elements of the packed weights of so many stages."""
+    """Elements of the packed weights of ``blocks`` stages."""
     return blocks * tile.depth_weights // tile.itemsize + (tensor_pack_split.SCALE if tile.parts == 2 else 0)
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:
-    """How the weights of ``problem`` are packed for ``tile``, which depends on themselves and the groups alone."""
+    """The packing of weights (C_in, C_out/groups, K), laid out as ``weights``, for ``tile``; batch and length do not
+    matter. ``channel_chunks``: product depths of a tap chunk.
+    """
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     return unique(TensorPacking, weights, tile, order, problem.groups, *sizes)

@@ -1,4 +1,4 @@
-"""Which weights a block packs for tensor cores, and where a tap's weights stand: what the kernels that pack share."""
+"""Which weights a block packs for tensor cores, and their places within a tap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_GPU = tuple(map(device_function, MAPS))
 
 
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
-    """A function that tells the row and the channel of the element ``e`` of a tap."""
+    """A function that returns the row and the channel of element ``e`` of a tap."""
     rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
     of_wgmma, of_mma, of_split = maps
 
@@ -46,13 +46,14 @@ def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
 
 
 def box_of(tile: Tile) -> Box:
-    """The weights of a stage."""
+    """The box of a stage's weights."""
     return Box(tile.dtype, tile.depth, tile.channels, tile.tap_chunk, tile.phases, tile.taps.rows)
 
 
 def make_stage(tile: Tile) -> Callable:
-    """A device function: which stage a block packs; its first input channel, output channel and tap; its first row of
-    taps; and how many input and output channels there are from the first ones on."""
+    """A device function: the stage that a block packs; its first (input channel, output channel, tap); its first row of
+    taps; input and output channels from the first on.
+    """
     depth, channels, phases, row_parts = tile.depth, tile.channels, tile.phases, tile.row_parts
     chunk_taps = tile.tap_chunk * tile.taps.rows
 
@@ -71,11 +72,10 @@ def make_stage(tile: Tile) -> Callable:
 
 
 def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
-    """A device function: the elements of a vector of 16 bytes of a tap, from where kernels/common/weight_box.py has
-    brought them, and zeros for what is no weight. ``limits``: those of the box."""
+    """A device function: 16 bytes of a tap from the box in shared memory, with zeros for missing weights."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
-    # How far their rows and channels are from the first one's is the same for all vectors.
+    # Distances of rows and channels from the first element's are the same for all vectors.
     rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
     place = device_function(make_place(tile, order, ON_GPU))
 

@@ -1,6 +1,6 @@
-"""Weights as split operands (split_operand.py), of fp16: first all taps' larger parts, then their smaller ones.
+"""Packed weights as split operands of fp16 (split_operand.py): the larger parts of all taps, then the smaller ones.
 
-All are scaled by the power of two that the largest weight asks for; the last of the packed elements is its inverse.
+One power of two scales all weights. The last packed element is its inverse.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 THREADS = 128
-WORDS = 4  # of 16 bytes, which a thread packs at a time
-VECTOR = 2 * WORDS  # elements in them
-SCALE = WORDS  # words of them behind the packed weights, of which the last is the inverse of their scale
+WORDS = 4  # words of 16 bytes, which a thread packs at a time
+VECTOR = 2 * WORDS  # elements in WORDS
+SCALE = WORDS  # words behind the packed weights; the last is the inverse of the scale
 
 
 def largest_of(w: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of the weights, but for infinities and NaN: one float32, on their device."""
+    """The largest finite magnitude of the weights: one float32 on their device."""
     return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
 
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
-    """The kernel, which takes the arguments of pack.py's and, before the packed weights, ``largest_of`` them."""
+    """The kernel. It takes the arguments of pack.py's and, before the packed weights, ``largest_of`` the weights."""
     store, box, stage_of = store_run(ELEMENTS[torch.float32]), box_of(tile), make_stage(tile)
     tap_vectors = tile.rows * tile.depth // VECTOR
     stage_vectors = tile.tap_chunk * tap_vectors
@@ -44,7 +44,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
         w, stride_c, stride_o, stride_k, largest, packed, row_tiles, tap_chunks, channel_chunks, in_per_group,
         out_channels, kernel_size, way,
     ):  # fmt: skip
-        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where these have ended
+        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=float32)
         number, first, row, left = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels)
         lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
@@ -61,7 +61,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
                 values[u] *= scale
             for z in range(WORDS):
                 word = pack_f16(values[2 * z], values[2 * z + 1])
-                for h in range(2):  # what rounding left over; of an infinity, nothing
+                for h in range(2):  # the remainder of rounding; zero for an infinity
                     rounded = f16_to_f32(word, h == 1)
                     same = rounded == values[2 * z + h]
                     values[2 * z + h] = float32(0) if same else values[2 * z + h] - rounded

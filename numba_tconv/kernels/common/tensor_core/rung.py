@@ -1,4 +1,4 @@
-"""What the tensor-core rungs share on the host: which problems they take, and how they take their input."""
+"""What the tensor-core rungs share on the host: which problems they take, and how they copy their input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba_tconv.ptx import SIMULATOR
 
 from .tile import Tile
 
-FEWEST_CHANNELS = 8  # of a group: with fewer, most of a product is zeros
+FEWEST_CHANNELS = 8  # channels of a group: with fewer, most of a product is zeros
 
 
 def default_precision(dtype: torch.dtype) -> str:
@@ -21,7 +21,7 @@ def default_precision(dtype: torch.dtype) -> str:
 
 
 def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str] = DTYPES) -> str | None:
-    """Why a rung on tensor cores with the precisions ``known`` cannot compute that dtype in that precision, or None."""
+    """Why a rung with the precisions ``known`` cannot compute ``dtype`` in ``precision``, or None."""
     if SIMULATOR:
         return "the CUDA simulator has no tensor cores"
     if precision not in known:
@@ -32,8 +32,9 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores: ``choose`` finds a problem's configuration in a precision, or None, and ``make_kernel``
-    makes a configuration's kernel, once."""
+    """A rung on tensor cores. ``choose(problem, precision)`` returns a configuration or None; ``make_kernel(config)``
+    returns its cached kernel.
+    """
 
     choose: Callable
     make_kernel: Callable
@@ -46,8 +47,7 @@ class TensorRung(Rung):
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
         if problem.groups > 1 and fewest < FEWEST_CHANNELS:
             return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
-        # Tensor cores cut off what an addition cannot hold, at least once for every sum: of few products that is most
-        # of the error.
+        # Tensor cores truncate once at least for every sum; with few products the truncation dominates the error.
         if precision == "tf32x3" and problem.in_channels_per_group < FEWEST_CHANNELS:
             return (
                 f"in tf32x3 it needs {FEWEST_CHANNELS} input channels a group, not {problem.in_channels_per_group}: "
@@ -68,8 +68,9 @@ class TensorRung(Rung):
 
 
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
-    """Whether the windows of an input (N, C_in, L), ``strides`` in elements, can be copied in pieces of 16 bytes, each
-    at a multiple of 16 bytes. ``offset``: bytes from such a multiple to the first element."""
+    """Whether windows of an input (N, C_in, L), ``strides`` in elements, can be copied in aligned pieces of 16 bytes.
+    ``offset``: bytes from a multiple of 16 to the first element.
+    """
     vector = 16 // tile.itemsize
     if not contiguous_rows(shape, strides):
         return False
@@ -78,5 +79,5 @@ def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
 
 
 def contiguous_rows(shape: tuple, strides: tuple) -> bool:
-    """Whether the elements of a row of an input (N, C_in, L) are neighbours."""
+    """Whether the elements of a row of an input (N, C_in, L) are adjacent."""
     return strides[2] == 1 or shape[2] <= 1

@@ -1,8 +1,7 @@
-"""The last step of the tensor-core rungs: sums that lie in shared memory leave as long runs from aligned starts.
+"""The general store of the tensor-core rungs: staged sums leave as long runs from aligned starts.
 
-The staging buffer holds, for each channel of a round, the outputs of the tile's columns in the order of memory, phases
-interleaved, so a warp writes a channel's run with consecutive lanes on consecutive outputs. Where the run begins and
-ends is decided by the addresses of the output (tile.py): a tile and the next one agree on it without talking.
+The staging buffer holds a channel's outputs in memory order, phases interleaved. Addresses alone decide where a run
+begins and ends (tile.py).
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from .tile import Tile, staged_at
 
 
 def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> tuple[int, int, int, int]:
-    """How the runs of an output y lie that begins ``offset`` bytes after a multiple of a sector.
+    """How the runs of an output y lie that begins ``offset`` bytes after a sector boundary.
 
-    Returns elements from a sector boundary to y's first one; how many consecutive staged outputs can be loaded together
-    (4, 2 or 1); the place in the staging buffer that makes them begin at such a multiple, if it is the same for all
-    runs; and whether samples, too, begin and end at multiples of what a lane writes at once. Where outputs are staged
-    by fours (``in_fours``, and the rows of a lone phase) runs cannot begin elsewhere; where they are not moved to a
-    sector, they begin as the padding says.
+    Returns elements from the boundary to y; staged outputs that can be loaded together (4, 2 or 1); the staging offset
+    that aligns such loads; and 1 if samples begin and end at multiples of what a lane writes at once, else 0.
+    ``in_fours``: outputs are staged by fours.
     """
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
@@ -40,10 +37,10 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
 
 
 def make_stage_rows(tile: Tile):
-    """A device function: put sums into the staging buffer, in the order of memory.
+    """A device function that puts sums into the staging buffer, in memory order.
 
-    ``values`` holds, from ``first_value`` on, the lane's sums of ``count`` rows, the round's from ``m0`` on: of every
-    eight rows two are the lane's, and of a row its four columns. ``offset``: see ``alignment_of``.
+    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's row ``m0`` on; two of every
+    eight rows are the lane's, with four columns each. ``offset``: third number of ``alignment_of``.
     """
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
@@ -72,18 +69,20 @@ def make_stage_rows(tile: Tile):
 
 
 def make_aim(tile: Tile, to_the_output: bool = False):
-    """``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
+    """Device functions ``aim`` and ``head_of`` for a tile whose own outputs begin at column ``j`` of sample ``n``.
 
-    Two device functions on a tile whose own outputs begin at column ``j`` of sample ``n``: ``aim``, where its
-    outputs are, and ``head_of``, where a warp's begin in y if all of them lie in one sample."""
+    ``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
+    """
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
     def aim(n, j, batch, columns, first, out_length, padding, alignment):
-        """First what the stores need: output where the tile's own begin; sample, and output, where the next tile's do;
-        from where, and up to where, the sample has outputs, counted from the tile's own; whether the next tile is of
-        the same sample, and whether it begins with another one. Then whether the tile goes by store_runs.py: no other
-        sample has outputs here, and this one has all of them, or ends where a lane's outputs do."""
+        """Returns ``there`` and ``straight``.
+
+        ``there``: the tile's first own output; sample and first output of the next tile; range of the sample's outputs,
+        counted from the tile's own; whether the next tile goes on in the sample; whether it begins one. ``straight``:
+        all outputs lie in one sample, and end with it only where a lane's outputs do.
+        """
         begin = (first + j) * stride - padding
         n_next, j_next = n, j + advance
         while j_next >= columns:
@@ -92,7 +91,7 @@ def make_aim(tile: Tile, to_the_output: bool = False):
         highest = int32(max(min(out_length - begin, int64(advance * span)), int64(-sector)))
         goes_on, ends = n_next == n, j_next == 0
         alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
-        # A run that begins early in the first sector of a sample may begin in the sample before.
+        # An early run at a sample's begin may start in the sample before.
         alone = alone and (n == 0 or j == 0 or j * span >= sector)
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
         begin_next = (first + j_next) * stride - padding
@@ -101,26 +100,24 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
     @device_function
     def head_of(n, there, warp, co, out_channels, out_length):
-        """Index in y of the output e = 0 of the warp's first channel of the first round."""
+        """Index in y of output e = 0 of the warp's first channel, if the tile lies in one sample."""
         return (n * out_channels + co + warp) * out_length + there[0]
 
     return aim, head_of
 
 
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
-    """A device function with which ``warps`` warps write a round of channels, wherever its outputs are: with several
-    samples in a tile, and of shapes whose runs are short. Tiles in one sample have a faster one (store_runs.py).
+    """A device function by which ``warps`` warps write a round of channels of any tile. store_runs.py is faster for
+    tiles in one sample, with the same arguments.
 
-    ``n``, ``j``: sample and column (within the sample) where the tile's own outputs begin; ``there``: what ``aim``
-    says of it. ``row``: the first row of taps of the tile. ``co``: the first channel of the round; ``channels_left``:
-    how many channels there are from it on. ``base``, ``at``: the shared memory, in bytes, and the staging buffer in it,
-    in elements. ``alignment``: see ``alignment_of``. Both stores take all of these, so that either can stand in a
-    kernel's place for it; ``bias`` is added if ``add_bias``, and where some outputs are nothing else
-    (Tile.empty_slots).
+    ``n``, ``j``: sample and column where the tile's own outputs begin; ``there``: from ``aim``. ``row``: first row of
+    taps. ``co``: first channel of the round; ``channels_left``: channels from it on. ``base``: shared memory, in bytes;
+    ``at``: the staging buffer in it, in elements. ``alignment``: ``alignment_of``. ``bias`` is added if ``add_bias``,
+    or if the tile has empty slots. Returns ``head``.
     """
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    partly = tile.part  # one channel, which all warps write; the last tile of a channel may have fewer rows
+    partly = tile.part  # all warps write its one channel; the last tile of a channel may have fewer rows
     lanes = 32 * warps if partly else 32
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
@@ -140,17 +137,17 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             if sector > 1:
                 early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
                 head_next = (n_next * out_channels + co + channel) * out_length + begin_next
-                # The first tile of a sample takes none of the last outputs of the sample before.
+                # The first tile of a sample takes no outputs of the sample before.
                 early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
-            # A run that begins early may begin in a sample before, however short.
+            # An early run may begin in an earlier sample.
             m = n - 2 if j > 0 and j * span < sector else n
             while m <= n_next:
                 if m >= 0 and m < batch:
                     line = (m * out_channels + co + channel) * out_length
-                    from_first = (n - m) * columns + j  # columns from the sample's first one to the tile's own first
+                    from_first = (n - m) * columns + j  # columns from the sample's first to the tile's own
                     if whole:
-                        offset = begin + (n - m) * columns * stride  # output of the sample that e = 0 is
+                        offset = begin + (n - m) * columns * stride  # the sample's output at e = 0
                         e = int32(min(max(int64(-early), -offset), int64(end)))
                         e_end = int32(max(min(int64(end), out_length - offset), int64(-sector)))
                         e = int32(max(int64(e), -from_first * span)) + lane

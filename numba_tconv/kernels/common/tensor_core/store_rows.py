@@ -1,8 +1,6 @@
-"""Stores of the tensor-core rungs for tiles without a stride whose float32 rows leave as one run each.
+"""The store of float32 tiles without a stride: eight rows a round, each row one run.
 
-Eight rows are staged at a time, and each warp writes its share of them. A tile has as many of these rounds as eights of
-rows, and hardly anything hides what they cost. So they are straight-line code, and what stays the same from round to
-round is worked out once. With two buffers, taken in turn, a round costs one barrier, else two.
+Hardly anything hides a round, so the code is straight-line. A round takes one barrier with two buffers, else two.
 """
 
 from __future__ import annotations
@@ -14,16 +12,15 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared_st_global_i
 from .store_runs import make_run_of
 from .tile import Tile
 
-ROUND_ROWS = 8  # of a tile, that leave together
+ROUND_ROWS = 8  # rows of a tile that leave together
 
 
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
-    """A device function by which a team of ``warps`` writes the rows of a tile whose outputs lie in one sample.
+    """A device function by which a team of ``warps`` warps writes a tile in one sample.
 
-    ``stage``: the device function (k, sums, places, buffer) that puts the eight rows from ``8 * k`` on into the buffer
-    that begins ``buffer`` bytes after the first one; ``places`` is passed on to it. ``at``: address of the first
-    buffer. ``head``: index in y of the tile's own first output, for channel ``warp``; ``left``: channels that there are
-    from the tile's first one on.
+    ``stage``: device function (k, sums, places, buffer) that puts rows ``8 * k`` to ``8 * k + 7`` at ``buffer`` bytes
+    behind the first buffer; ``places`` is its own. ``at``: address of the first buffer. ``head``: index in y of the
+    tile's first own output, for channel ``warp``; ``left``: channels from the tile's first on.
     """
     of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
@@ -41,9 +38,9 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """For runs that begin at multiples of ``width`` outputs: a lane loads and writes as many at once."""
+    """The same for runs that begin at multiples of ``width`` outputs, which a lane loads and writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
-    own_rows = ROUND_ROWS // warps  # of a warp, in a round
+    own_rows = ROUND_ROWS // warps  # rows of a warp in a round
     step = 32 * width  # outputs that a warp writes at once
     steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
     pieces = own_rows * steps
@@ -68,7 +65,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
 
     @device_function
     def store(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment):
-        # Of the warp's first rows; the later ones begin as far from a sector, eight rows being a multiple of sectors.
+        # Eight rows on, runs lie alike: eight rows are whole sectors.
         target, source = cuda.local.array(own_rows, dtype=int64), cuda.local.array(own_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
         for z in range(own_rows):

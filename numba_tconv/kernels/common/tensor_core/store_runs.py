@@ -1,7 +1,7 @@
-"""The store of the tensor-core rungs for tiles whose outputs all lie in one sample: nearly all tiles.
+"""The store of the tensor-core rungs for tiles in one sample: nearly all tiles.
 
-Few warps store, so nothing hides what a branch or a load costs them: the code is straight, with predicates, and several
-loads are under way at a time. Where a warp has few runs in a round, what is known of them is kept from round to round.
+Few warps store, so nothing hides a branch or a load: the code is straight-line, with predicates and several loads in
+flight.
 """
 
 from __future__ import annotations
@@ -14,61 +14,60 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Tile, staged_at
 
-HELD = 16  # staged outputs that a lane has loaded and not yet written
+HELD = 16  # staged outputs that a lane has loaded and not yet written, at most
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
-    """Outputs that a lane writes at once, by how many staged ones it can load together: 16 bytes, 8 or 4; kernels
-    call it too."""
+    """Outputs that a lane writes at once, if it loads ``quantum`` staged ones together. Kernels call it, too."""
     return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
 
 
 def channels_of_a_warp(tile: Tile, warps: int) -> int:
-    """Channels of a round that a warp writes, at most."""
+    """Most channels of a round that a warp writes."""
     return -(-tile.round_channels // warps)
 
 
 def most_channels(tile: Tile) -> int:
-    """Channels of a warp whose runs are in registers at a time; more where runs are shortest, to store them in fewer
-    rounds."""
+    """Most channels of a warp whose runs are in registers; more where runs are shortest."""
     return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
 def keeps_runs(tile: Tile, warps: int) -> bool:
-    """Whether ``runs`` are moved on from round to round (if each begins as far from a sector as the one before)."""
+    """Whether ``runs`` are carried from round to round."""
     return channels_of_a_warp(tile, warps) <= most_channels(tile)
 
 
 def runs_channels(tile: Tile, warps: int) -> int:
-    """Channels of a warp whose runs are under way at a time."""
+    """Channels of a warp whose runs are in flight at a time."""
     return min(channels_of_a_warp(tile, warps), most_channels(tile))
 
 
 def runs_loads(tile: Tile) -> int:
-    """Loads of shared memory for one store, at most: two of 16 bytes make 16 bytes of 16-bit outputs."""
+    """Most shared loads for one store."""
     return max(outputs_at_once(quantum, tile.out_dtype.itemsize) // quantum for quantum in (4, 2, 1))
 
 
 def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
-    """Elements of the arrays of ``runs``: of the second, and of the others."""
+    """Elements of the arrays of ``runs`` (``make_prepare``): of the second, and of the others."""
     channels = runs_channels(tile, warps)
     return channels * runs_loads(tile), channels
 
 
 def _all_channels(tile: Tile, warps: int) -> int:
-    """Channels of a warp's round, those included that only fill up the last of those that are under way together."""
+    """Channels of a warp's round, rounded up to whole sets that are in flight together."""
     channels = runs_channels(tile, warps)
     return -(-channels_of_a_warp(tile, warps) // channels) * channels
 
 
 def _some_channels(tile: Tile, warps: int) -> bool:
-    """A warp's last channel may be beyond the round."""
+    """Whether a warp's last channel may lie beyond the round."""
     return tile.round_channels % (warps * runs_channels(tile, warps)) != 0
 
 
 def make_run_of(tile: Tile):
-    """A device function: a channel's run in a tile that lies in one sample, as outputs from and up to which it goes,
-    and how far before a tile's own first output its first sector begins."""
+    """A device function for a channel's run in a tile in one sample: its first output, its end, and the distance from
+    its first sector to the tile's own first output.
+    """
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
@@ -86,10 +85,10 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """A device function: where the outputs of a warp's channels go and are, in a tile that lies in one sample.
+    """A device function that finds the outputs of a warp's channels, in a tile in one sample.
 
-    ``runs`` are four local arrays (``runs_sizes``) with, of each channel: where the lane's next outputs go (index in y)
-    and are (bytes of shared memory, for each load); how far they are from the run's begin; and the run's length.
+    ``runs``: four local arrays (``runs_sizes``) with, for each channel, the index in y of the lane's next outputs;
+    their shared address, for each load; their distance from the run's begin; the run's length.
     """
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
@@ -98,7 +97,7 @@ def make_prepare(tile: Tile, warps: int):
 
     @device_function
     def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
-        """``runs`` of the warp's channels from its ``z0``-th on; the other arguments are those of ``store_any``."""
+        """Fill ``runs`` for the warp's channels from its ``z0``-th on; other arguments as in make_store_any."""
         target, source, done, size = runs
         quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
         width = int32(at_once(quantum, itemsize))
@@ -118,7 +117,7 @@ def make_prepare(tile: Tile, warps: int):
 
 
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
-    """A device function: what is added to the outputs of each of a warp's channels, the bias or nothing."""
+    """A device function: the bias of each of a warp's channels, or zero."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels
@@ -131,24 +130,25 @@ def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
             for z in range(all_channels):
                 channel = int32(warp + z * warps)
                 exists = channel < channels_left and (not some_channels or channel < round_channels)
-                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch, as all here
+                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch
 
     return load_extra
 
 
 def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
-    """A device function that writes a round of a tile in one sample, ``quantum`` staged outputs loaded together; the
-    arguments are those of ``store_any``, and ``runs``: if they are kept, as ``prepare`` has left them."""
+    """A device function that writes a round, loading ``quantum`` staged outputs together. Arguments: make_store_any's,
+    and ``runs``, filled by ``prepare`` where they are kept.
+    """
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
     itemsize = tile.out_dtype.itemsize
     halves = itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
     width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
-    loads, words = width // quantum, width * itemsize // 4  # of a lane's step
+    loads, words = width // quantum, width * itemsize // 4  # for a lane's step
     load, write = ld_shared(quantum, float32), st_global_if(words)
-    step, step_bytes = 32 * width, (32 + skip) * width * 4  # of a warp: outputs, and bytes of the staging buffer
-    # A warp's share of a round: of ``channels`` at a time, ``steps`` are under way at a time.
+    step, step_bytes = 32 * width, (32 + skip) * width * 4  # step of a warp: outputs, and bytes of the staging buffer
+    # A warp handles ``channels`` channels at a time, with ``steps`` steps of each in flight.
     channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
     all_steps = -(-(advance * span + sector - 1) // step)
     turns = -(-all_steps // max(1, HELD // (width * channels)))
@@ -157,7 +157,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
 
     @device_function
     def store_some(runs, z0, y, base, at, extra):
-        """The warp's runs from its ``z0``-th channel on, ``channels`` of them."""
+        """Write ``channels`` of the warp's runs, from its ``z0``-th channel on."""
         target, source, done, size = runs
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)
@@ -167,7 +167,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                 for h in range(steps):
                     wanted = uint32(done[z] + (turn * steps + h) * step) < uint32(size[z])
                     for q in range(loads):
-                        # A load under a predicate would keep the register's last value alive, and so the register.
+                        # A predicated load would keep the register's old value alive.
                         from_run = int32(source[z * all_loads + q] + (turn * steps + h) * step_bytes)
                         outputs = load(from_run if wanted else int32(base + at * 4))
                         first_held = ((z * steps + h) * loads + q) * quantum
@@ -187,7 +187,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
-            if turns > 1:  # one turn after the other: two at a time would be too many registers
+            if turns > 1:  # turns must not overlap, else registers run out
                 turn = recomputed(turn)
 
     @device_function

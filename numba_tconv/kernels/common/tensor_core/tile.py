@@ -1,21 +1,16 @@
-"""What a tile of the tensor-core rungs is: which rows and columns it computes, and which outputs it owns.
+"""Tiles of the tensor-core rungs: which rows and columns a tile computes, and which outputs it owns.
 
-The letters are those of kernels/k4_register_tile/tile.py: m counts rows (output channel, row of taps), n columns
-(positions of all samples laid end to end), k input channels. Here a tile is ``rows`` x COLUMNS, and a product takes
-``depth`` channels.
+Letters as in kernels/k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a product takes ``depth`` channels.
 
-**Outputs of a tile.** A column contributes ``span`` consecutive outputs to each channel of the tile. Three shapes:
+**Outputs of a tile.** A column contributes ``span`` consecutive outputs to each channel of the tile.
 
-* Whole: all rows of a channel lie in one tile and span = stride: the phases interleave in the staging buffer, and a
-  channel's outputs leave as one run.
-* Part: a long stride, no dilation: a tile takes as many phases as it has rows, and a column leaves as one run of them.
-* Single: stride and dilation so far apart that the phases of neighbouring outputs belong to columns far away: a tile
-  takes one row of taps, whose outputs lie ``stride`` apart.
+* Whole: all rows of a channel, span = stride. Phases interleave in the staging buffer; a channel leaves as one run.
+* Part: a long stride, no dilation. The tile has as many phases as rows, and each column leaves as one run.
+* Single: phases of neighbouring outputs lie in columns far apart. The tile has one row of taps, outputs ``stride``
+  apart.
 
-**Aligned runs.** Memory is written in sectors of 32 bytes, and a sector that is written in two pieces costs a read and
-two writes. So, in the whole shape, a tile computes a few columns twice: it advances by fewer columns than it computes,
-and each channel's run begins and ends on a sector, wherever the rows of the output begin. Where products take longer
-than memory, a tile that computes no column twice is better (``aligned`` is false).
+**Aligned runs.** A sector written in two pieces costs a read and two writes. So a whole tile computes a few columns
+twice, and each channel's run begins and ends on a sector, unless products outlast memory (``aligned`` is false).
 """
 
 from __future__ import annotations
@@ -31,11 +26,10 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 
 COLUMNS = 128
-ROWS = 128  # of a tile, at most
+ROWS = 128  # most rows of a tile
 SECTOR = 32  # bytes
-ANY_LENGTH = 1 << 16  # of a signal, where it does not count
-# Columns of a window that a lane holds in registers, two each; in tf32x3 four. There, if the lane splits them, the
-# compiler spills with more.
+ANY_LENGTH = 1 << 16  # a long signal
+# Columns of a window in a lane's registers; wider ones spill in tf32x3.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
@@ -52,7 +46,7 @@ class Tile:
     channels: int  # output channels in a tile
     span: int  # outputs that one column contributes to a channel
     round_channels: int  # output channels that are staged together
-    wide_outputs: bool = False  # float32, of 16-bit operands: parts of sums (kernels/common/channel_parts.py)
+    wide_outputs: bool = False  # float32 partial sums of 16-bit operands (kernels/common/channel_parts.py)
     aligned: bool = True  # runs begin and end on sectors
 
     @cached_property
@@ -69,12 +63,12 @@ class Tile:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Of the outputs."""
+        """The dtype of the outputs."""
         return torch.float32 if self.wide_outputs else self.dtype
 
     @property
     def kind(self) -> str:
-        """The type of the operands, as PTX calls it."""
+        """The type of the operands, in PTX terms."""
         return KINDS[self.precision][0]
 
     @property
@@ -84,7 +78,7 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Terms that an operand is split into: 2 for tf32x3 (split_operand.py)."""
+        """Terms of an operand: 2 for tf32x3 (split_operand.py), else 1."""
         return KINDS[self.precision][2]
 
     @property
@@ -94,17 +88,17 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Rows of the tile: a whole number of core matrices."""
+        """Rows of the tile, rounded up to whole core matrices."""
         return -(-self.channels * self.phases // 8) * 8
 
     @property
     def whole(self) -> bool:
-        """A channel's outputs leave as one run."""
+        """Whether a channel's outputs leave as one run."""
         return self.span == self.stride
 
     @property
     def part(self) -> bool:
-        """Of a long stride the tile has neighbouring phases of one channel: each column is a run of its own."""
+        """Whether each column of the tile is a run of neighbouring phases of one channel."""
         return not self.whole and self.dilation == 1
 
     @property
@@ -124,12 +118,12 @@ class Tile:
 
     @property
     def halo(self) -> int:
-        """Columns before its own four that a lane's window holds, a multiple of four."""
+        """Columns of a lane's window before its own four, rounded up to four."""
         return -(-self.reach // 4) * 4
 
     @property
     def lead(self) -> int:
-        """Columns before the tile in the stage: those that its taps reach; a multiple of eight."""
+        """Columns of a stage before the tile: its reach, rounded up to eight."""
         return -(-self.reach // 8) * 8
 
     @property
@@ -144,28 +138,28 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns that a tile computes before the outputs it owns, a multiple of eight: those of which an output of
-        the run needs phases, and those of a run that begins up to one sector early."""
+        """Columns computed before the outputs that the tile owns, a multiple of eight: for the phases of a run's first
+        outputs, and for a run that begins up to a sector early.
+        """
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Computing no column twice spares columns, and the lanes of a warp can write runs that begin anywhere: of
-        16-bit outputs they write two at least."""
+        """Whether unaligned runs save columns; not with 16-bit outputs, of which lanes write at least two."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
     def advance(self) -> int:
-        """Columns between two tiles."""
+        """Columns from one tile to the next."""
         return COLUMNS - self.overlap
 
     @property
     def depth_weights(self) -> int:
-        """Bytes of packed weights for one product's depth, with all taps of a chunk."""
+        """Bytes of packed weights of one product's depth, with all taps of a chunk."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
-    # The staging buffer: float32, a run of a channel after another.
+    # The staging buffer: float32, one channel's run after another.
 
     @property
     def rounds(self) -> int:
@@ -173,13 +167,12 @@ class Tile:
 
     @property
     def skip(self) -> int:
-        """Unused elements after every 32 of a run (``staged_at``): they spread the phases of neighbouring columns over
-        the banks."""
+        """Unused elements after every 32 of a run (``staged_at``), against bank conflicts."""
         return 0 if self.span == 1 else 8 if self.span % 4 == 0 else 4
 
     @property
     def reciprocal(self) -> int:
-        """``m * reciprocal >> 16`` is ``m // phases`` for every row m of a tile: a quotient without a division."""
+        """``m * reciprocal >> 16`` is ``m // phases`` for every row m of a tile."""
         return 65536 // self.phases + 1
 
     @property
@@ -196,14 +189,14 @@ class Tile:
 
     @property
     def empty_slots(self) -> bool:
-        """Some outputs of a run are reached by no row of the tile: they are staged as zeros, once."""
+        """Whether some outputs of a run are reached by no row; they are staged as zeros, once."""
         return self.span != self.phases
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample; multiples of eight, so that vectors of x begin on sectors."""
+        """First column, and columns a sample; multiples of eight."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
-        # The zeros between two samples must be as many as the taps of the last chunk reach back, existing or not.
+        # The zeros between samples cover all columns that taps reach back, missing taps included.
         stop = max(columns.stop, problem.length + (self.tap_chunks(problem) * self.tap_chunk - 1) * t.step)
         first = columns.start // 8 * 8
         return first, -(-(stop - first) // 8) * 8
@@ -212,8 +205,7 @@ class Tile:
         return self.tiles_along(problem.batch * self.columns(problem)[1])
 
     def tiles_along(self, columns: int) -> int:
-        """Tiles along the columns of all samples; the last run may end a sector early, so there is one more where that
-        matters."""
+        """Tiles along ``columns``; one more where a last run would end a sector early."""
         return -(-(columns + -(-(self.sector - 1) // self.span)) // self.advance)
 
     def row_tiles(self, problem: Problem) -> int:
@@ -224,7 +216,7 @@ class Tile:
         return -(-problem.taps.taps_per_row // self.tap_chunk)
 
     def last_taps(self, problem: Problem) -> int:
-        """Taps of the last chunk, of the longest row."""
+        """Taps of the last chunk, in the longest row."""
         return problem.taps.taps_per_row - (self.tap_chunks(problem) - 1) * self.tap_chunk
 
     def channel_chunks(self, problem: Problem) -> int:
@@ -232,17 +224,17 @@ class Tile:
 
 
 def staged_at(u, skip):
-    """Where output ``u`` of a run stands in the run's part of the staging buffer; kernels call it too."""
+    """Offset of output ``u`` of a run in the staging buffer, from the run's begin. Kernels call it, too."""
     return u + (u >> 5) * skip
 
 
 def _lag(taps: Taps) -> int:
-    """Columns from the first to the last that the outputs of one stride need, if each has its own row of taps."""
+    """Columns from the first to the last that the outputs of one stride need."""
     return ((taps.rows - 1) * taps.dilation + taps.gap - 1) // taps.stride
 
 
 def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
-    """Phases in a tile and span; None if there is no tile for the problem."""
+    """Phases in a tile, and span; None if the problem has no tile."""
     t, s, d = problem.taps, problem.stride, problem.dilation
     needed = _lag(t)
     active = min(t.rows, problem.kernel_size)
@@ -254,8 +246,9 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps of a row that share a window: all of them, if a lane can hold their window, else as many as leave the fewest
-    taps that do not exist and, if possible, windows that begin where x can be copied in 16 bytes."""
+    """Taps that share a window: a whole row, if a lane holds its window, else the number with the fewest missing taps
+    and, preferably, aligned windows.
+    """
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -263,9 +256,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
-    # Of split operands the sums of every chunk are added up on CUDA cores, and taps that do not exist are left out. Of
-    # TF32, split by the lanes that multiply, kb74's five taps, three apart, took 1.51 ms one by one, 1.36 by twos, 1.22
-    # to 1.24 by threes (H200, a script; no recorded rows).
+    # Every chunk of split operands costs additions on CUDA cores; missing taps cost nothing.
     of_chunk = 1 if split else 0.5
 
     def cost(chunk):
@@ -277,8 +268,9 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
 
 
 def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
-    """The tile of a problem with at most ``most_rows`` rows, and windows of ``widest_window`` columns, if not of
-    WINDOW_LIMIT; None where a problem has no tile."""
+    """The tile of a problem with at most ``most_rows`` rows, or None. ``widest_window``: columns, by default
+    WINDOW_LIMIT's.
+    """
     shape = _row_shape(problem, most_rows)
     chunk = _tap_chunk(problem, precision, widest_window or WINDOW_LIMIT[precision])
     if shape is None:
@@ -299,6 +291,6 @@ def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_wi
 
 
 def round_sizes(tile: Tile) -> list[int]:
-    """How many channels may be staged together, the most first: those that divide the tile into equal rounds."""
+    """Channels that may be staged together, the most first; each divides the tile into equal rounds."""
     fewest = tile.round_channels
     return [c for c in range(tile.channels, 0, -fewest) if tile.channels % c == 0 and c % fewest == 0]

@@ -1,4 +1,4 @@
-"""The storing half of k6: how a warpgroup's sums get from their registers to y."""
+"""The epilogue of k6: from a consumer warpgroup's registers to y."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .rows import make_store_rows
 
 
 def make_epilogue(config: Config):
-    """Store: three device functions: ``aim_tile``, which works out where a tile's outputs are, while its last products
-    run; ``store_tile``, which writes all rows of it; and ``finish``, after the last.
+    """Build ``aim_tile`` (locates a tile's outputs during its last products), ``store_tile`` and ``finish`` (at the
+    end).
 
-    Tiles of a part of the phases are written straight from their registers (part.py). Of others the sums are taken out
-    of their registers in slabs, since those have no run-time index (ptx.take). Tiles that lie in one sample leave in
-    bulk (bulk.py), row by row (rows.py) or by kernels/common/tensor_core/store_runs.py, by fours, by twos or by ones;
-    others by kernels/common/tensor_core/store_any.py."""
+    A part of the phases is written straight from registers (part.py). Other sums are taken in slabs (ptx.take), since
+    registers have no run-time index. Tiles within one sample leave in bulk (bulk.py), in rows (rows.py) or in runs
+    (kernels/common/tensor_core/store_runs.py); others by kernels/common/tensor_core/store_any.py.
+    """
     if config.tile.part:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
@@ -50,9 +50,11 @@ def make_epilogue(config: Config):
     def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
                    bias, has_bias, crew, warp, lane, aimed, n, j, row, co, left, batch, columns, first, out_channels,
                    out_length, padding, alignment, staging_turn, parity):  # fmt: skip
-        """``at``: the warpgroup's staging buffer, in bytes of shared memory. ``aimed``: what ``aim_tile`` says.
-        ``staging_turn``, ``parity``: mbarriers of the warpgroups' turns, where both have one buffer. ``held``,
-        ``goes``, ``interval``: see bulk.py."""
+        """Write all rows of a tile.
+
+        ``at``: offset of the staging buffer, in bytes. ``aimed``: from ``aim_tile``. ``staging_turn``, ``parity``:
+        mbarriers of a shared buffer's turns. ``held``, ``goes``, ``interval``: see bulk.py.
+        """
         there, straight, head = aimed
         if by_turns:
             mbarrier_wait(staging_turn + 8 * crew, parity)
@@ -64,11 +66,11 @@ def make_epilogue(config: Config):
             if bulk:
                 finish_bulk(held, goes, y, crew)
             if by_rows:
-                barrier_sync(crew + 1, 128)  # the buffers of the tile before have been read
+                barrier_sync(crew + 1, 128)  # the last tile's buffers have been read
             anywhere(acc, total, values, runs, head, y, shared, base, int32(at // 4), bias, has_bias, crew, warp, lane,
                      n, j, there, row, co, left, batch, columns, first, out_channels, out_length, padding,
                      alignment)  # fmt: skip
-        if by_turns:  # each lane for itself: it has read what it read, of which racecheck knows no other sign
+        if by_turns:  # every lane arrives, for racecheck
             mbarrier_arrive(staging_turn + 8 * (1 - crew))
 
     @device_function
@@ -80,7 +82,7 @@ def make_epilogue(config: Config):
 
 
 def _make_part(config: Config):
-    """The three functions of ``make_epilogue`` for a part of the phases."""
+    """Build the functions of ``make_epilogue`` for a part of the phases."""
     store = make_part_store(config)
 
     @device_function
@@ -102,8 +104,7 @@ def _make_part(config: Config):
 
 
 def make_extra_of(config: Config):
-    """A device function: the bias of channel ``thread`` of a tile that leaves in bulk, or of the channel of a part of
-    the phases, loaded while products run."""
+    """Build a device function that loads a bias during the products: of channel ``thread``, or of a part's channel."""
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
     staged = config.bulk_channels > 0 or config.by_rows
 
@@ -122,7 +123,7 @@ def make_extra_of(config: Config):
 
 
 def _make_bulk(tile, store):
-    """The way of bulk.py, with the arguments of the others."""
+    """Wrap the store of bulk.py in the common arguments."""
 
     @device_function
     def narrow(shared, as_stored):
@@ -146,7 +147,7 @@ def _make_bulk(tile, store):
 
 
 def _make_by_rows(config: Config):
-    """The way of rows.py, with the arguments of the others."""
+    """Wrap the store of rows.py in the common arguments."""
     store = make_store_rows(config)
 
     @device_function
@@ -159,7 +160,7 @@ def _make_by_rows(config: Config):
 
 
 def _make_runs(config: Config, make_rows):
-    """The ways of kernels/common/tensor_core/store_runs.py as one device function."""
+    """Build one device function from the three stores of kernels/common/tensor_core/store_runs.py."""
     tile = config.tile
     prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
     load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
@@ -185,8 +186,10 @@ def _make_runs(config: Config, make_rows):
 
 
 def _make_rows(config: Config):
-    """A function that makes, of a device function that writes a round, one that stages the rows of a tile in rounds of
-    ``staged_rows`` and writes each. A slab is several rounds or a part of one."""
+    """Return a function that builds a tile's store from a round's store.
+
+    It stages rounds of ``staged_rows`` and writes each. A slab is several rounds or a part of one.
+    """
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector
@@ -239,11 +242,11 @@ def _make_rows(config: Config):
 
 
 def slab_of(config: Config) -> int:
-    """Rows that are taken out of their registers at a time."""
+    """Return the rows that are taken from registers at a time."""
     rows, staged_rows = config.tile.rows, config.tile.rows // config.tile.rounds
     return next(r for r in range(24, 0, -8) if rows % r == 0 and (r % staged_rows == 0 or staged_rows % r == 0))
 
 
 def runs_of(config: Config) -> tuple[int, int]:
-    """Elements of the arrays of ``runs`` (kernels/common/tensor_core/store_runs.py)."""
+    """Return the lengths of the arrays of ``runs`` (kernels/common/tensor_core/store_runs.py)."""
     return (1, 1) if config.bulk_channels or config.by_rows else runs_sizes(config.tile, STORE_WARPS)

@@ -1,9 +1,8 @@
-"""Store of k6 for tiles whose outputs all lie in one sample: the copy engine takes them out of shared memory.
+"""Bulk store of k6: the copy engine writes tiles whose outputs all lie in one sample.
 
-The sums are converted and put into the staging buffer as they will lie in memory (staging.py); then a thread a channel
-hands the channel's run to the copy engine, which works while the warpgroup multiplies the next tile. A run is placed so
-that it begins as far from a multiple of 16 bytes as in y, whatever the length of y's rows; its ends, where the copy
-engine cannot write, are written by the thread.
+Sums are staged as they will lie in memory (staging.py), each run with the same remainder by 16 bytes as in y. Lanes
+write a run's unaligned ends. One thread a channel hands the rest to the copy engine, which works during the next
+products.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from .vectors import make_whole_vectors, make_write_vectors
 
 
 def make_pitch(config: Config):
-    """A device function: elements from one channel's run to the next, as far from a multiple of 16 bytes as in y: then,
-    if the first run is placed so that the copy engine can take it, it can take all of them."""
+    """Build a device function: elements from run to run, with the same remainder by 16 bytes as a row of y.
+
+    If the first run is aligned for the copy engine, so are all.
+    """
     pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
@@ -41,12 +42,10 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Two device functions that hand a thread's run to the copy engine: ``when_due``, called once a turn of the loop
-    over stages, and ``at_once``.
+    """Build ``when_due``, called once a mainloop turn, and ``at_once``, which hand a thread's run to the copy engine.
 
-    ``held``, ``goes``: local arrays with the run's bytes and where they are staged, the turns until it is due (0: there
-    is none, or it is on its way), and where it goes (index in y). Runs that leave one after another, while the next
-    tile's products run, do not keep the copies of that tile waiting in the engine's queue.
+    ``held``: the run's bytes, its address, turns until it is due (0: none waits). ``goes``: its index in y. Runs that
+    leave one by one do not block the next tile's loads.
     """
     spreads = config.spreads
 
@@ -60,8 +59,8 @@ def make_hand_over(config: Config):
     def when_due(held, goes, y):
         if spreads:
             due = held[2] == 1
-            if cuda.any_sync(0xFFFFFFFF, due):  # mostly no lane's is
-                cuda.syncwarp()  # keeps the compiler from predicates, under which all of this would be gone through
+            if cuda.any_sync(0xFFFFFFFF, due):  # rarely
+                cuda.syncwarp()  # keeps the compiler from predicating the branch
                 if due:
                     cp_async_bulk_store(y, goes[0], held[1], held[0])
             held[2] = int32(max(int32(held[2] - 1), int32(0)))
@@ -70,7 +69,7 @@ def make_hand_over(config: Config):
 
 
 def make_write(config: Config):
-    """A device function: a thread's channel of the round gets ready to leave for y."""
+    """Build a device function that prepares a thread's run of the round for the copy engine."""
     whole_vectors = make_whole_vectors(config)
 
     @device_function
@@ -86,8 +85,7 @@ def make_write(config: Config):
 
 
 def make_bulk_store(config: Config):
-    """Two device functions: ``store``, a tile's sums to the staging buffers and on to y; ``finish``, which returns when
-    the copy engine has left the staging buffers."""
+    """Build ``store``, from sums to y, and ``finish``, which waits until the engine has read the buffers."""
     tile, exact, buffers = config.tile, config.tile.parts == 2, config.buffers
     channels, tile_channels = config.bulk_channels, config.tile.channels
     span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
@@ -115,8 +113,7 @@ def make_bulk_store(config: Config):
             wait_for_buffer()
         barrier_sync(crew + 1, 128)
         run += number * (channels * out_length)
-        # Moved by less than a vector, the run begins as far from a multiple of 16 bytes as in y: the tile's own first
-        # output stands at such a multiple.
+        # Staged outputs get the remainder by 16 bytes that they have in y.
         begin = int32(int32(run + alignment[0]) & (vector - 1))
         place = int32(begin * itemsize + number % buffers * buffer_bytes)
         stage(int32(number * matrices), acc, int32(column + place), int32(base + extra_at + number * (channels * 4)),
@@ -138,9 +135,12 @@ def make_bulk_store(config: Config):
     @device_function
     def store(acc, total, held, goes, interval, y, base, shared, at, extra_at, extra, crew, warp, lane, run, there,
               left, out_length, alignment):  # fmt: skip
-        """``at``, ``extra_at``: bytes of shared memory where the warpgroup's buffers and biases lie. ``extra``: the
-        bias of channel ``32 * warp + lane`` of the tile. ``run``: index in y of the tile's own first output.
-        ``interval``: turns of the loop over stages from one run's departure to the next."""
+        """Store a tile.
+
+        ``at``, ``extra_at``: offsets of the warpgroup's buffers and biases, in bytes. ``extra``: bias of channel ``32 *
+        warp + lane`` of the tile. ``run``: index in y of the tile's own first output. ``interval``: turns between two
+        runs' departures.
+        """
         lane = recomputed(lane)
         thread = int32(warp * 32 + lane)
         if thread < tile_channels:

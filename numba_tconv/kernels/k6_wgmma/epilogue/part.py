@@ -1,10 +1,8 @@
-"""Store of k6 for tiles that hold a part of a long stride's phases: straight from the registers.
+"""Store of k6 for tiles that hold a part of a long stride's phases: straight from registers.
 
-Such a tile is of one channel, and each of its columns is a run of outputs of its own, as long as the tile has rows. Of
-eight rows of a column a quad of lanes holds all sums, each lane two neighbours: what it writes together lies in one
-sector of memory, so nothing is gained by staging. Columns of several samples may share a tile, and a tile may have
-columns that no sample has; each lane works out where its four columns go, one after the other, since the sums leave
-few registers.
+Such a tile has one channel, and each column is a run of its own. A quad of lanes writes eight rows of a column to one
+sector, so staging would gain nothing. Columns may belong to several samples or to none. A lane locates its columns one
+by one, to save registers.
 """
 
 from __future__ import annotations
@@ -21,15 +19,17 @@ COLUMNS_OF_A_LANE = 4
 
 
 def make_place(config: Config):
-    """A device function: where the outputs of a column go, which is column ``i`` of sample ``m``. Returned are the
-    index in y of the output that the tile's first row is, if there is one; the first row of which there is an output;
-    and how many there are. ``row``: the tile's first phase."""
+    """Build a device function that locates the outputs of column ``i`` of sample ``m``.
+
+    ``row``: the tile's first phase. Returns the index in y for the tile's first row, which may not exist; the first row
+    with an output; the number of outputs.
+    """
     stride, all_phases, phases = config.tile.stride, config.tile.taps.rows, config.tile.phases
 
     @device_function
     def place(m, i, row, co, batch, first, out_channels, out_length, padding):
         o = (first + i) * stride + row - padding
-        most = int64(min(phases, all_phases - row)) if m < batch else int64(0)  # a channel's last tile may have fewer
+        most = int64(min(phases, all_phases - row)) if m < batch else int64(0)  # fewer in a channel's last tile
         low = int32(min(max(-o, int64(0)), int64(phases)))
         size = int32(max(min(out_length - o, most) - low, int64(0)))
         return (m * out_channels + co) * out_length + o, low, size
@@ -38,8 +38,7 @@ def make_place(config: Config):
 
 
 def make_part_store(config: Config):
-    """A device function that writes all sums of a tile, with the arguments of ``store_tile`` (__init__.py) that it
-    needs; ``extra``: the bias."""
+    """Build a device function that writes a tile's sums; arguments as in ``store_tile``, ``extra``: the bias."""
     tile, exact, sums = config.tile, config.tile.parts == 2, config.tile.rows // 2
     matrices, even_stride, halves = tile.rows // 8, tile.stride % 2 == 0, tile.out_dtype.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
@@ -49,7 +48,7 @@ def make_part_store(config: Config):
 
     @device_function
     def two_of(acc, k, q):
-        """The lane's two sums of core matrix ``k`` in its column ``q``."""
+        """Return the lane's two sums of core matrix ``k`` in its column ``q``."""
         a = 4 * k + 2 * (q % 2) + q // 2 * sums
         return acc[a], acc[a + 1]
 
@@ -88,13 +87,13 @@ def make_part_store(config: Config):
               alignment):  # fmt: skip
         lane = recomputed(lane)
         output = cuda.local.array(4, dtype=int32)
-        # A lane's four columns are of one sample: samples begin at multiples of eight.
+        # A lane's four columns lie in one sample, since samples begin at multiples of eight.
         m, i = int64(n), j + column_of_lane(warp, lane, 0, 0)
         if i >= columns:
             m, i = m + i // columns, i % columns
         sizes = first, out_channels, out_length, padding
         state = total if exact else acc, y, output, m, i, int32((lane & 3) * 2), extra, row, co, batch, sizes
-        # Where every run and sample begins and ends at an even place, both or neither of two outputs exist.
+        # If all runs begin and end at even indices, both or neither of two outputs exist.
         if even_stride and (alignment[0] | out_length | padding) & 1 == 0:
             by_pairs(int32(0), state)
         else:

@@ -1,6 +1,7 @@
-"""Store of k6 for tiles without a stride whose rows leave by the warps' own stores:
-kernels/common/tensor_core/store_rows.py, with a core matrix for a round. Biases are added beforehand, if there are
-any."""
+"""Store of k6 for float32 tiles without a stride by the warps' own stores (kernels/common/tensor_core/store_rows.py).
+
+A round is one core matrix. Biases are added beforehand.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed
 
 
 def make_store_rows(config: Config):
-    """A device function that writes the rows of a tile whose outputs lie in one sample.
+    """Build a device function that writes the rows of a tile whose outputs lie in one sample.
 
-    ``at``: bytes of shared memory where the warpgroup's buffers lie. ``extra``: the bias of the tile's channel
-    ``32 * warp + lane``. ``head``: index in y of the tile's own first output, for channel ``warp``; ``left``: channels
-    that there are from the tile's first one on.
+    ``at``: offset of the warpgroup's buffers, in bytes. ``extra``: bias of channel ``32 * warp + lane`` of the tile.
+    ``head``: index in y of the tile's own first output, for channel ``warp``. ``left``: channels from the tile's first
+    one on.
     """
     tile, exact = config.tile, config.tile.parts == 2
     pitch, column_of_lane = tile.pitch, device_function(column_of)
@@ -28,7 +29,7 @@ def make_store_rows(config: Config):
     def store_rows(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length,
                    alignment):  # fmt: skip
         lane, at = recomputed(lane), int32(base + at)
-        barrier_sync(crew + 1, 128)  # the buffers of the tile before have been read
+        barrier_sync(crew + 1, 128)  # the last tile's buffers have been read
         if has_bias:
             add_biases(total if exact else acc, at, extra, crew, warp, lane)
         column = int32(at + ((lane & 3) * 2 * pitch + column_of_lane(warp, lane, 0, 0)) * 4)
@@ -38,7 +39,7 @@ def make_store_rows(config: Config):
 
 
 def _make_add_biases(config: Config):
-    """A device function: each sum gets the bias of its row, by way of shared memory at ``at``."""
+    """Build a device function that adds each row's bias to its sums, through shared memory at ``at``."""
     rows, sums = config.tile.rows, config.tile.rows // 2
     load = ld_shared(1, float32)
 
@@ -61,14 +62,13 @@ def _make_add_biases(config: Config):
             st_shared_f32(int32(at + row * 4), extra)
         barrier_sync(crew + 1, 128)
         add_matrices(int32(0), (acc, at, lane))
-        barrier_sync(crew + 1, 128)  # the sums are staged where the biases are
+        barrier_sync(crew + 1, 128)  # sums are staged in the same bytes
 
     return add_biases
 
 
 def _make_stage(config: Config):
-    """A device function: eight rows of a warpgroup's sums into a buffer. ``column``: address of the lane's own first
-    column of its first row."""
+    """Build a device function that stages eight rows; ``column``: address of the lane's first column and row."""
     sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
 
     @device_function

@@ -1,19 +1,13 @@
-"""Staging of k6: a tile's sums into shared memory, as they will lie in y, several of a lane's together where that is
-possible.
+"""Staging of k6: sums into shared memory as they will lie in y, several in one store if possible.
 
-A lane's sums are those of two neighbouring rows in four neighbouring columns (kernels/common/tensor_core/fragments.py).
-Side by side in y lie
+A lane holds two neighbouring rows in four neighbouring columns (kernels/common/tensor_core/fragments.py). In y are
+contiguous
 
-* without a stride, the four columns of a row: four outputs are written together, or twice two;
-* with an even stride and no dilation, if all phases have taps, the two rows of a column: phases of one channel.
+* without a stride, the four columns of a row: stored by fours or by twos;
+* with an even stride and no dilation, if all phases have taps, the two rows of a column: stored by twos.
 
-They are written together if every run of the round begins at a multiple of as many outputs: where a run begins depends
-on y, since it stands as far from a multiple of 16 bytes as it will there (bulk.py). If not even by twos, every sum
-is written by itself. That takes two or four times as many instructions, and in 16 bits each has half of a bank's word.
-
-Biases are loaded for several core matrices together. Loaded where each is added, behind the stores of the row before,
-they were waited for in every row: almost half of the samples of the staging (profiles of kb64 and kb74 in bfloat16; no
-rows).
+A wider store needs all runs of the round at multiples of as many outputs, which depends on y (bulk.py). Else each sum
+is stored by itself. Biases of several core matrices are loaded ahead of their use, to hide the latency.
 """
 
 from __future__ import annotations
@@ -41,27 +35,29 @@ BATCH = 8  # core matrices whose biases are loaded together
 
 
 def rotation(lane, span):
-    """Which of its four columns a lane writes first, one output at a time, so that a warp's writes are spread over the
-    banks; kernels call it too."""
+    """Return the column that a lane writes first, one output at a time, to spread a warp's writes over the banks.
+
+    Kernels call it too.
+    """
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
 
 
 def rotation_of_pairs(lane, span):
-    """The same for two outputs at a time: for an even span the first column, for a span of 1 that of the first two."""
+    """``rotation`` for two outputs at a time; for a span of 1, the first column of a pair."""
     return lane & 2 if span == 1 else 0 if span // 2 % 2 == 1 and span > 2 else (lane >> 2 ^ lane >> 3) & 3
 
 
 def pairs_phases(tile: Tile) -> bool:
-    """Whether the two rows of a lane are neighbouring outputs of one channel."""
+    """Return whether the two rows of a lane are neighbouring outputs of one channel."""
     return tile.span % 2 == 0 and tile.span == tile.phases and tile.spread == 1
 
 
 def make_stage(config: Config, matrices: int):
-    """A device function that puts the sums of ``matrices`` core matrices, a round, into the staging buffer.
+    """Build a device function that stages a round of ``matrices`` core matrices.
 
-    ``first``: number of the first of them; ``column``: where the lane's first column stands in the run of the round's
-    first row; ``extra_at``: where the biases of the round's channels do; ``pitch``: from one channel's run to the next
-    (bytes all); ``begin``: outputs by which the first run begins after a multiple of 16 bytes.
+    ``first``: the first matrix. ``column``: address of the lane's first column in the run of the round's first row.
+    ``extra_at``: address of the round's biases. ``pitch``: bytes from run to run. ``begin``: outputs from a multiple of
+    16 bytes to the first run.
     """
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
@@ -73,7 +69,7 @@ def make_stage(config: Config, matrices: int):
 
     @device_function
     def from_column(column, first):
-        """The lane's columns, from its ``first`` one on, and around."""
+        """Return the addresses of the lane's columns from its ``first`` one on, cyclically."""
         return (column + first * step, column + (first + 1 & 3) * step, column + (first + 2 & 3) * step,
                 column + (first + 3 & 3) * step)  # fmt: skip
 
@@ -95,8 +91,7 @@ def make_stage(config: Config, matrices: int):
 
 
 def _in_batches(piece, load_extras, matrices: int):
-    """A device function (number of the first core matrix, state) that calls ``piece`` for each of ``matrices``, and
-    ``load_extras`` for as many as a batch has before."""
+    """Build a device function (first core matrix, state): ``load_extras``, then ``piece``, batch by batch."""
     number = min(BATCH, matrices)
     load_all, put_all = repeated(load_extras, number), repeated(piece, number)
 
@@ -118,26 +113,26 @@ def _in_batches(piece, load_extras, matrices: int):
 
 
 def make_pieces(config: Config):
-    """Four device functions (core matrix, state): one that loads the biases of the lane's two rows, and three that
-    write its sums of them: one by one, by twos and by fours.
+    """Build four device functions (core matrix, state): load the biases of the lane's two rows; store by ones, twos,
+    fours.
 
-    ``state``: the sums; where the lane's columns stand, in the order in which they are written; whether that begins
-    with an odd one, and with one of the second two; and what all matrices share: where the biases are, the lane's first
-    row of eight, the round's first core matrix, the pitch of the runs, and the biases that have been loaded.
+    ``state``: the sums; the addresses of the lane's columns in writing order; whether the order begins with an odd
+    column, with one of the second two; and the biases' address, the lane's first row of eight, the round's first core
+    matrix, the runs' pitch, the loaded biases.
     """
     tile = config.tile
     spread, phases, itemsize, sums = tile.spread, tile.phases, tile.out_dtype.itemsize, tile.rows // 2
-    span = tile.span if tile.empty_slots else 1  # then outputs that no row reaches stand behind each column's one
+    span = tile.span if tile.empty_slots else 1  # outputs that no row reaches follow each column's one
     aligned_rows, halves, by_phases = 8 % phases == 0 or phases % 8 == 0, itemsize == 2, pairs_phases(tile)
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
     load, same_channel = ld_shared(1, float32), phases % 2 == 0
 
     @device_function
     def row_of(k, r, where):
-        """Bytes from the buffer's start to row ``r`` of core matrix ``k``, and to its bias from the first one."""
+        """Return the byte offsets of row ``r`` of core matrix ``k`` in the buffer, and of its bias."""
         _, _, first, pitch, _ = where
         k = int32(k - first)
-        if aligned_rows:  # what depends on the lane, and what is known when the code is compiled
+        if aligned_rows:  # the lane's share and the compile-time share
             channel, phase = int32(uint32(r) // uint32(phases)), int32(uint32(r) % uint32(phases))
             before = int32(8 * k // phases)
             return (int32(channel * pitch + (phase + 8 * k % phases) * (spread * itemsize) + before * pitch),
@@ -147,7 +142,7 @@ def make_pieces(config: Config):
 
     @device_function
     def place_of(k, where):
-        """Where the biases of core matrix ``k`` are, of those that have been loaded."""
+        """Return the index of core matrix ``k``'s biases among the loaded ones."""
         return int32(uint32(k - where[2]) % uint32(BATCH)) * 2
 
     @device_function
@@ -163,14 +158,14 @@ def make_pieces(config: Config):
 
     @device_function
     def staged(k, z, where):
-        """Where the lane's row ``z`` of core matrix ``k`` stands, and its bias."""
+        """Return the offset of the lane's row ``z`` of core matrix ``k``, and its bias."""
         _, row, _, _, extras = where
         at, _ = row_of(k, int32(row + z), where)
         return at, extras[place_of(k, where) + (0 if same_channel else z)]
 
     @device_function
     def rotated(acc, a, odd, far, i):
-        """Of the four sums of a row from ``a`` on, the one whose turn is ``i``."""
+        """Return the ``i``-th to be written of the four sums of a row, which begin at ``a``."""
         z0, z1, z2, z3 = acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2]
         if i % 2 == 1:
             z0, z1, z2, z3 = z1, z2, z3, z0

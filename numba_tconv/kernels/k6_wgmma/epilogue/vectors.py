@@ -1,8 +1,6 @@
-"""Store of k6 for tiles whose outputs all lie in one sample, where a channel's run is short (Config.by_lanes).
+"""Store of k6 for tiles in one sample whose runs are short (Config.by_lanes).
 
-What is staged is the same as in bulk.py. But to hand a run to the copy engine costs a warp some hundred clocks (by
-the profiler; no recorded rows), whatever its length; where a tile has a run for each of its rows, the lanes of a warp
-write them: 16 bytes each.
+Sums are staged as in bulk.py, but lanes write the runs, 16 bytes each: a bulk copy has a fixed cost to issue.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from numba_tconv.ptx import device_function, ld_shared, st_global_vector
 
 
 def make_whole_vectors(config: Config):
-    """A device function: a lane's channel of the round, if it has one: the bytes of its whole vectors, where they are
-    staged, and their index in y. The ends of the warp's runs, where there is no whole vector, are written."""
+    """Build ``whole_vectors``, which returns the bytes, staged address and index in y of a lane's whole vectors."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize
@@ -25,8 +22,7 @@ def make_whole_vectors(config: Config):
 
     @device_function
     def parts_of(run, there, alignment):
-        """Of a channel's run: where it begins, how many outputs there are before the first whole vector, how many in
-        whole vectors, and where it ends."""
+        """Return a run's begin, its outputs before the first whole vector and in whole vectors, and its end."""
         low, high, _ = run_of(run, there, alignment)
         length = int32(max(int32(high - low), int32(0)))
         before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), length))
@@ -34,8 +30,11 @@ def make_whole_vectors(config: Config):
 
     @device_function
     def whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
-        """``run``: index in y of the tile's own first output, for the round's first channel. ``at``: bytes of shared
-        memory where that channel's run is staged."""
+        """Write the ends of the warp's runs, and return the lane's whole vectors.
+
+        ``run``: index in y of the tile's own first output, for the round's first channel. ``at``: offset of that
+        channel's staged run in shared memory, in bytes.
+        """
         channel = int32(lane * STORE_WARPS + warp)
         size, source, target, has_ends = int32(0), int32(base), int64(0), False
         staged = int32(at // itemsize + to_staged)
@@ -45,10 +44,10 @@ def make_whole_vectors(config: Config):
             has_ends = low + inner < high
             e = int32(low + before)
             size, target = int32(inner * itemsize), own + e
-            if inner > 0:  # else it is no multiple of 16 bytes, and lanes read there whether they need it or not
+            if inner > 0:  # else no multiple of 16 bytes, and all lanes read there
                 source = int32(base + (staged + channel * pitch + e) * itemsize)
         if cuda.any_sync(0xFFFFFFFF, has_ends):
-            # Both ends of a run are a vector together, or none, but for those that end with their sample.
+            # Both ends of a run together are one vector or none, unless the run ends with its sample.
             place = int32(lane)
             while place < all_ends:
                 channel, z = int32(place // vector * STORE_WARPS + warp), int32(place % vector)
@@ -66,7 +65,7 @@ def make_whole_vectors(config: Config):
 
 
 def lanes_of(config: Config) -> tuple[int, int]:
-    """Lanes of a warp that take a channel's run together, a vector each, and how often they must."""
+    """Return the lanes that write a run together, a vector each, and how often they do."""
     tile = config.tile
     vectors = (tile.advance * tile.span + tile.sector - 1) * tile.out_dtype.itemsize // 16
     lanes = min(32, 1 << (vectors - 1).bit_length())
@@ -74,7 +73,7 @@ def lanes_of(config: Config) -> tuple[int, int]:
 
 
 def make_write_vectors(config: Config):
-    """A device function: a warp's channels of the round, from the staging buffer to y."""
+    """Build a device function that writes a warp's channels of the round to y."""
     tile, channels = config.tile, config.bulk_channels
     vector = 16 // tile.out_dtype.itemsize
     lanes, turns = lanes_of(config)
@@ -83,7 +82,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def vector_of(turn, run, lane):
-        """Of a lane's vector: whether it exists, its index in y, its value. ``run``: of the lane's channel."""
+        """Return whether a lane's vector exists, its index in y and its value; ``run``: the lane's."""
         size, source, target = run
         owner = int32(turn // turns * (32 // lanes) + lane // lanes)
         e = int32(turn % turns * lanes + lane % lanes)
@@ -99,7 +98,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def write_fours(turn, state):
-        """Four loads are under way at a time."""
+        """Write with four loads in flight."""
         y, run, lane = state
         a, b = vector_of(turn, run, lane), vector_of(int32(turn + 1), run, lane)
         c, d = vector_of(int32(turn + 2), run, lane), vector_of(int32(turn + 3), run, lane)
@@ -110,7 +109,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def write(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
-        """The arguments are those of ``whole_vectors``."""
+        """Write the runs; arguments as in ``whole_vectors``."""
         own = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment)
         cuda.syncwarp()
         turn = int32(0)

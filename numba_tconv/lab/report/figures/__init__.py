@@ -1,4 +1,4 @@
-"""Figures, drawn from rows and from nothing else, in one style."""
+"""Figures, drawn from rows alone in one style."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Plan(NamedTuple):
-    """A figure that can be drawn: what it shows, in words, and the function that draws it."""
+    """A figure's title and the function that draws it."""
 
     title: str
     draw: Callable[[], Figure | None]
@@ -50,8 +50,8 @@ def draw_all(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> list[Path]:
-    """Draw every figure of ``plans``, as SVG and PNG in ``directory``; the paths of those that changed. A file that
-    holds the same already is left as it is. Raises RowsError where a file cannot be written."""
+    """Draw every figure of ``plans`` as SVG and PNG in ``directory``; returns the paths of changed files. Raises
+    RowsError where a file cannot be written."""
     with matplotlib.rc_context(STYLE):
         planned = plans(rows, live, searched, timed)
         drawn = ((name, plan.draw()) for name, plan in progress(planned.items(), "figures", len(planned)))
@@ -64,13 +64,14 @@ def plans(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> dict[str, Plan]:
-    """The figures that ``rows`` give, by the names of their files. Of several GPUs the one with the most rows is shown.
+    """The figures that the rows of the GPU with the most allow, by file name.
 
-    One figure of throughput against length for each sweep over several; the ladder; one of the shares of the roofline
-    for each direction, dtype and precision measured at full size; one of errors and one of throughput against
-    arithmetic intensity for each direction (a step is several kernels, and has no intensity of its own); what was
-    predicted of the configurations that were ``searched``; and the decoders that were ``timed``. ``live`` rows are
-    drawn beside the recorded sweeps, with hollow markers.
+    * throughput against length for each sweep; ``live`` rows have hollow markers
+    * the ladder
+    * shares of the roofline for each direction, dtype and precision at full size
+    * errors, and throughput against intensity, for each direction (a step, being several kernels, has no intensity)
+    * predictions for ``searched`` configurations
+    * the decoders that were ``timed``
     """
     recorded, fresh, searched, timed = list(latest(of_main_gpu(rows)).values()), list(live), list(searched), list(timed)
     planned = _sweeps(recorded, list(latest(fresh).values())) | _at_full_size(recorded)
@@ -91,7 +92,7 @@ def _sweeps(recorded: list[Row], live: list[Row]) -> dict[str, Plan]:
     groups, groups_live = chosen.grouped(recorded, key), chosen.grouped(live, key)
     for group in groups | groups_live:
         if len({row.length for row in (*groups.get(group, ()), *groups_live.get(group, ()))}) == 1:
-            continue  # a workload at another batch, which is no sweep
+            continue  # a single length is no sweep
         workload, direction, *what = group
         name = name_of(f"throughput_{workload.replace('@', '_')}", direction, arithmetic(*what))
         name_of_layer, _, fixed = workload.partition("@")

@@ -1,4 +1,4 @@
-"""The roofline plot: throughput against arithmetic intensity, under the roofs of memory and arithmetic."""
+"""The roofline plot: throughput against arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .style import CUDNN, ROOFLINE, SMALL, TINY, look, marks
 from .words import caption, measured_on, words
 
 COLUMNS = 2
-NAMES = 25.0  # by which the axis goes below the slowest, where the names of workloads stand
-NAME_GAP = 0.07  # of the width, between the names of two workloads
+NAMES = 25.0  # factor below the slowest mark that leaves room for names
+NAME_GAP = 0.07  # least distance of two names, as a share of the width
 
 
 def intensity(rows: list[Row]) -> Figure:
-    """TFLOP/s against FLOPs per byte of minimum traffic, of each rung and cuDNN on each workload; a panel for each
-    dtype and precision, in which a workload is a column of marks. ``rows`` are of one direction at full size."""
+    """TFLOP/s against FLOPs per byte of minimum traffic, of each rung and cuDNN; a panel for each dtype and precision.
+    ``rows`` are of one direction at full size."""
     groups = arithmetics(rows)
     lines = -(-len(groups) // COLUMNS)
     figure = Figure(figsize=(7.5, 0.9 + 3.0 * lines), layout="constrained")
@@ -66,7 +66,7 @@ def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tupl
 
 
 def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
-    """The throughput that memory and arithmetic allow, and the rate of each."""
+    """Draw the limits of memory and arithmetic, labelled with their rates."""
     ridge = peak / COPY_BANDWIDTH
     corners = [span[0], min(max(ridge, span[0]), span[1]), span[1]]
     axes.plot(corners, [min(x * COPY_BANDWIDTH, peak) / 1e12 for x in corners], **ROOFLINE)
@@ -84,7 +84,7 @@ def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
 
 
 def _name_columns(axes: Axes, columns: dict[str, float]) -> None:
-    """Write the names of workloads along the lower edge, as many as there is room for, in the order of ``columns``."""
+    """Write workload names along the lower edge, in order, as many as fit."""
     to_axes, named = axes.get_xaxis_transform(), []
     for name, x in columns.items():
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, 1)))[0]
@@ -98,5 +98,5 @@ def _per_byte(row: Row) -> float:
 
 
 def _peak(rows: list[Row]) -> float:
-    """Operations a second of the rows' arithmetic."""
+    """Peak operations a second of the rows' arithmetic."""
     return PEAK_FLOPS[peak_name(DTYPES[rows[0].dtype], rows[0].precision)]

@@ -17,7 +17,7 @@ from .words import caption, layer, measured_on, words
 
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
-    """Throughput against length: GB/s of minimum traffic on the left, TFLOP/s on the right, for one sweep."""
+    """Throughput against length for one sweep: GB/s of minimum traffic on the left, TFLOP/s on the right."""
     rows, live = _on_the_grid(rows), _on_the_grid(live)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -32,8 +32,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows of powers of two, if there are any: neighbours of those, measured to be compared with them, would stand
-    in the same place."""
+    """The rows at powers of two, if there are any: their neighbours would overlap them."""
     powers = [row for row in rows if row.length & (row.length - 1) == 0]
     return powers or list(rows)
 
@@ -54,7 +53,7 @@ def _panel(axes: Axes, rows: list[Row], live: Sequence[Row], value: Callable[[Ro
     for rung in rungs(live):
         style = look(rung) | {"linestyle": "-.", "markerfacecolor": "white"}
         line([(row.length, value(row)) for row in live if row.rung == rung], f"{rung}, live", style)
-    # cuDNN, conv1d and the roofline of a length are taken from the run of the fastest row of that length.
+    # cuDNN, conv1d and the roofline come from the run of the fastest row of a length.
     best = {}
     for row in sorted(rows or live, key=lambda row: -row.ms_p50):
         best[row.length] = row

@@ -1,4 +1,4 @@
-"""Errors against float64, precision by precision."""
+"""Errors against float64, by precision."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .style import CUDNN, SMALL, look, marks
 from .words import caption, measured_on, words
 
 CUDNN_NAME = "cuDNN"
-HEADING = 1.0  # height of a precision's name; that of a line of marks is 1
+HEADING = 1.0  # height of a precision's name; a line of marks takes 1
 
 
 def errors(rows: list[Row]) -> Figure:
-    """The relative error of each rung, and of cuDNN on the same inputs, in each dtype and precision: a line of marks,
-    one for each workload. ``rows`` are of one direction at full size. An error of 0 has no place on the axis."""
+    """Relative errors of each rung and of cuDNN in each dtype and precision, a mark for each workload. ``rows`` are of
+    one direction at full size. An error of 0 is not drawn."""
     figure, height, ticks = Figure(layout="constrained"), 0.0, []
     axes = figure.subplots()
     for some in arithmetics(rows).values():

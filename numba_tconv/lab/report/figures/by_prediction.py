@@ -1,4 +1,4 @@
-"""Predicted against measured: what the cost model of k6 expects of every configuration that the search measured."""
+"""Predictions of k6's cost model against the times that the search measured."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .style import ROOFLINE, look, marks
 from .words import caption, commits
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
-FAR = 1.35  # a choice whose measured time is that many times the predicted one, or less than its inverse, is named
+FAR = 1.35  # choices whose measured and predicted times differ by this factor are named
 
 
 class Pair(NamedTuple):
-    """A measured configuration, the milliseconds predicted for it without the launch, and whether the rung takes it."""
+    """A measured configuration, its predicted milliseconds without launch overhead, and whether the rung takes it."""
 
     measured: Tried
     expected: float
@@ -33,8 +33,8 @@ class Pair(NamedTuple):
 
 
 def predicted(tried: Iterable[Tried]) -> Figure | None:
-    """Predicted against measured milliseconds of every configuration, a panel for each precision; the one that the rung
-    takes of a workload stands out, and those of them that are far off are named. None where nothing is known of any."""
+    """Predicted against measured ms of every configuration, a panel for each precision. The rung's choices stand out;
+    the ones far off are named. None without pairs."""
     known = pairs(tried)
     if not known:
         return None
@@ -57,8 +57,7 @@ def predicted(tried: Iterable[Tried]) -> Figure | None:
 
 
 def pairs(tried: Iterable[Tried]) -> list[Pair]:
-    """Each measured configuration with its prediction. Those of workloads and configurations that are no longer there
-    are left out."""
+    """Each measured configuration with its prediction; workloads and configurations that are gone are left out."""
     found = []
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:

@@ -1,4 +1,4 @@
-"""The ladder: how far each rung comes, on the workloads that show it best."""
+"""The ladder: each rung's share of the roofline, on two workloads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from .style import CUDNN, ROOFLINE, SMALL, STEP, look
 from .words import caption, layer, measured_on, words
 
 WORKLOADS, PRECISIONS = ("kb64", "hifigan_u3"), ("ieee", "tf32")
-ROOM = 0.77  # a bar longer than that leaves no room for its time beside it
-HEADING = 0.9  # height of the words over a group of bars; a bar and the gap to the next are 1
+ROOM = 0.77  # a longer bar has its time inside
+HEADING = 0.9  # height of a group's title; a bar takes 1
 
 
 def shown(row: Row) -> bool:
-    """Whether the row is of the ladder in float32, on a workload that shows it."""
+    """Whether the figure shows the row: a rung of the ladder in float32, on one of WORKLOADS."""
     on_ladder = re.match(STEP, row.rung) and row.dtype == "float32" and row.precision in PRECISIONS
     return bool(on_ladder) and row.workload in WORKLOADS
 
 
 def ladder(rows: list[Row]) -> Figure:
-    """Bars of every rung's speed, a panel for each workload and a group of bars for each precision.
+    """Bars of every rung's speed, a panel for each workload and a group for each precision.
 
-    Lengths are shares of one roofline, that of the precision with the lowest floor, so that bars of all groups compare.
-    The roofline of each group and cuDNN in its precision are lines across it. ``rows`` are of one direction and dtype,
-    and all have a share of the roofline.
+    Lengths are shares of the roofline with the least floor time, so all groups compare. Lines mark each group's
+    roofline and cuDNN. ``rows`` are of one direction and dtype, and all have a roofline.
     """
     names, groups = workloads(rows), arithmetics(rows)
     bars = [(key, rungs(groups[key])) for key in groups]
@@ -61,7 +60,7 @@ def ladder(rows: list[Row]) -> Figure:
 
 
 def _group(axes: Axes, rows: list[Row], names: list[str], floor: float, top: float) -> None:
-    """The bars of one precision, from the height ``top`` down, and the lines across them."""
+    """Draw the bars of one precision, from the height ``top`` down, and the lines across them."""
     if not rows:
         return
     best = fastest(rows)
@@ -85,5 +84,5 @@ def _group(axes: Axes, rows: list[Row], names: list[str], floor: float, top: flo
 
 
 def milliseconds(time: float) -> str:
-    """A time, to three digits at least."""
+    """A time in ms as text: three significant digits, or whole milliseconds from 100 on."""
     return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"

@@ -1,4 +1,4 @@
-"""The share of the roofline that everything reaches, workload by workload."""
+"""Shares of the roofline, by workload."""
 
 from __future__ import annotations
 

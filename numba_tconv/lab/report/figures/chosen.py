@@ -1,4 +1,4 @@
-"""Which rows a figure shows, and in what order."""
+"""The rows that a figure shows, and their order."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ Of = TypeVar("Of")
 
 
 def drawn(row: Row) -> bool:
-    """Whether the row has a mark of its own: what the selection picked is one of the rungs and is not drawn again, but
-    for a step, which is computed by several."""
+    """Whether the row has a mark of its own: rungs, and ``auto`` for a step, since elsewhere it repeats a rung."""
     return row.rung != "cudnn" and (row.rung != "auto" or row.direction == STEP)
 
 
 def swept(row: Row) -> bool:
-    """Whether the row is one of a sweep over lengths."""
+    """Whether the row belongs to a sweep over lengths."""
     return "@" in row.workload
 
 
 def at_full_size(row: Row) -> bool:
-    """Whether the row has a mark and a share of the roofline, at its workload's own size."""
+    """Whether the row has a mark and a roofline share, at its workload's own size."""
     return drawn(row) and not swept(row) and row.roofline is not None
 
 
 def rungs(rows: Iterable[Row]) -> list[str]:
-    """What is drawn of ``rows``, by name."""
+    """Sorted names of the drawn contestants."""
     return sorted({row.rung for row in rows if drawn(row)})
 
 
 def workloads(rows: Iterable[Row]) -> list[str]:
-    """The workloads of ``rows``, in their usual order."""
+    """The workloads of ``rows``, in the order of WORKLOADS."""
     present = {row.workload for row in rows}
     return [name for name in WORKLOADS if name in present] + sorted(present - set(WORKLOADS))
 
 
 def arithmetics(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each dtype and precision, float32 first and in full precision before others."""
+    """The rows by dtype and precision, float32 first, "ieee" before others."""
     groups = grouped(rows, lambda row: (row.dtype, row.precision))
     return {key: groups[key] for key in sorted(groups, key=lambda key: (key[0] != "float32", *key))}
 
@@ -50,7 +49,7 @@ def fastest(rows: Iterable[Row]) -> Row:
 
 
 def grouped(rows: Iterable[Of], key: Callable[[Of], tuple | None]) -> dict[tuple, list[Of]]:
-    """The rows by their key, those without one left out."""
+    """The rows by key; rows whose key is None are left out."""
     groups: dict[tuple, list[Of]] = {}
     for row in rows:
         if (group := key(row)) is not None:

@@ -1,4 +1,4 @@
-"""Labels that stand beside what they name."""
+"""Labels beside points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GAP = 11  # points between the baselines of two labels
 
 def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
     """Write each label to the right of its point, moved up where it would cover the one below."""
-    axes.figure.draw_without_rendering()  # the layout decides where the points are
+    axes.figure.draw_without_rendering()  # fixes the points' places
     points = 72 / axes.figure.dpi
     below = None
     for (x, y), label in sorted(labels, key=lambda one: one[0][1]):

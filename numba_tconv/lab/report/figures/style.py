@@ -1,4 +1,4 @@
-"""The one style of all figures: it survives printing in grey, and eyes that tell few colours apart."""
+"""The one style of all figures, legible in grey and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ STYLE = {
     "axes.axisbelow": True,
     "figure.dpi": 150,
     "svg.fonttype": "none",
-    "svg.hashsalt": "numba_tconv",  # the same rows give the same file
+    "svg.hashsalt": "numba_tconv",  # same rows, same file
 }
 
-# The ladder runs from light to dark, so its order is seen in grey too; markers and dashes tell the lines apart as well.
+# The ladder runs from light to dark, so its order shows in grey; markers and dashes differ too.
 LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
 MARKERS = "osDv^P"
-STEP = r"k(\d+)_"  # how the name of a rung of the ladder begins
+STEP = r"k(\d+)_"  # start of a ladder rung's name
 PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
-BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}}  # on no step of the ladder
+BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}}  # rungs beside the ladder
 CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
 CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
 ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
@@ -31,8 +31,8 @@ SMALL, TINY = 8, 7  # points: labels, captions
 
 
 def look(rung: str) -> dict:
-    """The look of a rung, by the number in its name or its place among the rungs of its gradient; the darkest for a
-    name without either."""
+    """A rung's line style, by the number in its name or its place among its gradient's rungs; the darkest for other
+    names."""
     number = re.match(STEP, rung)
     step = int(number[1]) - 1 if number else PLACES.get(rung, len(LADDER) - 1)
     own = {"color": LADDER[step % len(LADDER)], "marker": MARKERS[step % len(LADDER)]}
@@ -40,5 +40,5 @@ def look(rung: str) -> dict:
 
 
 def marks(of: dict) -> dict:
-    """A look without its line."""
+    """The style without its line."""
     return of | {"linestyle": "none"}

@@ -1,4 +1,4 @@
-"""What figures say: labels, captions, and the names of their files."""
+"""Text of figures: labels, captions, file names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.selection.directions import FORWARD
 
 from .style import TINY
 
-LETTERS = 17  # of a caption, in an inch
+LETTERS = 17  # of a caption, per inch
 
 
 def arithmetic(dtype: str, precision: str) -> str:
@@ -22,18 +22,18 @@ def arithmetic(dtype: str, precision: str) -> str:
 
 
 def name_of(figure: str, direction: str, *arithmetics: str) -> str:
-    """The name of a figure's file; the forward pass goes without saying."""
+    """A figure's file name; the forward direction is left out."""
     return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
 
 
 def title_of(shown: str, direction: str, *what: str) -> str:
-    """What a figure shows, with its direction and its dtype and precision; the forward pass goes without saying."""
+    """A figure's title with direction, dtype and precision; the forward direction is left out."""
     named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
     return ": ".join([shown, ", ".join(named)]) if named else shown
 
 
 def words(row: Row) -> str:
-    """The arithmetic, as text."""
+    """The row's arithmetic, as text."""
     return arithmetic(row.dtype, row.precision).replace("_", " ")
 
 
@@ -46,8 +46,7 @@ def layer(workload: str) -> str:
 
 
 def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
-    """GPU, driver, versions, date and commits, of the recorded and of the live rows; those of the newest row, but all
-    commits."""
+    """GPU, versions and date of the newest row, and all commits, of recorded and of live rows."""
     parts = []
     for label, some in (("", rows), ("live: ", list(live))):
         if some:
@@ -59,7 +58,7 @@ def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
 
 
 def _frozen(rows: Iterable[Row | Timed]) -> str:
-    """Which rungs, or decoders, were timed with weights packed before the call."""
+    """The rungs, or decoders, timed with weights packed before the call, in words; empty without any."""
     names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
     return f"; weights packed before the call: {', '.join(names)}" if names else ""
 
@@ -71,6 +70,6 @@ def commits(rows: Iterable) -> str:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write ``text`` below the figure, in as many lines as it needs."""
+    """Write ``text`` below the figure, wrapped to its width."""
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=TINY, color="0.25")
