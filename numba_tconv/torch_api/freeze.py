@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -56,8 +58,9 @@ def freeze(model: nn.Module) -> Freezing:
     * a call that wants a gradient for its weights: call a frozen model under ``torch.no_grad`` or
       ``torch.inference_mode``, or with parameters that require no gradient
 
-    A replaced parameter is used from the next call on. A write to the weights, as through ``weight.data``,
-    ``weight.mul_`` or an optimizer, goes unseen: unfreeze before it and freeze again after it.
+    A layer whose weight is computed by a hook that is not torch's is left, with the reason in the report. A replaced
+    parameter is used from the next call on. A write to the weights, as through ``weight.data``, ``weight.mul_`` or an
+    optimizer, goes unseen: unfreeze before it and freeze again after it.
 
     A CUDA graph captured on frozen layers must not be replayed once they are unfrozen, because their packed weights are
     freed. Call the model once with the graph's sizes before the capture: weights packed during a capture are packed at
@@ -77,6 +80,9 @@ def freeze(model: nn.Module) -> Freezing:
     frozen, left = [], {}
     for name, layer in model.named_modules():
         if isinstance(layer, ConvTranspose1d):
+            if unknown := _computed_by_others(layer):
+                left[name] = f"its {unknown} is neither a parameter nor computed by a known hook"
+                continue
             if layer._frozen is None or not layer._frozen.stands(layer):
                 layer._unfreeze()
                 vars(layer)["_frozen"] = FrozenLayer(layer)
@@ -115,6 +121,21 @@ def _check_module(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
 
 
+def _computing(layer: ConvTranspose1d) -> list:
+    """The hooks of torch that compute a tensor of ``layer`` from parameters before each call, in their order."""
+    known = (WeightNorm, SpectralNorm, BasePruningMethod)
+    return [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, known)]
+
+
+def _computed_by_others(layer: ConvTranspose1d) -> str | None:
+    """The name of a tensor of ``layer`` of which freezing does not know how it is computed; None if there is none."""
+    known = {hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name for hook in _computing(layer)}
+    for name in ("weight", "bias"):
+        if name not in layer._parameters and name not in known and not is_parametrized(layer, name):
+            return name
+    return None
+
+
 class FrozenLayer:
     """The weight and bias of a frozen ``layer``, computed once, and its packed weights.
 
@@ -131,13 +152,12 @@ class FrozenLayer:
         ]
         self.parameters = list(layer.parameters())
         with torch.inference_mode(False), torch.no_grad():
-            hooks = [hook for hook in layer._forward_pre_hooks.values() if type(hook) in HELD]
-            for hook in hooks:
+            for hook in _computing(layer):  # the tensors that they set may be older than the parameters
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
         self.weights = {weights.tensor.dtype: weights}
-        for hook in hooks:
-            hook.__class__ = HELD[type(hook)]
+        for hook in _computing(layer):
+            hook.__class__ = HELD.get(type(hook), type(hook))
 
     def restore(self, layer: ConvTranspose1d) -> None:
         """Let the hooks of ``layer`` compute again."""

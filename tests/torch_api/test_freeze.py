@@ -108,6 +108,34 @@ def test_a_parametrization_rests_while_the_layer_is_frozen():
     assert not computed
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if "old" in name or name == "pruned"])
+def test_a_tensor_that_a_hook_sets_is_computed_anew(name):
+    """Parameters that were loaded since the last call are not yet in what the hook set then."""
+    layer, loaded = KINDS[name](), KINDS[name]()
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    layer.load_state_dict(loaded.state_dict())
+    expected = called(loaded)
+    assert int(freeze(layer)) == 1
+    assert torch.equal(called(layer), expected)
+
+
+def test_a_weight_that_is_computed_in_an_unknown_way_is_left():
+    layer = plain()
+    scale, weight = nn.Parameter(torch.ones(())), layer.weight
+    del layer.weight
+    layer.scale, layer.original = scale, weight
+    layer.register_forward_pre_hook(lambda module, _: setattr(module, "weight", module.scale * module.original))
+    called(layer)
+    report = freeze(layer)
+    assert report.left == {"": "its weight is neither a parameter nor computed by a known hook"}
+    with torch.no_grad():
+        before = called(layer)
+        scale.mul_(2)
+    assert not torch.equal(called(layer), before)
+
+
 def test_own_hooks_still_run():
     layer, seen = plain(), []
     layer.register_forward_pre_hook(lambda *_: seen.append("before"))
