@@ -391,7 +391,8 @@ def test_k6_loads_biases_together():
     assert max(part.count("ld.shared.f32") for part in report.ptx.split("st.shared")) >= BATCH
 
 
-@pytest.mark.parametrize("cases", thorough(["some", "all"], always=["some"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("cases", ["some", "all"])
 @pytest.mark.parametrize("name", MULTIPLIERS)
 def test_tensor_core_rungs_compile_in_seconds(name, cases):
     """From scratch: what a kernel is made of is compiled once in a process, so nothing can be measured again."""
