@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,6 +59,16 @@ def contiguous(storage: types.Type, ndim: int) -> types.Array:
 def flat(storage: types.Type) -> types.Array:
     """Type of an argument passed as the span of memory from its first to its last element."""
     return types.Array(storage, 1, "C")
+
+
+def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
+    """Type of an argument that is a NamedTuple ``fields``, given the type of each field. Fields may be tensors."""
+    ordered = tuple(kinds[name] for name in fields._fields)
+    return (
+        types.NamedUniTuple(ordered[0], len(ordered), fields)
+        if len(set(ordered)) == 1
+        else types.NamedTuple(ordered, fields)
+    )
 
 
 def target(cc: tuple[int, int]) -> tuple:
@@ -152,22 +162,15 @@ class Kernel:
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return function
 
-    @cached_property
-    def _forms(self) -> list[str]:
-        return [_form(kind) for kind in self.signature]
-
     def _slots(self, arguments) -> list[int]:
         """Arguments in Numba's layout: slots of eight bytes; an int32 uses the lower four."""
         slots = []
-        for form, argument in zip(self._forms, arguments, strict=True):
-            if form == "number":
-                slots.append(argument)
-            else:
-                slots += argument if form == "tuple" else _tensor_slots(form, argument)
+        for kind, value in _leaves(self.signature, arguments):
+            slots += _tensor_slots(kind, value) if isinstance(kind, types.Array) else (value,)
         return slots
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream and device. Arguments are tensors, integers and tuples of integers."""
+        """Run on torch's current stream and device. Arguments are tensors, integers and tuples of both."""
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
         if SIMULATOR:
@@ -200,7 +203,8 @@ class Kernel:
     ) -> Prepared:
         """A launch to be repeated with other tensors of the same layout.
 
-        ``arguments`` are those of ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later.
+        ``arguments`` are those of ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later,
+        inside tuples too.
         ``early``: blocks may begin before the previous kernel on the stream has ended (ptx/grids.py; from compute
         capability 9.0). An early kernel must itself wait before it reads that kernel's results, and in any case before
         it ends.
@@ -227,22 +231,19 @@ class Prepared:
     ):
         self.kernel, self.grid, self.shared_bytes, self.arguments = kernel, grid, shared_bytes, arguments
         self.early = early
-        self.given = [at for at, a in enumerate(arguments) if a is GIVEN or isinstance(a, torch.Tensor)]
         self.slots, self.places = array("q"), []
         # pop and append are atomic, so threads share the list.
         self._idle: list[_Parameters] = []
-        for form, argument in zip(kernel._forms, arguments, strict=True):
+        for kind, value in _leaves(kernel.signature, arguments):
             start = len(self.slots)
-            if argument is GIVEN:
+            if value is GIVEN:
                 self.places.append(start)
                 self.slots.append(0)
-            elif form == "number":
-                self.slots.append(argument)
-            elif form == "tuple":
-                self.slots.extend(argument)
-            else:
+            elif isinstance(kind, types.Array):
                 self.places.append(start + ADDRESS)
-                self.slots.extend(_tensor_slots(form, argument))
+                self.slots.extend(_tensor_slots(kind, value))
+            else:
+                self.slots.append(value)
 
     @cached_property
     def ordinary(self) -> Prepared:
@@ -252,10 +253,8 @@ class Prepared:
     def __call__(self, *given):
         """Launch with the open tensors and integers, in order. Raises ValueError for a wrong number of them."""
         if SIMULATOR:
-            arguments = list(self.arguments)
-            for at, value in zip(self.given, given, strict=True):
-                arguments[at] = value
-            self.kernel.launch(self.grid, *arguments, shared_bytes=self.shared_bytes)
+            told = iter(given)
+            self.kernel.launch(self.grid, *_filled(self.arguments, told), shared_bytes=self.shared_bytes)
             return
         try:
             parameters = self._idle.pop()
@@ -369,29 +368,48 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _tensor_slots(form: str, tensor: torch.Tensor) -> tuple[int, ...]:
+def _tensor_slots(kind: types.Array, tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor in Numba's layout; slot ADDRESS holds its address."""
     itemsize = tensor.element_size()
-    if form == "flat":  # an expanded tensor has more elements than memory
+    if _is_flat(kind):  # an expanded tensor has more elements than memory
         span = _span(tensor)
         return 0, 0, span, itemsize, tensor.data_ptr(), span, itemsize
     sizes = *tensor.shape, *(stride * itemsize for stride in tensor.stride())
     return 0, 0, tensor.numel(), itemsize, tensor.data_ptr(), *sizes
 
 
-def _form(kind: types.Type) -> str:
-    if isinstance(kind, types.UniTuple):
-        return "tuple"
-    if isinstance(kind, types.Array):
-        return "flat" if kind.ndim == 1 and kind.layout == "C" else "strided"
-    return "number"
+def _is_flat(kind: types.Array) -> bool:
+    return kind.ndim == 1 and kind.layout == "C"
+
+
+def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
+    """Tensors and numbers with their types, in Numba's order: the fields of a tuple follow each other."""
+    for kind, argument in zip(kinds, arguments, strict=True):
+        if isinstance(kind, types.BaseTuple):
+            yield from _leaves(kind, argument)
+        else:
+            yield kind, argument
+
+
+def _like(argument: tuple, fields) -> tuple:
+    """A tuple of ``fields`` of the type of ``argument``, which may be a NamedTuple."""
+    return type(argument)(*fields) if hasattr(argument, "_fields") else tuple(fields)
+
+
+def _filled(argument, given: Iterator):
+    """``argument`` with the next of ``given`` in the place of each open tensor and integer."""
+    if isinstance(argument, tuple):
+        return _like(argument, [_filled(field, given) for field in argument])
+    return next(given) if argument is GIVEN or isinstance(argument, torch.Tensor) else argument
 
 
 def _simulated(kind: types.Type, argument):
-    """The argument as the simulator's array over the same memory."""
+    """The argument as the simulator takes it: tensors as its arrays over the same memory."""
+    if isinstance(kind, types.BaseTuple):
+        return _like(argument, [_simulated(*field) for field in zip(kind, argument, strict=True)])
     if not isinstance(kind, types.Array):
         return argument
-    if kind.ndim == 1 and kind.layout == "C":
+    if _is_flat(kind):
         argument = argument.as_strided((_span(argument),), (1,))
     if argument.dtype == torch.bfloat16:
         return FakeCUDAArray(argument.view(torch.int16).numpy().view(np.uint16))

@@ -136,7 +136,7 @@ def conv_transpose1d(
             f"{choice} needs dense CUDA tensors of {', '.join(map(str, PRECISIONS))}, "
             f"got {dtype} on {input.device}, which torch's own operator computes"
         )
-    exported = variant is precision is None and torch.compiler.is_exporting()
+    exported = variant is precision is None and is_exporting()
     if not ours or exported or _is_empty(input, weight):
         output = torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
         return output if exported or output.layout != torch.strided else output.contiguous()
@@ -219,6 +219,14 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
         and input.layout == weight.layout == torch.strided
         and (bias is None or bias.layout == torch.strided)
     )
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces; False under torch.compile.
+
+    ``torch.compiler.is_exporting()`` is True under torch.compile in torch 2.11 (pytorch issue 176347).
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:

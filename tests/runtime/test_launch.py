@@ -6,16 +6,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
-from numba import types
+from numba import cuda, types
 
 from numba_tconv.lab.measure import machine
 from numba_tconv.ptx import SIMULATOR, griddepcontrol_launch_dependents, griddepcontrol_wait
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime import ready
-from numba_tconv.runtime.kernel import GIVEN, Kernel, alike, flat, strided
+from numba_tconv.runtime.kernel import GIVEN, Kernel, alike, flat, named, strided
 
 
 @pytest.fixture(autouse=True)
@@ -122,14 +123,57 @@ def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
 def layouts():
     """A kernel with every form of argument, and two sets of arguments that are laid out alike."""
     pair = types.UniTuple(types.int64, 2)
-    kernel = Kernel(
-        "kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3), types.int64), 32
-    )
+    signal = named(Signal, data=strided(types.float32, 3), length=types.int64, steps=pair)
+    kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, signal, types.int64), 32)
     sets = []
     for number in (5, 2**62):
         x = torch.randn(2, 3, 4)
-        sets.append((x, number, (8, -9), x[:, ::2, 1:], True))
+        sets.append((x, number, (8, -9), Signal(x[:, ::2, 1:], number, (1, 2)), True))
     return kernel, sets
+
+
+class Signal(NamedTuple):
+    data: object
+    length: int
+    steps: tuple
+
+
+class Steps(NamedTuple):
+    near: int
+    far: int
+
+
+def test_fields_of_a_named_tuple_follow_each_other():
+    x = torch.randn(2, 3)
+    signal = named(Signal, data=flat(types.float32), length=types.int64, steps=types.UniTuple(types.int64, 2))
+    kernel = Kernel("kernel", lambda: None, (types.int64, signal), 32)
+    assert kernel._slots((7, Signal(x, 6, (1, -2)))) == [7, 0, 0, 6, 4, x.data_ptr(), 6, 4, 6, 1, -2]
+    assert isinstance(named(Steps, near=types.int64, far=types.int64), types.NamedUniTuple)
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["launched", "prepared"])
+def test_a_kernel_reads_the_fields_of_a_named_tuple_by_name(prepared):
+    """In the simulator; otherwise it compiles."""
+
+    def scale(signal, y, steps):
+        i = cuda.grid(1)
+        if i < signal.length:
+            y[i] = steps.near * signal.data[i] + steps.far * signal.steps[1]
+
+    array = flat(types.float32)
+    signal = named(Signal, data=array, length=types.int64, steps=types.UniTuple(types.int64, 2))
+    steps = named(Steps, near=types.int64, far=types.int64)
+    kernel = Kernel("scale", scale, (signal, array, steps), 32)
+    if not SIMULATOR:
+        assert ".entry" in kernel.ptx((8, 0))
+        return
+    x, y = torch.randn(5), torch.full((5,), torch.nan)
+    if prepared:
+        like = alike((5,), torch.float32)
+        kernel.prepare(1, Signal(like, GIVEN, (0, 3)), like, Steps(2, GIVEN))(x, 5, y, -1)
+    else:
+        kernel.launch(1, Signal(x, 5, (0, 3)), y, Steps(2, -1))
+    assert torch.equal(y, 2 * x - 3)
 
 
 HANDLE = Kernel.handle
@@ -158,18 +202,24 @@ def launches(monkeypatch):
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
     kernel, sets = layouts()
-    x, _, pair, part, last = sets[0]
-    like = alike(x.shape, x.dtype), GIVEN, pair, alike(part.shape, part.dtype, part.stride()), last
+    x, _, pair, (part, _, steps), last = sets[0]
+    like = (
+        alike(x.shape, x.dtype),
+        GIVEN,
+        pair,
+        Signal(alike(part.shape, part.dtype, part.stride()), GIVEN, steps),
+        last,
+    )
     prepared = kernel.prepare((7, 8, 9), *like, shared_bytes=100)
     for arguments in sets:
         slots = kernel._slots(arguments)
         launches.expect(len(slots))
         kernel.launch((7, 8, 9), *arguments, shared_bytes=100)
-        x, number, _, part, _ = arguments
-        prepared(x, number, part)
+        x, number, _, (part, length, _), _ = arguments
+        prepared(x, number, part, length)
         assert launches.seen[-2:] == [("on 3", (7, 8, 9), 32, 100, 73, slots)] * 2
     with pytest.raises(ValueError, match="left open"):
-        prepared(x, number)
+        prepared(x, number, part)
     assert kernel.prepare(4, *like).grid == (4, 1, 1)
 
 

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from numba_tconv import ConvTranspose1d
 from numba_tconv.lab.studies import training
-from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import functional, operators
 
 CHANNELS = training.COEFFICIENTS
 
@@ -41,6 +41,22 @@ def test_a_compiled_decoder_has_the_outputs_and_gradients_of_an_eager_one(decode
     x = inputs(2, 5)
     compiled = torch.compile(decoder, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(outcome(compiled, x), outcome(decoder, x))
+
+
+def test_a_compiled_decoder_has_our_operator_and_an_exported_one_torchs(decoder):
+    found, x = [], inputs(2, 5)
+
+    def backend(graph, _):
+        found.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    with torch.no_grad():
+        torch.compile(decoder, fullgraph=True, backend=backend)(x)
+    assert found.count(operators.conv_transpose1d) == 3
+    for strict in (False, True):
+        targets = [node.target for node in torch.export.export(decoder, (x,), strict=strict).graph.nodes]
+        assert targets.count(torch.ops.aten.conv_transpose1d.default) == 3
+        assert operators.conv_transpose1d not in targets
 
 
 def test_batch_and_length_may_change_without_compiling_again(decoder):
