@@ -131,6 +131,9 @@ def measure(
         x = x.to(dtype) if x.is_floating_point() else x
         # Copied before the first call, because some models keep results.
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
+        for module in converted.modules():
+            if isinstance(module, torch.nn.RNNBase):
+                module.flatten_parameters()  # as the original's are; a deep copy's are not, and cuDNN copies them a call
         convert(converted)
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
         with bench.torch_switches(tf32):
