@@ -7,7 +7,10 @@ and knows neither bfloat16 nor torch's streams.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
+import os
 import re
 import sys
 import threading
@@ -160,7 +163,7 @@ class Kernel:
         if shared_bytes:  # even if few: static shared memory counts against the limit too
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
-        return function
+        return int(function)
 
     def _slots(self, arguments) -> list[int]:
         """Arguments in Numba's layout: slots of eight bytes; an int32 uses the lower four."""
@@ -177,26 +180,20 @@ class Kernel:
             views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
             self.simulated[grid, self.threads, 0, shared_bytes](*views)
             return
-        self._launch(grid, shared_bytes, _Parameters(array("q", self._slots(arguments))))
+        slots = array("q", self._slots(arguments))
+        self._launch(_Launch(slots, _Config.of(grid, self.threads, shared_bytes)))
 
-    def _launch(self, grid: tuple[int, int, int], shared_bytes: int, parameters: _Parameters, early: bool = False):
-        """Run with arguments in Numba's layout."""
-        device = torch._C._cuda_getDevice()
+    def _launch(self, launch: _Launch):
+        device, config = torch._C._cuda_getDevice(), launch.config
         if not _thread.has_context:
             enter_context(device)
-        known, (x, y, z) = self._handles.get(device, UNKNOWN), grid
-        function = known[0] if known[1] >= shared_bytes else self.handle(device, shared_bytes)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        if early:
-            config = parameters.early_launch(grid, self.threads, shared_bytes)
-            config.hStream = stream
-            result = driver.cuLaunchKernelEx(config, function, parameters.addresses, 0)
-        else:
-            result = driver.cuLaunchKernel(
-                function, x, y, z, self.threads, 1, 1, shared_bytes, stream, parameters.addresses, 0
-            )
-        if result[0]:
-            _check(result)
+        function, allowed = self._handles.get(device, UNKNOWN)
+        if allowed < config.sharedMemBytes:
+            function = self.handle(device, config.sharedMemBytes)
+        config.hStream = torch._C._cuda_getCurrentRawStream(device)
+        status = launch_kernel()(launch.config_address, function, launch.addresses, None)
+        if status:
+            _check((driver.CUresult(status),))
 
     def prepare(
         self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
@@ -233,7 +230,7 @@ class Prepared:
         self.early = early
         self.slots, self.places = array("q"), []
         # pop and append are atomic, so threads share the list.
-        self._idle: list[_Parameters] = []
+        self._idle: list[_Launch] = []
         for kind, value in _leaves(kernel.signature, arguments):
             start = len(self.slots)
             if value is GIVEN:
@@ -257,40 +254,67 @@ class Prepared:
             self.kernel.launch(self.grid, *_filled(self.arguments, told), shared_bytes=self.shared_bytes)
             return
         try:
-            parameters = self._idle.pop()
+            launch = self._idle.pop()
         except IndexError:
-            parameters = _Parameters(self.slots[:])
-        slots = parameters.slots
+            config = _Config.of(self.grid, self.kernel.threads, self.shared_bytes, self.early)
+            launch = _Launch(self.slots[:], config)
+        slots = launch.slots
         if len(given) != len(self.places):  # faster than a strict zip
             raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
         for at, value in zip(self.places, given):  # noqa: B905
             slots[at] = value if type(value) is int else value.data_ptr()
-        self.kernel._launch(self.grid, self.shared_bytes, parameters, self.early)
-        self._idle.append(parameters)
+        self.kernel._launch(launch)
+        self._idle.append(launch)
 
 
-class _Parameters:
-    """Memory from which the driver reads the arguments of one launch."""
+class _Launch:
+    """Memory from which the driver reads the arguments and the configuration of one launch."""
 
-    def __init__(self, slots: array):
-        self.slots = slots  # never grows, so its memory stays in place
-        first, count = slots.buffer_info()
+    def __init__(self, slots: array, config: _Config):
+        self.slots, self.config = slots, config
+        first, count = slots.buffer_info()  # the array never grows, so its memory stays in place
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
-        self._early = None
+        self.config_address = ctypes.addressof(config)
 
-    def early_launch(self, grid: tuple[int, int, int], threads: int, shared_bytes: int) -> driver.CUlaunchConfig:
-        """The configuration of an early launch, without the stream; made once."""
-        if self._early is None:
-            attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.gridDimX, config.gridDimY, config.gridDimZ = grid
-            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-            config.sharedMemBytes = shared_bytes
-            config.attrs, config.numAttrs = [attribute], 1
-            self._early = config
-        return self._early
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("gridDim", ctypes.c_uint * 3),
+        ("blockDim", ctypes.c_uint * 3),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.POINTER(_Attribute)),
+        ("numAttrs", ctypes.c_uint),
+    )
+
+    @classmethod
+    def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> _Config:
+        """All but the stream. ``early``: see Kernel.prepare."""
+        config = cls(grid, (threads, 1, 1), shared_bytes)
+        if early:
+            attribute = _Attribute(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            attribute.value[0] = 1
+            config.attrs, config.numAttrs = ctypes.pointer(attribute), 1
+        return config
+
+
+@functools.cache
+def launch_kernel() -> Callable[[int, int, int, None], int]:
+    """The driver's cuLaunchKernelEx(config, function, arguments, extra).
+
+    It is called without the bindings, whose conversions take the host as long as the driver does."""
+    function = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuLaunchKernelEx
+    function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
+    return function
 
 
 def _to_the_end(function: Callable, *arguments):

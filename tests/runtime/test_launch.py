@@ -18,6 +18,9 @@ from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime import ready
 from numba_tconv.runtime.kernel import GIVEN, Kernel, alike, flat, named, strided
 
+if not SIMULATOR:
+    from cuda.bindings import driver
+
 
 @pytest.fixture(autouse=True)
 def capturing(monkeypatch):
@@ -84,7 +87,7 @@ def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_byt
     class Driver:
         CUfunction_attribute = launch.driver.CUfunction_attribute
         cuModuleLoadData = staticmethod(lambda ptx: (0, "module"))
-        cuModuleGetFunction = staticmethod(lambda module, name: (0, name))
+        cuModuleGetFunction = staticmethod(lambda module, name: (0, 11 if name == b"name" else 0))
         cuFuncSetAttribute = staticmethod(lambda *arguments: allowed.append(arguments) or (0,))
 
     monkeypatch.setattr(launch, "driver", Driver)
@@ -92,7 +95,7 @@ def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_byt
     monkeypatch.setattr(Kernel, "ptx", lambda kernel, cc: ".visible .entry name(")
     Kernel("kernel", lambda: None, (), threads=32).handle(0, shared_bytes)
     attribute = launch.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    assert allowed == ([(b"name", attribute, shared_bytes)] if shared_bytes else [])
+    assert allowed == ([(11, attribute, shared_bytes)] if shared_bytes else [])
 
 
 def test_arguments_are_laid_out_as_numba_reads_them():
@@ -184,19 +187,27 @@ def launches(monkeypatch):
     """What the driver was given: the grid, the shared memory, the stream, and the slots that it read."""
     seen, local = [], threading.local()
 
-    def launch_kernel(handle, x, y, z, threads, _1, _2, shared_bytes, stream, addresses, extra):
+    def launch_kernel(config, handle, addresses, extra):
+        first_attribute = ctypes.c_void_p.from_address(config + 40).value  # by cuda.h; the bindings do not read it
+        config = driver.CUlaunchConfig(config)
         pointers = (ctypes.c_int64 * local.slots).from_address(addresses)
         time.sleep(0.002)  # in which other threads launch
         slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
-        seen.append((handle, (x, y, z), threads, shared_bytes, stream, slots))
-        return (0,)
+        grid, block = ([getattr(config, f"{of}Dim{axis}") for axis in "XYZ"] for of in ("grid", "block"))
+        assert block[1:] == [1, 1]
+        found = [driver.CUlaunchAttribute(first_attribute + 72 * n) for n in range(config.numAttrs)]
+        local.attributes = [(one.id, one.value.programmaticStreamSerializationAllowed) for one in found]
+        seen.append((handle, tuple(grid), block[0], config.sharedMemBytes, int(config.hStream), slots))
+        return 0
 
-    monkeypatch.setattr(launch, "driver", SimpleNamespace(cuLaunchKernel=launch_kernel), raising=False)
+    monkeypatch.setattr(launch, "launch_kernel", lambda: launch_kernel)
     monkeypatch.setattr(launch, "enter_context", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     monkeypatch.setattr(Kernel, "handle", lambda kernel, device, shared_bytes: f"on {device}")
-    return SimpleNamespace(seen=seen, expect=lambda count: setattr(local, "slots", count))
+    return SimpleNamespace(
+        seen=seen, expect=lambda count: setattr(local, "slots", count), attributes=lambda: local.attributes
+    )
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
@@ -240,30 +251,17 @@ def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkeypatch):
-    real, seen = pytest.importorskip("cuda.bindings.driver"), []
-    attributes = real.CUlaunchAttributeID
-
-    def launch_kernel(config, handle, addresses, extra):
-        grid = config.gridDimX, config.gridDimY, config.gridDimZ
-        block = config.blockDimX, config.blockDimY, config.blockDimZ
-        (attribute,) = config.attrs
-        assert config.numAttrs == 1
-        assert attribute.id == attributes.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        assert attribute.value.programmaticStreamSerializationAllowed == 1
-        pointers = (ctypes.c_int64 * 3).from_address(addresses)
-        slots = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
-        seen.append((handle, grid, block, config.sharedMemBytes, int(config.hStream), slots))
-        return (0,)
-
-    names = "CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig"
-    early = SimpleNamespace(cuLaunchKernelEx=launch_kernel, **{name: getattr(real, name) for name in names})
-    monkeypatch.setattr(launch, "driver", early)
     prepared = Kernel("kernel", lambda: None, (types.int64,) * 3, 32).prepare((4, 5, 6), 9, GIVEN, 7, early=True)
+    launches.expect(3)
     prepared(1)
+    early = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert launches.attributes() == [(early, 1)]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 80)  # on another stream the same one
     prepared(2)
-    same = "on 3", (4, 5, 6), (32, 1, 1), 0
-    assert seen == [(*same, 73, [9, 1, 7]), (*same, 80, [9, 2, 7])]
+    same = "on 3", (4, 5, 6), 32, 0
+    assert launches.seen == [(*same, 73, [9, 1, 7]), (*same, 80, [9, 2, 7])]
+    prepared.ordinary(1)
+    assert launches.attributes() == []
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
@@ -312,9 +310,9 @@ def test_threads_do_not_share_the_arguments_of_a_launch(launches):
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_failed_launch_is_an_error(launches, monkeypatch):
-    refused = type("Status", (), {"name": "CUDA_ERROR_INVALID_VALUE", "__int__": lambda status: 1})()
-    monkeypatch.setattr(launch.driver, "cuLaunchKernel", lambda *_: (refused,))
-    monkeypatch.setattr(launch.driver, "cuGetErrorString", lambda _: (0, b"invalid argument"), raising=False)
+    refused = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    monkeypatch.setattr(launch, "launch_kernel", lambda: lambda *_: int(refused))
+    monkeypatch.setattr(launch.driver, "cuGetErrorString", lambda _: (0, b"invalid argument"))
     with pytest.raises(RuntimeError, match=r"invalid argument \(CUDA_ERROR_INVALID_VALUE\)"):
         Kernel("kernel", lambda: None, (types.int64,), 32).launch(1, 5)
 

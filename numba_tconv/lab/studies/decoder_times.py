@@ -133,7 +133,7 @@ def measure(
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         for module in converted.modules():
             if isinstance(module, torch.nn.RNNBase):
-                module.flatten_parameters()  # as the original's are; a deep copy's are not, and cuDNN copies them a call
+                module.flatten_parameters()  # else cuDNN copies a deep copy's weights in each call
         convert(converted)
         theirs, ours = Side(model, x, torch.conv_transpose1d), Side(model, x, functional.conv_transpose1d)
         with bench.torch_switches(tf32):
