@@ -165,35 +165,10 @@ class Kernel:
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return int(function)
 
-    def _slots(self, arguments) -> list[int]:
-        """Arguments in Numba's layout: slots of eight bytes; an int32 uses the lower four."""
-        slots = []
-        for kind, value in _leaves(self.signature, arguments):
-            slots += _tensor_slots(kind, value) if isinstance(kind, types.Array) else (value,)
-        return slots
-
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
         """Run on torch's current stream and device. Arguments are tensors, integers and tuples of both."""
-        shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
-        grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
-        if SIMULATOR:
-            views = [_simulated(t, a) for t, a in zip(self.signature, arguments, strict=True)]
-            self.simulated[grid, self.threads, 0, shared_bytes](*views)
-            return
-        slots = array("q", self._slots(arguments))
-        self._launch(_Launch(slots, _Config.of(grid, self.threads, shared_bytes)))
-
-    def _launch(self, launch: _Launch):
-        device, config = torch._C._cuda_getDevice(), launch.config
-        if not _thread.has_context:
-            enter_context(device)
-        function, allowed = self._handles.get(device, UNKNOWN)
-        if allowed < config.sharedMemBytes:
-            function = self.handle(device, config.sharedMemBytes)
-        config.hStream = torch._C._cuda_getCurrentRawStream(device)
-        status = launch_kernel()(launch.config_address, function, launch.addresses, None)
-        if status:
-            _check((driver.CUresult(status),))
+        tensors = [value for kind, value in _leaves(self.signature, arguments) if isinstance(kind, types.Array)]
+        self.prepare(blocks, *arguments, shared_bytes=shared_bytes)(*tensors)
 
     def prepare(
         self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None, early: bool = False
@@ -221,7 +196,9 @@ def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> tor
 
 
 class Prepared:
-    """A launch with everything but the addresses worked out: see Kernel.prepare."""
+    """A launch with everything but the addresses worked out: see Kernel.prepare.
+
+    ``slots``: the arguments as Numba reads them, eight bytes each (an int32 uses the lower four)."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
@@ -250,8 +227,9 @@ class Prepared:
     def __call__(self, *given):
         """Launch with the open tensors and integers, in order. Raises ValueError for a wrong number of them."""
         if SIMULATOR:
-            told = iter(given)
-            self.kernel.launch(self.grid, *_filled(self.arguments, told), shared_bytes=self.shared_bytes)
+            arguments = _filled(self.arguments, iter(given))
+            views = [_simulated(t, a) for t, a in zip(self.kernel.signature, arguments, strict=True)]
+            self.kernel.simulated[self.grid, self.kernel.threads, 0, self.shared_bytes](*views)
             return
         try:
             launch = self._idle.pop()
@@ -263,7 +241,16 @@ class Prepared:
             raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
         for at, value in zip(self.places, given):  # noqa: B905
             slots[at] = value if type(value) is int else value.data_ptr()
-        self.kernel._launch(launch)
+        device, config = torch._C._cuda_getDevice(), launch.config
+        if not _thread.has_context:
+            enter_context(device)
+        function, allowed = self.kernel._handles.get(device, UNKNOWN)
+        if allowed < self.shared_bytes:
+            function = self.kernel.handle(device, self.shared_bytes)
+        config.hStream = torch._C._cuda_getCurrentRawStream(device)
+        status = launch_kernel()(launch.config_address, function, launch.addresses, None)
+        if status:
+            _check((driver.CUresult(status),))
         self._idle.append(launch)
 
 

@@ -355,10 +355,7 @@ def launches(packed):
 
     launch.ordinary = lambda *given: done.append(("ordinary", *given))
 
-    def packing(w):
-        done.append(("packed", w))
-        return packed
-
+    packing = SimpleNamespace(room=lambda: packed, launch=lambda *given: done.append(("packed", *given)))
     return packing, launch, done
 
 
@@ -366,9 +363,9 @@ def test_the_launch_after_a_packing_is_early():
     w, packed = torch.zeros(2), torch.zeros(3)
     packing, launch, done = launches(packed)
     after_packing(packing, launch)(X, w, BIAS, Y)
-    (packing_name, given), (how, *operands) = done
+    (packing_name, *given), (how, *operands) = done
     assert (packing_name, how) == ("packed", "early")
-    assert given is w
+    assert all(a is b for a, b in zip(given, (w, packed), strict=True))
     assert all(a is b for a, b in zip(operands, (X, packed, BIAS, Y), strict=True))
 
 

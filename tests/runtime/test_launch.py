@@ -98,21 +98,26 @@ def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_byt
     assert allowed == ([(11, attribute, shared_bytes)] if shared_bytes else [])
 
 
+def slots_of(kernel, *arguments):
+    """The arguments as the driver reads them."""
+    return list(kernel.prepare(1, *arguments).slots)
+
+
 def test_arguments_are_laid_out_as_numba_reads_them():
     """An array is (no owner, no owner, elements, bytes of one, address, then its shape and its strides in bytes)."""
     x = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
     every_other, pair = x[:, ::2, 1:], types.UniTuple(types.int64, 2)
     kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3)), 32)
     address = every_other.data_ptr()
-    assert kernel._slots((x, -7, (8, 9), every_other)) == [
+    assert slots_of(kernel, x, -7, (8, 9), every_other) == [
         *(0, 0, 24, 4, x.data_ptr(), 24, 4),
         *(-7, 8, 9),
         *(0, 0, 12, 4, address, 2, 2, 3, 48, 32, 4),
     ]
     # A flat argument is the span of memory from its first element to its last.
     in_memory = Kernel("kernel", lambda: None, (flat(types.float32),), 32)
-    assert in_memory._slots((every_other,)) == [0, 0, 23, 4, address, 23, 4]
-    assert in_memory._slots((x[:1].expand(5, 3, 4),)) == [0, 0, 12, 4, x.data_ptr(), 12, 4]
+    assert slots_of(in_memory, every_other) == [0, 0, 23, 4, address, 23, 4]
+    assert slots_of(in_memory, x[:1].expand(5, 3, 4)) == [0, 0, 12, 4, x.data_ptr(), 12, 4]
 
 
 def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
@@ -150,7 +155,7 @@ def test_fields_of_a_named_tuple_follow_each_other():
     x = torch.randn(2, 3)
     signal = named(Signal, data=flat(types.float32), length=types.int64, steps=types.UniTuple(types.int64, 2))
     kernel = Kernel("kernel", lambda: None, (types.int64, signal), 32)
-    assert kernel._slots((7, Signal(x, 6, (1, -2)))) == [7, 0, 0, 6, 4, x.data_ptr(), 6, 4, 6, 1, -2]
+    assert slots_of(kernel, 7, Signal(x, 6, (1, -2))) == [7, 0, 0, 6, 4, x.data_ptr(), 6, 4, 6, 1, -2]
     assert isinstance(named(Steps, near=types.int64, far=types.int64), types.NamedUniTuple)
 
 
@@ -223,7 +228,7 @@ def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
     )
     prepared = kernel.prepare((7, 8, 9), *like, shared_bytes=100)
     for arguments in sets:
-        slots = kernel._slots(arguments)
+        slots = slots_of(kernel, *arguments)
         launches.expect(len(slots))
         kernel.launch((7, 8, 9), *arguments, shared_bytes=100)
         x, number, _, (part, length, _), _ = arguments

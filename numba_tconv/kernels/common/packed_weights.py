@@ -118,10 +118,14 @@ def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
     ``launch`` is early only directly after the packing: an early kernel reads x before it waits (Kernel.prepare), and
     an unknown kernel before it may still write x.
     """
-    ordinary = launch.ordinary
+    ordinary, room, pack = launch.ordinary, packing.room, packing.launch
 
     def pack_and_launch(x, w, bias, y):
-        packed, now = packed_weights(w, packing)
-        (launch if now else ordinary)(x, packed, bias, y)
+        if (packings := getattr(w, "packings", None)) is None:
+            packed = room()
+            pack(w, packed)
+            launch(x, packed, bias, y)
+        else:
+            ordinary(x, packings.packed(w, packing), bias, y)
 
     return pack_and_launch
