@@ -1,7 +1,7 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
 * ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer, computed by this package
-* ``convert``, ``routed``: the same for a finished model, by its layers or by the function it calls
+* ``convert``, ``routed``: the same for a finished model
 * ``warm``, ``freeze``: compile ahead of the first call; pack a served model's weights once
 * ``explain``, ``rungs``: how a problem is computed; the kernels by name
 """
@@ -41,11 +41,11 @@ __version__ = "0.1.0"
 
 
 def rungs() -> dict[str, str]:
-    """One line about each rung of the ladder, by the name that ``variant=`` takes, slowest first."""
+    """One line about each rung, by the name that ``variant=`` takes, slowest first."""
     return {name: rung.idea for name, rung in RUNGS.items()}
 
 
-# Imported on first use: no call needs them.
+# Imported on first use.
 _LATER = {
     "explain": ".lab.explain.explain",
     "Explanation": ".lab.explain.explain",

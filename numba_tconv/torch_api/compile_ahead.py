@@ -1,6 +1,6 @@
-"""Compile kernels before their first use, into the cache on disk (runtime/cache.py), by several processes.
+"""Compile kernels before their first use into the cache on disk, by several processes.
 
-Sizes, precision and GPU alone determine the kernels, so they can be compiled anywhere and together.
+Sizes, precision and GPU alone determine the kernels, so any machine can compile them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .noted import Noted
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors, forward or gradient. Unlike its kernels, it can be pickled."""
+    """A rung's computation of contiguous tensors, forward or gradient. Unlike kernels, it can be pickled."""
 
     rung: str
     problem: Problem
@@ -41,10 +41,7 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that the rung launches: its own, packing of weights, copies of inputs, partial sums, tails.
-
-        A gradient's list includes kernels for partial sums and copies in rows that not every launch needs.
-        """
+        """Every kernel that the rung may launch: its own, packing, copies of inputs, partial sums, tails."""
         if self.rung in gradients.GRADIENTS:
             return self._kernels_of_gradient()
         rung = RUNGS[self.rung]
@@ -68,10 +65,9 @@ class Call:
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
-    """The calls that ``noted`` leads to on ``device``, each once.
+    """The calls that ``noted`` leads to on ``device``, each once; with all gradients for the direction "step".
 
-    ``direction`` is "forward", or "step" with all gradients. Raises NotImplementedError for a variant that cannot do
-    its problem.
+    Raises NotImplementedError for a variant that cannot do its problem.
     """
     found = []
     for problem, dtype, variant, precision in noted:
@@ -112,9 +108,8 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes; a single one in this process.
 
-    Returns how many were compiled and how many were there. Kernels without a key are never cached and do not count.
+    Returns how many were compiled and how many were there. Kernels without a key are never cached nor counted.
     """
-    # One call for each kernel.
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")
@@ -122,6 +117,5 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
 
 
 def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
-    """Compile the kernel of ``call`` with that name and key."""
     (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
     kernel.kept_ptx(cc)

@@ -1,7 +1,6 @@
 """``convert``: let this package compute the transposed convolutions of a finished model.
 
-A layer stays the same object: only its class changes, from torch's to this package's subclass. So parameters, buffers,
-hooks and training mode stay, and an optimizer keeps its references.
+Only a layer's class changes. Parameters, buffers, hooks and training mode stay, and an optimizer keeps its references.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from .module import ConvTranspose1d
 class Conversion:
     """Report of ``convert``; ``str`` gives it as text.
 
-    ``replaced`` is the number of layers replaced; ``int(conversion)`` returns it. ``left`` maps each layer left as it
-    was, by its name in ``model.named_modules()``, to the reason. ``freezing`` is the report of ``freeze``, if asked
-    for.
+    ``replaced`` counts the replaced layers; ``int(conversion)`` returns it. ``left`` maps each layer left as it was, by
+    its name in ``model.named_modules()``, to the reason. ``freezing`` is the report of ``freeze``, or None.
     """
 
     replaced: int
@@ -44,19 +42,18 @@ class Conversion:
 def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     """Let this package compute every ``torch.nn.ConvTranspose1d`` in ``model``, in place.
 
-    Layers stay the same objects with the same parameters, so checkpoints saved before or after load as before. Shared
-    layers stay shared.
+    Layers stay the same objects with the same parameters, so older checkpoints load. Shared layers stay shared.
 
     * Converted: torch's layers, also under ``torch.nn.utils.weight_norm`` or a parametrization, and subclasses that
-      inherit torch's ``forward`` or call ``super().forward`` in their own. Both keep their class's name and methods.
+      inherit torch's ``forward`` or call ``super().forward``. They keep their class's name and methods.
     * Left, and reported with the reason: layers with any other ``forward``, lazy layers before their first call, and
-      layers of other families by the same name (scripted, quantized).
-    * Neither counted nor reported: layers of this package.
+      other layers of that name (scripted, quantized).
+    * Not counted: layers of this package.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
     Args:
         model: a module, changed in place; it may itself be a layer.
-        freeze: whether to apply ``numba_tconv.freeze`` afterwards, for a model that is served.
+        freeze: also apply ``numba_tconv.freeze``, for a model that is served.
 
     Returns:
         A Conversion: the number of layers replaced, and why others were left.
@@ -87,13 +84,13 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
 
 
 def _is_one(module: nn.Module) -> bool:
-    """Whether ``module`` is torch's layer, or another class by its name."""
-    name = getattr(module, "original_name", type(module).__name__)  # set on a scripted module
+    """Whether ``module`` is torch's layer, or has its class's name."""
+    name = getattr(module, "original_name", type(module).__name__)  # of a scripted module
     return isinstance(module, nn.ConvTranspose1d) or name == nn.ConvTranspose1d.__name__
 
 
 def _obstacle(module: nn.Module) -> str | None:
-    """Why a layer cannot be converted; None if it can."""
+    """Why a layer cannot be converted, or None."""
     if not isinstance(module, nn.ConvTranspose1d):
         return f"it is no torch.nn.ConvTranspose1d but a {type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, LazyModuleMixin):
@@ -110,7 +107,7 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _reaches_torchs_forward(cls: type) -> bool:
-    """Whether ``forward`` is torch's, or calls ``super().forward`` down to torch's."""
+    """Whether ``forward`` is torch's, or calls ``super().forward`` down to it."""
     for one in cls.__mro__:
         if one is nn.ConvTranspose1d:
             return True
@@ -122,19 +119,18 @@ def _reaches_torchs_forward(cls: type) -> bool:
 
 
 def _class_for(module: nn.Module) -> type:
-    """The class of this package that replaces the layer's own."""
+    """This package's class for the layer."""
     cls = type(module)
     if not is_parametrized(module) or not vars(cls).keys() >= module.parametrizations.keys():
         return _counterpart(cls)
-    # torch made this class for this one layer: properties of the parametrized tensors over the layer's plain class. It
-    # is rebuilt over another base.
+    # torch made this class for one layer: properties of the parametrized tensors over the plain class.
     kept = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__, tuple(map(_counterpart, cls.__bases__)), kept)
 
 
 @cache
 def _counterpart(cls: type) -> type:
-    """This package's layer for torch's; for a subclass, one that finds this package's ``forward`` before torch's."""
+    """This package's layer for torch's; for a subclass, one with this package's ``forward``."""
     if cls is nn.ConvTranspose1d:
         return ConvTranspose1d
     return type(cls.__name__, (cls, _OfSubclass), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})

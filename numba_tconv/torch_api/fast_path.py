@@ -1,8 +1,7 @@
-"""Calls of the operators that skip torch's dispatcher when it would only find the implementation.
+"""Operator calls that skip torch's dispatcher, which costs more host time than a small problem takes on the GPU.
 
-The dispatcher costs more host time than a small problem takes on the GPU. ``is_clear`` looks for anything else it would
-have to do: modes, transforms, a trace, special tensors, a profiler. If there is nothing, the implementation is called
-directly, or as a torch.autograd.Function where a gradient is wanted.
+``is_clear`` looks for anything else the dispatcher would do: modes, transforms, a trace, special tensors, a profiler.
+If there is nothing, the implementation is called directly, or as a torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Ways:
 _ways: defaultdict[torch._ops.OpOverload, _Ways] = defaultdict(_Ways)
 
 
-# The key by which routed.py catches an operator. torch's operators know the key and none uses it.
+# The key by which routed.py catches an operator. No operator of torch uses it.
 ROUTED_NAME = "TESTING_ONLY_GenericMode"
 
 
@@ -46,20 +45,19 @@ def _bits(*names: str) -> int:
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
-# Dispatch keys of an ordinary tensor. Any other means more work: a trace, a mode, a pending negation, zeros without
-# memory.
+# Dispatch keys of an ordinary tensor. Others mean a trace, a mode, a pending negation, or zeros without memory.
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
     *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
 )
 UNUSUAL = ~USUAL
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-PLAIN = (torch.Tensor, Parameter)  # other subclasses may have a __torch_function__
+PLAIN = (torch.Tensor, Parameter)  # others may have a __torch_function__
 NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Decorator: register a function as ``operator`` on ``device``, for the dispatcher and for direct calls."""
+    """Decorator: register ``operator`` on ``device``, for the dispatcher and for direct calls."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -70,28 +68,28 @@ def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
 
 
 class Call(NamedTuple):
-    """A call of an operator with everything but its tensors, the first arguments, worked out."""
+    """A call with everything but its tensors worked out."""
 
     compute: Callable[..., torch.Tensor]  # tensors -> result
     keep: Callable[..., None]  # (context, *tensors): save for the backward pass
-    record: Callable[..., torch.Tensor]  # (*tensors, call) -> result, recorded for the backward pass
+    record: Callable[..., torch.Tensor]  # (*tensors, call) -> recorded result
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        """The result for tensors that are clear."""
-        if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first condition alone is faster
+        """The result for clear tensors."""
+        if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first is faster
             return self.record(*tensors, self)
         return self.compute(*tensors)
 
 
 def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> Call:
-    """A Call of ``operator``, which is registered."""
+    """A Call of a registered ``operator``."""
     return Call(compute, keep, _ways[operator].differentiable)
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> None:
     """Make ``operator`` differentiable without the dispatcher.
 
-    The functions are those of torch.library, but ``setup_context`` gets None as output.
+    As torch.library's, but ``setup_context`` gets None as output.
     """
 
     count = _tensors(operator)
@@ -107,20 +105,20 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     function = type(operator._opname, (torch.autograd.Function,), methods)
-    # Skips the part of Function.apply that serves functorch.
+    # Function.apply without its part for functorch.
     _ways[operator].differentiable = super(torch.autograd.Function, function).apply
     _ways[operator].setup_context = setup_context
 
 
 def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
-    """Whether the dispatcher would only find the implementation for these tensors and record a wanted gradient."""
+    """Whether the dispatcher would only call the implementation and record a wanted gradient."""
     if (
         forward_ad._current_level >= 0
         or functorch_is_active()
         or included().raw_repr() & UNUSUAL
         or functions_that_override()
         or is_profiled()
-        # Inside another operator's implementation torch records nothing.
+        # torch records nothing inside another operator's implementation.
         or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
@@ -134,7 +132,6 @@ def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: tor
 
 
 def wants_gradient(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
-    """Whether torch records an operator of these tensors."""
     return torch.is_grad_enabled() and (
         first.requires_grad
         or (second is not None and second.requires_grad)
@@ -143,7 +140,7 @@ def wants_gradient(first: torch.Tensor, second: torch.Tensor | None = None, thir
 
 
 def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
-    """What computes ``arguments``, tensors first: the implementation, its Function, or ``operator`` itself."""
+    """What computes ``arguments``: the implementation, its Function, or ``operator``."""
     ways = _ways.get(operator)
     count = _tensors(operator) if ways else 0
     tensors, others = arguments[:count], arguments[count:]
@@ -164,19 +161,19 @@ def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
 
 @cache
 def _tensors(operator: torch._ops.OpOverload) -> int:
-    """The number of tensor arguments, which come first."""
+    """The number of tensor arguments; they come first."""
     return sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 
 # The key of ``routed``
 
 _ROUTED = torch._C._dispatch_key_parse(ROUTED_NAME)
-is_routed = partial(torch._C._dispatch_tls_is_dispatch_key_included, _ROUTED)  # whether this thread's set has the key
-set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED)  # put it there, or take it out
+is_routed = partial(torch._C._dispatch_tls_is_dispatch_key_included, _ROUTED)  # in this thread
+set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED)
 
 
 def pass_routed_key() -> None:
-    """Let torch's operators of higher order, present and future, pass the key."""
+    """Let torch's higher-order operators, present and future, pass the key."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_ROUTED)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_ROUTED)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
-    """Register the formulas. torch calls them with shapes in place of tensors."""
+    """Register the formulas, which torch calls with shapes."""
 
     @register_flop_formula(conv_transpose1d.overloadpacket)
     def _forward(input, weight, bias, *parameters, out_shape):
@@ -25,7 +25,7 @@ def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -
 
 
 def _count(name: str, operands: list, parameters: tuple, result, *wanted: list[bool]) -> int:
-    """torch's count for its operator ``name``; ``parameters`` are those of this package's operator."""
+    """torch's count for its operator ``name``."""
     stride, padding, output_padding, groups, dilation, *_ = parameters
     lists = [stride], [padding], [dilation], True, [output_padding]
     return flop_registry[getattr(torch.ops.aten, name)](*operands, *lists, groups, *wanted, out_val=result)

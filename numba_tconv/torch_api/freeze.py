@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: layers of a served model pack and normalise their weights once."""
+"""``freeze`` and ``unfreeze``: a served model packs and normalises its weights once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .module import ConvTranspose1d
 class Freezing:
     """Report of ``freeze``; ``str`` gives it as text.
 
-    ``frozen`` is the number of layers that are frozen now; ``int(freezing)`` returns it. ``bytes`` is the memory they
-    hold beside their parameters: normalised weights, and the packed weights that calls have made so far. ``left`` maps
-    each layer left as it was, by its name in ``model.named_modules()``, to the reason.
+    ``frozen`` counts the layers that are frozen now; ``int(freezing)`` returns it. ``bytes`` is what they hold beside
+    their parameters: normalised weights, and the packed weights so far. ``left`` maps each layer left as it was, by its
+    name in ``model.named_modules()``, to the reason.
     """
 
     frozen: int
@@ -42,10 +42,9 @@ class Freezing:
 def freeze(model: nn.Module) -> Freezing:
     """Let every ConvTranspose1d of this package in ``model`` treat its weights as constant, in place.
 
-    A frozen layer computes the result of ``weight_norm`` or another parametrization once, now. It packs its weights
-    once for each order that its inputs need, at the first call that needs it. Outputs, parameters, state_dict and hooks
-    stay as they are. A copy (deepcopy, pickle) is not frozen; torch.compile and torch.export trace a frozen layer as if
-    it were not.
+    A frozen layer computes ``weight_norm`` or another parametrization once, now. It packs its weights at the first call
+    that needs their order. Outputs, parameters, state_dict and hooks stay as they are. A copy (deepcopy, pickle) is not
+    frozen; torch.compile and torch.export trace the layer as if it were not.
 
         model.eval()
         numba_tconv.convert(model)
@@ -55,22 +54,21 @@ def freeze(model: nn.Module) -> Freezing:
 
     * ``unfreeze``, ``train()``, ``load_state_dict``, the layer's ``requires_grad_``
     * ``to``, ``cuda``, ``half`` and everything else that moves or casts the layer
-    * a call that wants a gradient for its weights: call a frozen model under ``torch.no_grad`` or
-      ``torch.inference_mode``, or with parameters that require no gradient
+    * a call that wants a gradient for its weights: call under ``torch.no_grad`` or ``torch.inference_mode``, or with
+      parameters that require no gradient
 
-    A layer whose weight is computed by a hook that is not torch's is left, with the reason in the report. A replaced
-    parameter is used from the next call on. A write to the weights, as through ``weight.data``, ``weight.mul_`` or an
-    optimizer, goes unseen: unfreeze before it and freeze again after it.
+    A layer whose weight is computed by a hook that is not torch's is left. A replaced parameter is used from the next
+    call on. A write to the weights (``weight.data``, ``weight.mul_``, an optimizer) goes unseen: unfreeze before it and
+    freeze again after it.
 
     A CUDA graph captured on frozen layers must not be replayed once they are unfrozen, because their packed weights are
-    freed. Call the model once with the graph's sizes before the capture: weights packed during a capture are packed at
-    every replay.
+    freed. Call the model once with the graph's sizes before the capture, else every replay packs the weights.
 
     Args:
         model: a module in eval mode, changed in place; it may itself be a layer.
 
     Returns:
-        A Freezing: the number of frozen layers, bytes, and why others were left. Frozen layers stay frozen.
+        A Freezing: number of frozen layers, bytes, and why others were left.
 
     Raises:
         TypeError: ``model`` is no torch.nn.Module.
@@ -93,13 +91,9 @@ def freeze(model: nn.Module) -> Freezing:
 
 
 def unfreeze(model: nn.Module) -> int:
-    """Undo ``freeze`` in place, and free the weights that the layers kept.
+    """Undo ``freeze`` in place and free the kept weights; returns how many layers were frozen.
 
-    Returns:
-        The number of layers that were frozen.
-
-    Raises:
-        TypeError: ``model`` is no torch.nn.Module.
+    Raises TypeError if ``model`` is no torch.nn.Module.
     """
     _check_module(model)
     layers = [one for one in model.modules() if isinstance(one, ConvTranspose1d) and one._frozen is not None]
@@ -122,13 +116,13 @@ def _check_module(model: nn.Module) -> None:
 
 
 def _computing(layer: ConvTranspose1d) -> list:
-    """The hooks of torch that compute a tensor of ``layer`` from parameters before each call, in their order."""
+    """torch's hooks that compute a tensor of ``layer`` before each call, in order."""
     known = (WeightNorm, SpectralNorm, BasePruningMethod)
     return [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, known)]
 
 
 def _computed_by_others(layer: ConvTranspose1d) -> str | None:
-    """The name of a tensor of ``layer`` of which freezing does not know how it is computed; None if there is none."""
+    """Name of a tensor of ``layer`` that an unknown hook computes; None if there is none."""
     known = {hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name for hook in _computing(layer)}
     for name in ("weight", "bias"):
         if name not in layer._parameters and name not in known and not is_parametrized(layer, name):
@@ -137,9 +131,9 @@ def _computed_by_others(layer: ConvTranspose1d) -> str | None:
 
 
 class FrozenLayer:
-    """The weight and bias of a frozen ``layer``, computed once, and its packed weights.
+    """Weight and bias of a frozen ``layer``, computed once from ``sources``, and its packed weights.
 
-    ``sources`` are the tensors they were computed from. Copies and pickles of the layer hold None instead.
+    Copies and pickles of the layer hold None instead.
     """
 
     def __init__(self, layer: ConvTranspose1d):
@@ -152,7 +146,7 @@ class FrozenLayer:
         ]
         self.parameters = list(layer.parameters())
         with torch.inference_mode(False), torch.no_grad():
-            for hook in _computing(layer):  # the tensors that they set may be older than the parameters
+            for hook in _computing(layer):  # their tensors may be older than the parameters
                 hook(layer, ())
             weights, self.bias = FrozenWeights(layer.weight), None if layer.bias is None else layer.bias.detach()
         self.weights = {weights.tensor.dtype: weights}
@@ -173,11 +167,11 @@ class FrozenLayer:
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
 
     def stands(self, layer: ConvTranspose1d) -> bool:
-        """Whether ``layer`` is the frozen layer with the very tensors it was frozen with."""
+        """Whether ``layer`` still has the tensors it was frozen with."""
         return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
 
     def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Weight and bias for a call of ``layer``; None if it must use its own. Unfreezes a layer that trains."""
+        """Weight and bias for a call of ``layer``; None for its own. Unfreezes a layer that trains."""
         if torch.compiler.is_compiling() or not self.stands(layer):
             return None
         if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):

@@ -18,9 +18,9 @@ from . import gradient_operators as grad_ops
 from . import operators as ops
 from . import sharding, transforms
 
-# Key of torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
+# Key of torch.backends.cudnn.conv; its attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
-NAMES = (str, type(None))  # the types of `variant` and `precision`
+NAMES = (str, type(None))  # types of `variant` and `precision`
 INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
@@ -37,31 +37,31 @@ def conv_transpose1d(
     variant=None,
     precision=None,
 ):
-    """Transposed 1-D convolution: ``torch.nn.functional.conv_transpose1d`` with two more, keyword-only, arguments.
+    """Transposed 1-D convolution: ``torch.nn.functional.conv_transpose1d`` with two more keyword-only arguments.
 
     ``y[n, co, o] = bias[co] + sum of x[n, ci, i] * w[ci, co, k]`` over all ``i``, ``k`` of the group of ``co`` with
     ``o = i*stride - padding + k*dilation``, and
     ``L_out = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1``.
 
     Args:
-        input: (N, C_in, L), or unbatched (C_in, L), of any strides.
-        weight: (C_in, C_out/groups, K), of any strides.
+        input: (N, C_in, L) or (C_in, L), any strides.
+        weight: (C_in, C_out/groups, K), any strides.
         bias: (C_out,) or None.
         stride, padding, output_padding, dilation: in samples; an int or a tuple of one int.
         groups: int.
-        variant: name of the rung that computes the call (see ``rungs``). None selects one.
-        precision: arithmetic of the products, see below. None follows torch's switch.
+        variant: name of the rung that computes the call (see ``rungs``); None selects one.
+        precision: arithmetic of the products, see below; None follows torch's switch.
 
     Returns:
-        (N, C_out, L_out) or (C_out, L_out), contiguous, with the dtype and device of input. Equal calls give bitwise
-        equal results.
+        (N, C_out, L_out) or (C_out, L_out), contiguous, dtype and device of input. Equal calls give bitwise equal
+        results.
 
     Raises:
         TypeError: an argument has a wrong type, as in torch.
         RuntimeError: torch refuses the shapes, dtypes, devices or values.
         ValueError: ``variant`` is unknown, or the dtype does not have ``precision``.
-        NotImplementedError: the named ``variant`` cannot do this problem; no rung can in the named ``precision``
-            ("tf32x3" without ``variant`` excepted); or either was named for tensors that torch computes.
+        NotImplementedError: ``variant`` cannot do this problem; no rung can in the named ``precision`` ("tf32x3"
+            without ``variant`` excepted); or either was named for tensors that torch computes.
 
     **Precision.** float32 has three:
 
@@ -72,19 +72,19 @@ def conv_transpose1d(
       one. Without ``variant``, a problem that no tensor-core rung takes (depthwise, fewer than 8 input channels a
       group) is computed as "ieee".
 
-    The other dtypes have one each: "fp64", "fp16" and "bf16"; the last two sum in float32. None means "tf32" where
-    ``torch.backends.cudnn.conv.fp32_precision`` (equivalently ``torch.backends.cudnn.allow_tf32``) allows it and a rung
-    gains by it, else "ieee". Each gradient decides likewise, by its own rungs. torch.compile reads the switch while
-    tracing. Where torch.autocast casts float32 to another dtype, a precision named for float32 is ignored.
+    The other dtypes have one each: "fp64", "fp16", "bf16"; the last two sum in float32. None means "tf32" where
+    ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by
+    it, else "ieee". Each gradient decides likewise. torch.compile reads the switch while tracing. A precision named for
+    float32 is ignored where torch.autocast casts to another dtype.
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
-    stream, without synchronising, and follows torch.autocast. torch's operator computes CPU tensors, complex dtypes,
-    empty batches, zero output channels, and, below compute capability 8.0, dense layers and bfloat16. Gradients come
-    from this package's kernels, or from torch where none is meant for the layer. Derivatives may be of any order, in
-    reverse and forward mode and under the transforms of torch.func; vmap computes one slice after the other.
+    stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
+    batches, zero output channels, and, below compute capability 8.0, dense layers and bfloat16. It also computes
+    gradients that no kernel here is meant for. Derivatives may be of any order, in reverse and forward mode and under
+    torch.func; vmap computes one slice after the other.
 
     **Infinities and NaN** reach the outputs that the definition sends them to. Some kernels multiply zeros in place of
-    absent values, and so make further outputs of the same sample NaN:
+    absent values, which makes more outputs of the sample NaN:
 
     | computed by | one in the input | one in the weight |
     | --- | --- | --- |
@@ -95,10 +95,10 @@ def conv_transpose1d(
     | gradient for the weight | other taps of its channels | |
 
     An end is ``dilation*(K - 1) + stride + output_padding`` outputs long. On tensor cores, except in "fp64", an
-    infinity may itself become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
+    infinity may become NaN: always in "tf32x3", else where sums are split over channels, as for few samples.
 
-    **Export.** torch.export and torch.onnx.export write torch's own operator, unless ``variant`` or ``precision`` is
-    named. Such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and modes with a
+    **Export.** torch.export and torch.onnx.export write torch's operator, unless ``variant`` or ``precision`` is named.
+    Such a program runs anywhere, and by this package's kernels within ``routed``. Tensors and modes with a
     ``__torch_function__`` receive this function.
     """
     if not torch.compiler.is_dynamo_compiling():
@@ -121,7 +121,7 @@ def conv_transpose1d(
     dtype, unbatched = input.dtype, input.dim() == 2
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
-        if input.is_cuda:  # torch's own function casts CPU tensors
+        if input.is_cuda:  # torch casts CPU tensors
             input, weight, bias = (t.to(dtype) if t is not None and autocasts(t) else t for t in (input, weight, bias))
         if dtype != torch.float32 and precision in PRECISIONS[torch.float32]:
             precision = None
@@ -152,7 +152,7 @@ def conv_transpose1d(
 
 
 def require_known(variant, precision) -> None:
-    """Raise ValueError for a ``variant`` that is no rung, and for a ``precision`` that no dtype has."""
+    """Raise ValueError for an unknown ``variant`` or ``precision``."""
     if variant is not None and variant not in RUNGS:
         raise ValueError(f"unknown variant {variant!r}: the rungs are {', '.join(RUNGS)}")
     if precision is not None and not any(precision in precisions for precisions in PRECISIONS.values()):
@@ -163,13 +163,13 @@ def require_known(variant, precision) -> None:
 def _at_once(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
 ) -> direct.Call | None:
-    """The remembered call for these arguments; None if they need the full checks."""
-    if type(stride) is tuple:  # as layers have them
+    """The remembered call; None if the arguments need full checks."""
+    if type(stride) is tuple:  # from a layer
         try:
             (stride,), (padding,), (output_padding,), (dilation,) = stride, padding, output_padding, dilation
         except (TypeError, ValueError):
             return None
-    # True and 1.0 equal 1 but take the long way, which checks types.
+    # True and 1.0 equal 1, but their types must be checked.
     if not type(stride) is type(padding) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
     if type(variant) not in NAMES or type(precision) not in NAMES or torch._C._is_any_autocast_enabled():
@@ -188,9 +188,9 @@ def _at_once(
 def _call(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
 ) -> direct.Call | None:
-    """The call for tensors of these layouts; None if the full checks must decide.
+    """The call for these layouts; None if full checks must decide. Raises what the operator raises.
 
-    ``tf32``: torch allows TF32. Raises what the operator raises.
+    ``tf32``: torch allows TF32.
     """
     laid_out = [Layout(*one) for one in (input, weight, bias) if one]
     (shape, _, dtype, index, _), precisions = laid_out[0], PRECISIONS.get(laid_out[0].dtype, ())
@@ -212,7 +212,7 @@ def _call(
 
 
 def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether this package's operator computes the tensors; otherwise torch's does."""
+    """Whether this package's operator computes the tensors."""
     return (
         input.is_cuda
         and input.dtype in PRECISIONS
@@ -222,38 +222,36 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces; False under torch.compile.
+    """Whether torch.export traces.
 
-    ``torch.compiler.is_exporting()`` is True under torch.compile in torch 2.11 (pytorch issue 176347).
+    torch 2.11's ``torch.compiler.is_exporting()`` is also True under torch.compile (pytorch issue 176347).
     """
     return torch.compiler._is_exporting_flag
 
 
 def _is_empty(input: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether there are no samples or no output channels; torch decides by device which it accepts."""
     return (input.dim() == 3 and input.size(0) == 0) or (weight.dim() == 3 and weight.size(1) == 0)
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """The operator's ``precision`` for ``precision=None``, by torch's switch now; see selection.arithmetic."""
+    """The operator's ``precision`` for None, by torch's switch now; see selection.arithmetic."""
     return TF32_ALLOWED if dtype == torch.float32 and _torch_allows_tf32() else PRECISIONS[dtype][0]
 
 
 def _torch_allows_tf32() -> bool:
-    """Whether torch may use TF32 in float32 convolutions, by the query of its own convolutions.
+    """Whether torch may use TF32 in float32 convolutions.
 
     ``cudnn.allow_tf32`` raises once a newer setting was used.
     """
     return torch._C._get_fp32_precision_getter(*CUDNN_CONVOLUTIONS) == "tf32"
 
 
-# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo. torch.compile cannot trace the
-# setting.
+# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo: the setting cannot be traced.
 _torch_allows_tf32._dynamo_marked_constant = True
 
 
 def autocasts(tensor: torch.Tensor) -> bool:
-    """Whether torch.autocast is on and casts ``tensor`` for torch's convolutions."""
+    """Whether torch.autocast casts ``tensor`` for torch's convolutions."""
     device = tensor.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return False
@@ -261,9 +259,9 @@ def autocasts(tensor: torch.Tensor) -> bool:
 
 
 def _integers(*arguments) -> list[int]:
-    """The arguments named by INTEGERS as ints. All but groups may be a sequence of one.
+    """The arguments named by INTEGERS as ints; all but groups may be sequences of one.
 
-    Raises torch's first error: it checks all types (of a sequence's first item), then 64-bit ranges, then lengths.
+    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges, then lengths.
     """
     plain = []
     for value in arguments:
@@ -300,7 +298,7 @@ def _fits(number: int) -> bool:
 
 
 def _int(name: str, value) -> int:
-    """``value`` as an int; accepts equivalents (NumPy integer, tensor of one), but no bool. Raises TypeError."""
+    """``value`` as an int (also from NumPy integers, tensors of one). Raises TypeError, for a bool too."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)

@@ -7,8 +7,7 @@ The forward pass T(x, w) is linear in each operand, so the derivatives of each g
     grad_bias(g): its gradient for g repeats one number a channel
 
 The operators take batched operands and plain integers, in the order of ops.conv_transpose1d. torch computes them on the
-CPU; operators.py registers the GPU's implementations. ``setup_context`` and ``backward`` are the derivative of the
-forward operator.
+CPU; operators.py registers the GPU's implementations.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from numba_tconv.formula.problem import Problem
 from . import fast_path as direct
 from . import transforms
 
-# The `precision` of the forward pass, which second derivatives use too.
+# `precision` is the forward pass's, which second derivatives use too.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
 SCHEMAS = {
     "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
@@ -39,14 +38,14 @@ grad_bias = torch.ops.numba_tconv.grad_bias.default
 
 
 def forward(x, weight, parameters):
-    """T(x, weight): the forward pass without bias, by the selected rung."""
+    """T(x, weight) without bias, by the selected rung."""
     *parameters, precision = parameters
     operator = torch.ops.numba_tconv.conv_transpose1d.default
     return transforms.apply(operator, x, weight, None, *parameters, "", precision)
 
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
-    """The forward problem whose output has the shape ``grad_output``. Raises RuntimeError if the lengths differ."""
+    """The forward problem with output shape ``grad_output``. Raises RuntimeError if the lengths differ."""
     batch, out_channels, out_length = grad_output
     problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
     if problem.out_length != out_length:
@@ -57,7 +56,7 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
 
 
 def _product_jvp(operator, tangents, arguments):
-    """The tangent of ``operator``, which is linear in each of its first two arguments."""
+    """The tangent of ``operator``, linear in each of its first two arguments."""
     first, second, *others = arguments
     with_first = transforms.apply(operator, tangents[0], second, *others)
     return with_first + transforms.apply(operator, first, tangents[1], *others)
@@ -155,7 +154,7 @@ transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
 def setup_context(ctx, inputs, output):
-    """Save what ``backward`` needs of the arguments of ops.conv_transpose1d."""
+    """Save what ``backward`` needs."""
     input, weight, _, *others = inputs
     keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
 
@@ -163,21 +162,21 @@ def setup_context(ctx, inputs, output):
 def constants_of(input, weight, others) -> tuple:
     """The numbers that ``backward`` needs: length, kernel size, parameters of the gradients.
 
-    ``input`` and ``weight`` are shapes; ``others`` are the remaining arguments.
+    ``input`` and ``weight`` are shapes.
     """
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 
 
 def keep(constants, ctx, input, weight, bias=None):
-    """Save ``constants``, and the tensors that a wanted gradient needs."""
+    """Save ``constants`` and the tensors that a wanted gradient needs."""
     ctx.constants = constants
     wants_input, wants_weight, *_ = ctx.needs_input_grad
     ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)
 
 
 def backward(ctx, grad_output, input, weight):
-    """The wanted gradients for input, weight and bias, from the saved tensors; None for the others."""
+    """Wanted gradients for input, weight and bias; None for the others."""
     length, kernel_size, *parameters = ctx.constants
     wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     return (
@@ -188,7 +187,6 @@ def backward(ctx, grad_output, input, weight):
 
 
 def jvp(tangents, arguments):
-    """The tangent of the forward operator's output."""
     without_bias = [*arguments[:2], None, *arguments[3:]]
     tangent = _product_jvp(torch.ops.numba_tconv.conv_transpose1d.default, tangents, without_bias)
     return tangent if tangents[2] is None else tangent + tangents[2][:, None]
@@ -198,7 +196,6 @@ def jvp(tangents, arguments):
 
 
 def torchs_input(grad_output, weight, length: int, parameters):
-    """torch's gradient for the input."""
     # An ordinary convolution would round otherwise.
     input = _shape_alone((grad_output.shape[0], weight.shape[0], length), grad_output)
     if not grad_output.numel():  # torch's convolution refuses it
@@ -207,7 +204,6 @@ def torchs_input(grad_output, weight, length: int, parameters):
 
 
 def torchs_weight(grad_output, input, kernel_size: int, parameters):
-    """torch's gradient for the weight."""
     groups = parameters[3]
     weight = _shape_alone((input.shape[1], grad_output.shape[1] // groups, kernel_size), input)
     if not grad_output.numel():
@@ -216,7 +212,7 @@ def torchs_weight(grad_output, input, kernel_size: int, parameters):
 
 
 def _shape_alone(shape, like):
-    """A contiguous tensor that only lends its shape: memory of ``like`` if enough, to allocate nothing."""
+    """A contiguous tensor that only lends its shape, on memory of ``like`` if it is enough."""
     if like.is_contiguous() and like.numel() >= math.prod(shape):
         return like.view(-1)[: math.prod(shape)].view(shape)
     return like.new_empty(shape)

@@ -9,13 +9,11 @@ from .functional import conv_transpose1d, require_known
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` with two more, keyword-only, arguments: ``variant`` and ``precision``.
+    """``torch.nn.ConvTranspose1d`` with two more keyword-only arguments: ``variant`` and ``precision``.
 
-    Parameters, their names and their initialisation are torch's, so checkpoints load either way. Input is (N, C_in, L)
-    or (C_in, L). ``variant`` and ``precision`` are also attributes that may change at any time; ``conv_transpose1d``
-    states their meaning and errors. Under torch.autocast the layer behaves as torch's: a ``precision`` named for
-    float32 is ignored where autocast casts to another dtype. Each call uses the weights as they are then, unless the
-    layer is frozen (see ``freeze``).
+    Parameters, their names and initialisation are torch's, so checkpoints load either way. Input is (N, C_in, L) or
+    (C_in, L). ``variant`` and ``precision`` are attributes that may change at any time; ``conv_transpose1d`` states
+    their meaning and errors. Each call uses the weights as they are then, unless the layer is frozen (see ``freeze``).
     """
 
     _frozen = None  # a FrozenLayer (freeze.py) while frozen
@@ -48,12 +46,11 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         self.precision = precision
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """The output (N, C_out, L_out) or (C_out, L_out).
+        """The output (N, C_out, L_out) or (C_out, L_out); ``output_size[-1]``, if given, is L_out.
 
-        ``output_size[-1]``, if given, is the output's length. Raises ValueError if stride cannot reach that length, and
-        what torch's layer and ``conv_transpose1d`` raise.
+        Raises ValueError if stride cannot reach that length, and what torch's layer and ``conv_transpose1d`` raise.
         """
-        # Attributes may have changed since __init__ checked them.
+        # It may have changed since __init__.
         if self.padding_mode != "zeros":
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
         if not isinstance(self.padding, tuple):
@@ -75,19 +72,19 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         )
 
     def __prepare_scriptable__(self):
-        """Raise RuntimeError for torch.jit.script, which cannot compile this layer."""
+        """Raise RuntimeError: torch.jit.script cannot compile this layer."""
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
             "this package's operator, or torch.export; or script the model before it is converted"
         )
 
     def extra_repr(self) -> str:
-        """torch's text, and ``variant`` and ``precision`` where set."""
+        """torch's text, with ``variant`` and ``precision`` where set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])
 
     def _unfreeze(self) -> None:
-        """Use the weights as they are from now on."""
+        """Use the weights as they are."""
         if (frozen := vars(self).pop("_frozen", None)) is not None:
             frozen.restore(self)
 

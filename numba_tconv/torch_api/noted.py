@@ -1,4 +1,4 @@
-"""Find the transposed convolutions that a function computes, by a call that computes nothing."""
+"""Find the transposed convolutions that a function computes, without computing them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from numba_tconv.formula.problem import Problem
 from . import operators as ops
 from .functional import default_precision
 
-MOST_VALUES = 1024  # elements of an integer buffer whose values a model may read, as codecs do for their paddings
+MOST_VALUES = 1024  # elements of an integer buffer that a model may read, as codecs do for paddings
 
 
 class Noted(NamedTuple):
-    """A call as this package would compute it; ``variant`` and ``precision`` as in operators.py."""
+    """A call; ``variant`` and ``precision`` as in operators.py."""
 
     problem: Problem
     dtype: torch.dtype
@@ -35,21 +35,19 @@ class Noted(NamedTuple):
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
     """The 1-D transposed convolutions that ``function(*arguments, **keywords)`` computes, each once.
 
-    Finds torch's operator and this package's, in dtypes of PRECISIONS. The function is called on fake tensors, which
-    have sizes and no values; small integer buffers keep their values.
+    Finds torch's operator and this package's, in dtypes of PRECISIONS. The tensors are fake, with sizes and no values;
+    small integer buffers keep theirs.
 
-    Raises:
-        RuntimeError: the function asks for values of tensors or refuses its arguments; or it is a module, or a method
-            of one, with lazy parameters.
+    Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
-    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # these keep nothing
+    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     if lazy := [name for module in modules for name, one in module.named_parameters(recurse=False) if is_lazy(one)]:
         raise RuntimeError(f"{lazy[0]} is lazy: its sizes are known after the first call of the model")
     mode = detect_fake_mode((arguments, keywords)) or FakeTensorMode(allow_non_fake_inputs=True)
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
-    # Inference mode would hide the parts of composite operators.
+    # Inference mode hides the parts of composite operators.
     plain = torch.inference_mode(False)
     with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
         function(*arguments, **keywords)
@@ -58,9 +56,9 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake parameters and buffers; yield the copies that stand for small integer buffers.
+    """Give the modules fake parameters and buffers; yield the copies of small integer buffers.
 
-    Afterwards every attribute, parameter and buffer is as before, and autocast has cached no fake cast.
+    Afterwards everything is as before, and autocast has cached no fake cast.
     """
     real = {}
 
@@ -85,7 +83,6 @@ def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterato
 
 
 def _has_values(one: torch.Tensor) -> bool:
-    """Whether ``one`` is a small integer tensor with memory."""
     fake = isinstance(one, FakeTensor) or one.is_meta
     return not (fake or one.is_floating_point() or one.is_complex()) and one.numel() <= MOST_VALUES
 
@@ -93,16 +90,16 @@ def _has_values(one: torch.Tensor) -> bool:
 class _Noting(TorchDispatchMode):
     """Sees operators below autocast and tensor wrappers.
 
-    Computes those of small integer tensors alone, and may write ``real``.
+    Computes only those of small integer tensors; may write ``real``.
     """
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()
-        self.found, self.real = [], {id(one): one for one in real}  # kept alive, so that ids stay unique
+        self.found, self.real = [], {id(one): one for one in real}  # kept, so that ids stay unique
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        # Tensors of the caller are read and never written.
+        # The caller's tensors are never written.
         may_read = not func._schema.is_mutable
         if tensors and all(id(one) in self.real or (may_read and _has_values(one)) for one in tensors):
             with unset_fake_temporarily():
@@ -122,6 +119,6 @@ class _Noting(TorchDispatchMode):
         return result
 
     def _note(self, x, weight, bias, parameters, variant, precision):
-        if x.size(0) and weight.size(1):  # torch computes empty outputs
+        if x.size(0) and weight.size(1):  # torch computes the others
             problem = ops.check(x, weight, bias, *parameters)
             self.found.append(Noted(problem, x.dtype, variant, precision))

@@ -1,7 +1,7 @@
-"""The operator ``numba_tconv::conv_transpose1d``, and the GPU implementations of the gradient operators.
+"""The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs.
 
-Registered with torch.library, so autograd, torch.compile, torch.export and FakeTensor see one opaque operator. It takes
-batched input and plain integers; ``functional.conv_transpose1d`` is its public face.
+torch.library registers one opaque operator for autograd, torch.compile, torch.export and FakeTensor. It takes batched
+input and plain integers; ``functional.conv_transpose1d`` is its public face.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ torch.library.define(
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
 # `variant`: a rung's name, or "" to select one. `precision`: one of PRECISIONS, or TF32_ALLOWED. The operator reads no
-# switch of torch, so a traced graph means the same whenever it runs.
+# switch of torch, so that a traced graph keeps its meaning.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
 def check(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
-    """The validated problem of the arguments, on any device. Reads shapes, dtypes and devices only.
+    """The validated problem, by shapes, dtypes and devices alone.
 
     Raises RuntimeError, where torch does, and names the argument at fault.
     """
@@ -57,7 +57,6 @@ def _check_kinds(input, weight, bias) -> None:
 
 
 def _problem(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
-    """The problem by the tensors' shapes; ``bias`` may be None."""
     if len(input) != 3:
         raise RuntimeError(f"input must be (N, C_in, L) or (C_in, L), got shape {tuple(input)}")
     if len(weight) != 3:
@@ -79,7 +78,7 @@ def _problem(input, weight, bias, stride, padding, output_padding, groups, dilat
 
 
 def computes_on(index: int) -> bool:
-    """Whether this package computes on the device with torch's ``index``: on GPUs only."""
+    """Whether this package computes on torch's device ``index``: on GPUs only."""
     return index >= 0
 
 
@@ -94,7 +93,7 @@ def _cuda(input, weight, bias, *parameters):
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
     """The function from tensors of these layouts (tuples; None without a bias), of one dtype and GPU, to the output.
 
-    A Ready, or torch's own operator. Raises what the operator raises.
+    A Ready, or torch's operator. Raises what the operator raises.
     """
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
@@ -146,12 +145,12 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 @lru_cache(maxsize=1024)
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
-    """The precision in which this package's kernels compute the gradient ``of`` on ``gpu``; None: torch computes it.
+    """The precision in which this package computes the gradient ``of`` on ``gpu``; None: torch computes it.
 
     ``of`` is "grad_input", "grad_weight" or "grad_bias". Tensor-core precisions need a suited rung that uses tensor
-    cores or is limited by memory. Permission to use TF32 holds for gradients even where the forward pass makes no use
-    of it. "tf32x3" promises float32's errors, so its gradients are "ieee". torch computes what no kernel can and,
-    except grad_bias, the gradients of a forward pass that it computes.
+    cores or is limited by memory. TF32 may be used whether or not the forward pass uses it. "tf32x3" has gradients in
+    "ieee", to keep float32's errors. torch computes what no kernel can and, except grad_bias, the gradients of a
+    forward pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -164,7 +163,6 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
 
 
 def _able(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
-    """The rungs that can compute the gradient."""
     rungs = (rung for rung in gradients.GRADIENTS.values() if rung.of == of)
     return [rung for rung in rungs if rung.refusal(problem, dtype, precision, gpu) is None]
 
@@ -177,7 +175,7 @@ def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: d
 
 @lru_cache(maxsize=1024)
 def ready_input(grad_output, weight, length, *parameters) -> Callable:
-    """The function that computes grad_input of tensors of these layouts. Raises what grad_ops.grad_input raises."""
+    """The function that computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
     return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
@@ -206,7 +204,7 @@ def ready_bias(grad_output, precision) -> Callable:
 
 
 def sum_problem(shape: tuple[int, int, int]) -> Problem:
-    """A problem with one tap whose output has ``shape``: grad_bias depends on the sizes of grad_output alone."""
+    """A problem whose output has ``shape``: grad_bias depends on nothing else."""
     batch, channels, length = shape
     return Problem(batch, channels, channels, 1, length, groups=channels)
 
@@ -234,7 +232,7 @@ def _grad_bias(grad_output, precision):
 
 
 def backward(ctx, grad_output):
-    """The wanted gradients for input, weight and bias; None for every other argument."""
+    """Wanted gradients for input, weight and bias; None for every other argument."""
     input, weight = ctx.saved_tensors
     if (
         torch.compiler.is_dynamo_compiling()
@@ -258,9 +256,9 @@ def backward(ctx, grad_output):
 
 @lru_cache(maxsize=1024)
 def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
-    """Functions for the gradients for input, weight and bias; None where not wanted.
+    """Functions for the gradients for input, weight, bias; None where not wanted.
 
-    ``input`` is None where the weight's gradient is not wanted, ``weight`` where the input's is not.
+    ``input`` is None without the weight's gradient, ``weight`` without the input's.
     """
     return (
         weight and ready_input(grad_output, weight, length, *parameters),

@@ -1,7 +1,7 @@
 """``routed``: this package computes calls of torch's functional transposed convolution for a while.
 
-torch's dispatcher looks at a set of keys of each thread before the keys of the tensors. A key of our own in that set
-routes one operator here and lets all others pass at no cost.
+torch's dispatcher looks at a thread's set of keys before the tensors' keys. A key of our own in it routes one operator
+here; all others pass at no cost.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from . import fast_path as direct
 from . import sharding
 from .functional import conv_transpose1d
 
-# torch's cache of compiled graphs does not record which implementation computes the operator.
+# torch's cache of compiled graphs does not record which implementation computes.
 CACHE_TAG = "numba_tconv.routed"
-TRACED = (FakeTensor, FunctionalTensor)  # tensors as torch.compile traces them
+TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 
 
 def routed():
     """Context in which this package computes calls of ``torch.nn.functional.conv_transpose1d``.
 
-    For models that call the function themselves; torch's layers call it too, so any model works unchanged.
-    ``torch.conv_transpose1d`` is the same function, by whatever name it was imported.
+    For models that call the function themselves, by whatever name (``torch.conv_transpose1d`` is the same function).
+    torch's layers call it too, so any model works unchanged.
 
         with routed():
             waveform = vocoder(spectrogram)
 
     Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute.
-    Tensor subclasses that compute the function themselves still do, except DTensor. Other functions of torch cost no
-    more than outside.
+    Tensor subclasses that compute the function themselves still do, except DTensor.
 
     The context holds in the thread that entered it and in the backward passes that start there. It may be nested and
     entered again. Code that torch.compile compiled inside is not used outside, nor the other way round.
@@ -43,10 +42,10 @@ def routed():
 
 
 class _Routed(threading.local):
-    """The key in the thread's set. torch.compile's guards compare it, and threads of a backward pass inherit it."""
+    """The key in the thread's set. torch.compile's guards compare it; threads of a backward pass inherit it."""
 
     def __init__(self):
-        self.before = []  # for each open entry: whether the key was set, and the tag of torch's caches
+        self.before = []  # of each open entry: whether the key was set, tag of torch's caches
 
     def __enter__(self):
         _register()
@@ -65,7 +64,7 @@ class _Routed(threading.local):
 
 
 class _Traced(TorchFunctionMode):
-    """The same where torch.compile traces the entry itself: it compiles function modes away."""
+    """The same where torch.compile traces the entry."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = func is torch.conv_transpose1d and all(one in direct.PLAIN for one in types)
@@ -76,7 +75,7 @@ _lock, _libraries = threading.Lock(), []
 
 
 def _register() -> None:
-    """Register the operator's kernel at the key, once, at the first entry rather than on import."""
+    """Register the operator's kernel at the key, at the first entry."""
     if _libraries:
         return
     with _lock:
@@ -85,11 +84,11 @@ def _register() -> None:
             every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
             every.fallback(torch.library.fallthrough_kernel, direct.ROUTED_NAME)
             aten.impl("conv_transpose1d", _compute, direct.ROUTED_NAME)
-            _libraries.extend((every, aten))  # a library that is freed takes back its registrations
+            _libraries.extend((every, aten))  # a freed library takes back its registrations
 
 
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The kernel at the key, which gets lists. The key is out meanwhile, so calls handed to torch stay there."""
+    """The kernel at the key. The key is out meanwhile, so calls handed to torch stay there."""
     ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
@@ -101,12 +100,12 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 
 def _number(value):
-    """The number in a list of one; any other value unchanged, for an error of its own."""
+    """The number in a list of one; any other value as it is, for a later error."""
     return value[0] if type(value) is list and len(value) == 1 else value
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` computes as a plain tensor does; a subclass may know only torch's operators."""
+    """Whether ``tensor`` computes as a plain tensor; a subclass may know only torch's operators."""
     return (
         type(tensor) in direct.PLAIN
         or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

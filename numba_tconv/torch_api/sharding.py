@@ -1,8 +1,8 @@
-"""Sharding rules: how the operators compute DTensors, each one tensor on several devices.
+"""Sharding rules: how the operators compute DTensors.
 
-An operator is linear in each signal and weight, so it can be computed in shares of the batch, the output channels or
-the input channels; the last give partial sums. With groups only the batch is shared, because all shares have the same
-``groups``. Rules are registered late, because torch.distributed.tensor is slow to import.
+An operator is linear in each operand, so it can be computed in shares of the batch, the output channels or the input
+channels; the last give partial sums. With groups only the batch is shared, as all shares have the same ``groups``.
+torch.distributed.tensor is slow to import, so rules are registered late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def prepare() -> None:
-    """Let the operators take DTensors, if the module of DTensors is loaded."""
+    """Register the rules, if the module of DTensors is loaded."""
     if MODULE in sys.modules:
         register()
 
@@ -36,24 +36,23 @@ prepare._dynamo_marked_constant = True
 
 @cache
 def register() -> None:
-    """Register the rules, once."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
     whole, terms = Replicate(), Partial()
     batch, channels = Shard(0), Shard(1)  # of a signal
-    by_input, by_output = Shard(0), Shard(1)  # the channels of a weight
+    by_input, by_output = Shard(0), Shard(1)  # of a weight's channels
 
     def rules(numbers, groups, always, alone):
-        """Pairs of placements: of the result, and of the arguments, the last ``numbers`` of which are no tensors.
+        """Pairs of placements, of the result and of the arguments, of which the last ``numbers`` are no tensors.
 
-        ``alone``: rules for one group only.
+        ``alone`` holds for one group only.
         """
         return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
 
     @register_sharding(ops.conv_transpose1d)
     def _forward(input, weight, bias, stride, padding, output_padding, groups, *_):
-        # A bias added to partial sums is one itself: one share holds it, the others zeros.
+        # A bias added to partial sums is one itself: one share holds it, others zeros.
         always = (
             (whole, whole, whole, whole),
             (batch, batch, whole, whole),

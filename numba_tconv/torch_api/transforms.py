@@ -1,7 +1,7 @@
-"""Derivatives of the operators in reverse mode, in forward mode and under the transforms of torch.func.
+"""Derivatives of the operators in reverse mode, forward mode and under torch.func.
 
-torch.library registers reverse mode only: torch.func refuses such an operator, and forward mode silently drops its
-tangents. So ``apply`` computes an operator as a torch.autograd.Function while either is active.
+torch.library registers reverse mode only: torch.func refuses the operator, forward mode drops its tangents. ``apply``
+computes it as a torch.autograd.Function where either is active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
     """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them.
 
-    ``jvp`` takes the tangents (zeros for a tensor without one) and the operator's arguments.
+    ``jvp`` takes the tangents (zeros for a tensor without one) and the arguments.
     """
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
     direct.register(operator, backward, setup_context)
@@ -62,6 +62,5 @@ def _applied(operator: torch._ops.OpOverload, *arguments):
     return _functions[operator].apply(*arguments)
 
 
-# The mark of torch.compiler.disable, which would import torch._dynamo. torch.compile cannot trace a Function with a
-# forward mode.
+# The mark of torch.compiler.disable, which would import torch._dynamo: a Function with a forward mode is not traceable.
 _applied._torchdynamo_disable = True

@@ -18,21 +18,21 @@ from .noted import transposed_convolutions
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
     """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
 
-    The model is called once on tensors with sizes but no values, so large models and inputs cost nothing. All
-    transposed convolutions count as computed by this package, torch's too (see ``convert``, ``routed``). Warm up under
-    the conditions of later calls: shapes, dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches
-    mostly use the same kernels. Tensors are taken as contiguous; others may need a few more kernels.
+    The model is called once on tensors without values, so large models and inputs cost nothing. torch's transposed
+    convolutions count as this package's (see ``convert``, ``routed``). Warm up under the conditions of later calls:
+    dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches mostly use the same kernels. Tensors
+    that are not contiguous may need a few more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)
         numba_tconv.warm(model, torch.empty(1, 80, 1000, device="cuda"))
 
-    Kernels are compiled for the current GPU, or for compute capability 9.0 where there is none, as while a container is
-    built. Compiling processes import this package and nothing of the caller.
+    Kernels are compiled for the current GPU, or for compute capability 9.0 where there is none, as in a container's
+    build. Compiling processes import nothing of the caller.
 
     Args:
         model: a module or any other callable.
-        inputs, keywords: its arguments; tensors on any device, the meta device included.
+        inputs, keywords: its arguments; tensors on any device, meta included.
         training: also compile the kernels of the gradients.
         jobs: number of processes; None: one for each processor; 1: this process compiles.
 
@@ -43,7 +43,7 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
         TypeError: ``model`` cannot be called, or ``jobs`` is no integer.
         ValueError: ``jobs`` is not positive.
         NotImplementedError: a layer's ``variant`` cannot do its problem.
-        RuntimeError: the model refuses its inputs, asks for values of tensors, or has lazy parameters; the cache is off
+        RuntimeError: the model refuses its inputs, asks for values, or has lazy parameters; the cache is off
             (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
         OSError: the cache cannot be written.
     """

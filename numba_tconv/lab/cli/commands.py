@@ -33,19 +33,19 @@ from . import info
 
 FAILED, MISTAKE = 1, 2  # exit codes: a wrong result; a command that cannot be carried out
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
-NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes without a usual value
+NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes without a default
 README = Path("README.md")
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
 DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # by --cc
 
 
 class Mistake(Exception):
-    """The command cannot be carried out; the message is the one line to print."""
+    """The command cannot be carried out; the message is one line."""
 
 
 @contextlib.contextmanager
 def mistakes() -> Iterator[None]:
-    """Context that turns errors of reading input into Mistake."""
+    """Turn errors of reading input into Mistake."""
     try:
         yield
     except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -65,7 +65,7 @@ def require_gpu() -> None:
 
 
 def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
-    """``precision`` itself. Raises Mistake where none of the dtypes has it."""
+    """``precision``. Raises Mistake where no dtype has it."""
     if precision and not any(precision in PRECISIONS[bench.DTYPES[dtype]] for dtype in dtypes):
         raise Mistake(f"{', '.join(dtypes)} has no precision {precision!r}: --precision is of float32 products")
     return precision
@@ -97,7 +97,7 @@ def run_sweep(arguments) -> int:
 
 
 def record(chosen: list[Workload], arguments) -> int:
-    """Measure the workloads, and add rows to the file after each; returns the exit code."""
+    """Measure the workloads, adding rows to the file after each; returns the exit code."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
     arithmetic = dtype, named_precision(arguments)
     with mistakes():
@@ -133,7 +133,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """``named.rungs_for``; with several ``workloads`` (their number), a named rung that cannot do one is left out."""
+    """``contestants.rungs_for``; with several ``workloads`` (their number), a named rung that cannot do one is skipped."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
@@ -147,7 +147,6 @@ def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str,
 
 
 def describe(row: rows.Row) -> str:
-    """One row as a line for the terminal."""
     share = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
     conv1d = "-" if row.conv1d_ms_p50 is None else f"{row.conv1d_ms_p50:.4g}"
     direction = "" if row.direction == FORWARD else f"{row.direction} "
@@ -203,7 +202,7 @@ def given_sizes(arguments) -> dict:
 
 
 def require_sizes(arguments) -> None:
-    """Raise Mistake unless all NEEDED sizes were given."""
+    """Raise Mistake unless all NEEDED sizes are given."""
     given = given_sizes(arguments)
     if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
         flags = ", ".join("--" + name.replace("_", "-") for name in needed)
@@ -211,7 +210,7 @@ def require_sizes(arguments) -> None:
 
 
 def in_simulator(argv: list[str]) -> int:
-    """Run this command line in Numba's CUDA simulator, to be chosen before numba is imported; returns the exit code."""
+    """Run this command line in Numba's CUDA simulator, chosen before numba is imported; returns the exit code."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
 
@@ -234,7 +233,7 @@ def run_explain(arguments) -> int:
 
 
 def run_figures(arguments) -> int:
-    """Draw the figures and fill the pages, after checking that all can be written. Unchanged files are left alone."""
+    """Draw the figures and fill the pages, after checking that all can be written."""
     data, plots = arguments.data, arguments.plots
     recorded = rows.read_all(data)
     if not recorded:
@@ -245,7 +244,7 @@ def run_figures(arguments) -> int:
     tables, pages = readme.tables(data), {front: readme.FRONT, plots / "README.md": readme.RESULTS}
     for page, names in pages.items():
         if page.exists():
-            readme.updated(page, {name: tables[name] for name in names})  # raises before anything is drawn
+            readme.updated(page, {name: tables[name] for name in names})  # may raise
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -294,7 +293,7 @@ def run_inspect(arguments) -> int:
 
 
 def run_search(arguments) -> int:
-    """Measure every configuration of k6 on the workloads that it can do."""
+    """Measure every configuration of k6 on the workloads."""
     dtype = bench.DTYPES[arguments.dtype]
     asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
     precision = bench.peak_name(dtype, asked)
@@ -337,7 +336,7 @@ def run_info(arguments) -> int:
 
 
 def run_kernelbench(arguments) -> int:
-    """Judge and time the entries, and add a row for each right output."""
+    """Judge and time the entries; each right output adds a row."""
     numbers = arguments.problem or list(kernelbench.ENTRIES)
     if unknown := set(numbers) - set(kernelbench.ENTRIES):
         raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")

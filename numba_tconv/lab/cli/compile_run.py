@@ -55,13 +55,13 @@ def run_compile(arguments) -> int:
 
 
 def _for_problems(arguments) -> list[str]:
-    """The given flags that do not apply to a model."""
+    """Flags that do not apply to a model."""
     given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
     return ["--" + name.replace("_", "-") for name in given]
 
 
 def _calls_of_problems(names: list[str], arguments, device: Device) -> list[compile_ahead.Call]:
-    """Calls of the named workloads with the given sizes, or without a name of the layer of those sizes."""
+    """Calls of the named workloads with the given sizes, or of the layer of those sizes."""
     sizes = commands.given_sizes(arguments)
     if not names and sizes.keys() - {"batch"}:
         commands.require_sizes(arguments)
@@ -74,7 +74,7 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     rungs = arguments.rung or [named.AUTO]
     calls = named_calls.calls(rungs, problems, arithmetic, device, arguments.direction)
     if not calls:
-        for dtype, precision in arithmetic:  # raises the reason
+        for dtype, precision in arithmetic:  # may raise
             named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
         raise Mistake(f"torch's own operator computes {problems[0]} there, so there is nothing to compile")
     return calls
@@ -104,7 +104,7 @@ def _function(name: str):
     try:
         found = importlib.import_module(module)
     except (ModuleNotFoundError, ValueError, TypeError) as error:
-        # A missing import of the module itself is raised with its traceback.
+        # A missing import inside the module keeps its traceback.
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise
         raise Mistake(f"there is no {name}: {error}") from error
@@ -118,7 +118,7 @@ def _function(name: str):
 
 @contextlib.contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Context that turns exceptions of the user's code into Mistake and prints their traceback."""
+    """Turn exceptions of the user's code into Mistake, with their traceback."""
     try:
         yield
     except Mistake:

@@ -20,7 +20,7 @@ from . import commands, named_calls
 
 
 def run_decoders(arguments) -> int:
-    """Time the decoders on the GPU in each dtype, and add a row after each; returns the exit code."""
+    """Time the decoders in each dtype, adding a row after each; returns the exit code."""
     names = list(dict.fromkeys(arguments.decoders or decoders.DECODERS))
     dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
     with commands.mistakes():
@@ -49,7 +49,7 @@ def run_decoders(arguments) -> int:
 
 
 def compile_all(chosen: list[decoders.Decoder], dtypes: list[torch.dtype], batch: int, seconds: float) -> None:
-    """Compile the decoders' kernels for this GPU into the cache on disk; nothing where the cache is off."""
+    """Compile the decoders' kernels into the cache on disk, if it is on."""
     if not cache.directory():
         return
     device = current_device()
@@ -61,7 +61,6 @@ def compile_all(chosen: list[decoders.Decoder], dtypes: list[torch.dtype], batch
 
 
 def describe(row: Timed) -> str:
-    """One row as a line for the terminal."""
     return (
         f"{row.decoder} {row.precision}, {row.batch} x {row.seconds:g} s: whole {row.ms_p50:.4g} ms"
         f" (torch {row.torch_ms_p50:.4g}), {row.calls} transposed convolutions {row.layers_ms_p50:.4g} ms"

@@ -1,4 +1,4 @@
-"""Kernels checked, compiled and timed as far as the machine allows, then recorded results."""
+"""Kernels checked, compiled and timed as far as the machine allows; then recorded results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ FIGURE = f"throughput_{LIVE_WORKLOAD}_batch16_float32_tf32.png"
 LIVE_FIGURE = f"throughput_{LIVE_WORKLOAD}_total_float32_ieee.png"
 LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
 LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
-PRECISIONS = ("ieee", "tf32")  # a rung is compiled in the first that it supports
+PRECISIONS = ("ieee", "tf32")  # a rung is compiled in its first
 
 
 def run_demo(arguments) -> int:
-    """Check and time on the GPU, or without one use simulator and compiler; then print recorded results. Returns the
-    exit code."""
+    """Use the GPU, or without one simulator and compiler; then print recorded results. Returns the exit code."""
     recorded = rows.read_all(arguments.data)
     if torch.cuda.is_available() and not SIMULATOR:
         code = checked_live()
@@ -58,7 +57,7 @@ def run_demo(arguments) -> int:
 
 
 def results(recorded: list[rows.Row], data: Path) -> list[str]:
-    """The recorded forward pass of ten layers, a line each, below a title."""
+    """The recorded forward pass of ten layers, a line each."""
     lines, shown = summary.lines(recorded), summary.shown(recorded)
     if not lines:
         return [f"{data} holds no rows of these layers (`bench` records them, on a GPU)"]
@@ -73,14 +72,14 @@ def results(recorded: list[rows.Row], data: Path) -> list[str]:
 
 
 def start_simulator() -> subprocess.Popen:
-    """Start `check --small` in Numba's CUDA simulator, to be chosen before numba is imported."""
+    """Start `check --small` in Numba's CUDA simulator."""
     command = [sys.executable, "-m", "numba_tconv", "check", "--small"]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def checked_in_simulator(simulator: subprocess.Popen) -> int:
-    """Print one line of the check, or all its output if it failed; returns its exit code."""
+    """Print the check in one line, or all of it if it failed; returns its exit code."""
     said, _ = simulator.communicate()
     if simulator.returncode:
         print(said)
@@ -91,7 +90,7 @@ def checked_in_simulator(simulator: subprocess.Popen) -> int:
 
 
 def checked_live() -> int:
-    """Check the small problems and a full-size one on the GPU; returns the exit code."""
+    """Check small problems and a full-size one on the GPU; returns the exit code."""
     problems = (*check.SMALL, workloads.get(LIVE_WORKLOAD).problem)
     cases = [(problem, precision) for precision in PRECISIONS for problem in problems]
     found = [
@@ -109,7 +108,7 @@ def checked_live() -> int:
 
 
 def compiled() -> str:
-    """A line of registers and spills of the ladder's kernels for LIVE_WORKLOAD, or of the missing tool."""
+    """A line of the ladder's registers and spills for LIVE_WORKLOAD, or of the missing tool."""
     problem, reports = workloads.get(LIVE_WORKLOAD).problem, {}
     for rung in progress(LADDER, "compile"):
         precision = next(one for one in PRECISIONS if rung.supports(problem, torch.float32, one) is None)

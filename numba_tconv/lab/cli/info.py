@@ -1,4 +1,4 @@
-"""The machine's tools and versions, and advice on what it lacks."""
+"""The machine's tools and versions, and advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_DRIVER = (
 
 
 def facts() -> list[tuple[str, str]]:
-    """Pairs of name and value, for printing."""
+    """Pairs of name and value."""
     here = machine.describe()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [

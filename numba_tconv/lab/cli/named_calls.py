@@ -1,4 +1,4 @@
-"""The calls that names on a command line stand for, to be compiled ahead."""
+"""The calls that names on a command line stand for."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def calls(
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
-    """Calls of every problem on ``device`` in each dtype and precision, by the rungs that ``names`` stand for
-    (``rungs_for``).
+    """Calls of every problem in each dtype and precision, by the rungs that ``names`` stand for (``rungs_for``).
 
-    "auto" is the selection's choice, for a step one for each part. Precision None is that of a call that names none.
-    Rungs that cannot do a problem are passed over. Raises ValueError for an unknown name or one of another direction.
+    "auto" is the selection's choice, in a step one for each part. Precision None is that of a call that names none.
+    Rungs that cannot do a problem are skipped. Raises ValueError for an unknown name or one of another direction.
     """
     found = []
     for problem in problems:
@@ -35,7 +34,7 @@ def calls(
             asked = peak_name(dtype, named) if named else default_precision(dtype)
             for name in names:
                 if name == AUTO or (name, direction) == ("all", STEP):
-                    # A call may name "tf32", or leave it to torch's switch.
+                    # "tf32" may be named or left to torch's switch.
                     ways = ("tf32", TF32_ALLOWED) if asked == "tf32" else (asked,)
                     for one, way in itertools.product(parts(direction), ways):
                         found += selected(one, problem, dtype, way, device)
@@ -45,7 +44,7 @@ def calls(
 
 
 def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
-    """The calls of the rungs that ``name`` stands for; where TF32 is allowed, in TF32 if the rung has it."""
+    """The calls of the rungs that ``name`` stands for; TF32_ALLOWED means TF32 where the rung has it."""
     found = {}
     for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
         with contextlib.suppress(NotImplementedError):

@@ -30,12 +30,12 @@ KERNELBENCH = DATA / kernelbench_rows.FILE
 DECODERS = DATA / decoder_times.FILE
 TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
 TRAINING = DATA / "training" / "decoder.csv"
-# Names for --rung, by direction; a step is computed by several rungs.
+# Names for --rung; a step has none.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line (``sys.argv`` by default); returns the exit code."""
+    """Run a command line (default ``sys.argv``); returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numba_tconv: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+    except BrokenPipeError:  # as `head` causes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return 141
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def whole_number(text: str) -> int:
-    """An integer, perhaps as a power: 1024 or 2**10."""
+    """An integer, or a power: 1024 or 2**10."""
     match = re.fullmatch(r"(\d{1,18})(?:\*\*(\d{1,2}))?", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number (as in 1024 or 2**10)")
@@ -78,7 +78,6 @@ def positive(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """A time in seconds."""
     try:
         seconds = float(text)
     except ValueError:

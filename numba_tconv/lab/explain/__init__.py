@@ -1,1 +1,1 @@
-"""How a problem is computed, and why so."""
+"""How and why a problem is computed so."""

@@ -1,4 +1,4 @@
-"""``explain``: which rung computes a problem, and why, by the rules of the calls."""
+"""``explain``: which rung computes a problem, and why, by the rules of calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from numba_tconv.torch_api.module import ConvTranspose1d
 
 from .explanation import Candidate, Explanation, name_of
 
-DATA = Path(__file__).parents[3] / "plots" / "data"  # in a checkout; not installed
+DATA = Path(__file__).parents[3] / "plots" / "data"  # not installed
 NAMES = {gpu: name for name, gpu in devices.GPUS.items()}
 
 
@@ -34,18 +34,17 @@ def explain(
     device: Device | torch.device | str | int | None = None,
     data: str | Path | None = None,
 ) -> Explanation:
-    """How ``conv_transpose1d`` computes a problem on a GPU, and why. Nothing is allocated, compiled or run there.
+    """How ``conv_transpose1d`` computes a problem on a GPU, and why. Nothing is allocated, compiled or run.
 
     Args:
-        what: a Problem, a workload's name, or a layer: ``torch.nn.ConvTranspose1d``, or this package's, whose
-            ``variant`` and ``precision`` count.
+        what: a Problem, a workload's name, or a layer (torch's, or this package's with its ``variant`` and
+            ``precision``).
         input_shape: (N, C_in, L) or (C_in, L); only for a layer.
         dtype: of all tensors; None is the layer's, else float32.
-        precision: as in ``conv_transpose1d``; None is the layer's, or the one that torch's switch allows.
-        device: torch's name or index of a GPU, or the limits of one that need not be present (``runtime.device.GPUS``);
-            None is torch's current GPU, else an H200.
-        data: directory of recorded rows; None is a checkout's, if there is one. Rows of the same sizes count, with or
-            without a bias.
+        precision: as in ``conv_transpose1d``; None is the layer's, else as torch's switch allows.
+        device: torch's name or index of a GPU, or limits of any (``runtime.device.GPUS``); None is torch's current GPU,
+            else an H200.
+        data: directory of recorded rows; None is a checkout's. Rows of the same sizes count, with or without bias.
 
     Returns:
         An Explanation.
@@ -55,8 +54,8 @@ def explain(
         ValueError: an unknown workload, dtype or precision; a device that is no GPU; a missing or superfluous
             ``input_shape``; a lazy layer before its first call; a padding_mode other than "zeros"; an empty output.
         RuntimeError: sizes that torch refuses.
-        NotImplementedError: the layer names a ``variant`` that cannot do the problem.
-        RowsError: a file in ``data`` that cannot be read.
+        NotImplementedError: the layer's ``variant`` cannot do the problem.
+        RowsError: a file in ``data`` cannot be read.
     """
     layer = what if isinstance(what, nn.ConvTranspose1d) else None
     problem = _problem_of(what, input_shape)
@@ -123,7 +122,6 @@ def _problem_of_layer(layer, input_shape) -> Problem:
 
 
 def _device_of(device) -> tuple[Device, str]:
-    """Limits and name of a GPU."""
     if device is None:
         device = torch.cuda.current_device() if torch.cuda.is_available() else H200
     if isinstance(device, Device):
@@ -171,7 +169,7 @@ def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> st
 
 
 def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:
-    """The newest row of each rung for these sizes, of the default call where there is one."""
+    """Each rung's newest row for these sizes, preferably of the default call."""
     arithmetic_of = name_of(dtype), precision if len(PRECISIONS[dtype]) > 1 else name_of(dtype)
     fitting = (
         row

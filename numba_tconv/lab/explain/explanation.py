@@ -1,4 +1,4 @@
-"""The result of ``explain``, as a value, as text, and as HTML for Jupyter."""
+"""The result of ``explain``: as a value, text, and HTML for Jupyter."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SHOWN_PHASES, SHOWN_TAPS = 8, 8  # most in the text
 class Candidate:
     """A rung, for one problem.
 
-    ``refusal`` says why it is not taken, None for the rung that is. ``tile`` (a block's work in words) and ``config``
-    are None where the rung cannot do the problem. ``predicted_ms`` excludes launch overhead; it is None without a cost
-    model, and for problems that the rung is not meant for. ``recorded`` is the newest row on the same GPU, or None.
+    ``refusal``: why it is not taken; None for the one that is. ``tile`` (a block's work in words) and ``config``: None
+    where the rung cannot do the problem. ``predicted_ms`` excludes launch overhead; None without a cost model or where
+    the rung is not meant for the problem. ``recorded``: the newest row on the same GPU, or None.
     """
 
     rung: str
@@ -36,12 +36,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a problem is computed; ``str`` gives text, and Jupyter shows a picture of taps and phases.
+    """How a problem is computed; ``str`` gives text, Jupyter a picture of taps and phases.
 
-    ``precision`` is the arithmetic of the products, ``why_precision`` its reason; ``device`` holds the GPU's limits;
-    ``candidates`` are all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
-    H200's. ``by_torch``: torch's own operator computes the problem, because no rung is as fast. ``has_rows``: the
-    directory of rows exists.
+    ``precision`` is the arithmetic of the products, ``device`` holds the GPU's limits, ``candidates`` are all rungs in
+    the ladder's order. Times are in ms. A roofline share is floor / time, the floor an H200's. ``by_torch``: torch
+    computes the problem, because no rung is as fast. ``has_rows``: the directory of rows exists.
     """
 
     problem: Problem
@@ -56,22 +55,22 @@ class Explanation:
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes the problem; None where torch's operator does or ``conv_transpose1d`` would refuse."""
+        """The rung that computes the problem; None where torch does or ``conv_transpose1d`` would refuse."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
     def flops(self) -> int:
-        """Operations, two a product."""
+        """Two a product."""
         return self.problem.flops
 
     @property
     def bytes(self) -> int:
-        """One read of input, weight and bias and one write of the output."""
+        """Input, weight and bias read once, the output written once."""
         return self.problem.min_bytes(self.dtype.itemsize)
 
     @property
     def floor_ms(self) -> float:
-        """The roofline's time, by an H200's limits."""
+        """The roofline's time on an H200."""
         return self.problem.floor_ms(self.dtype.itemsize, self.precision)
 
     @property
@@ -82,7 +81,7 @@ class Explanation:
 
     @property
     def predicted_ms(self) -> float | None:
-        """The taken rung's predicted time, or None."""
+        """The taken rung's, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property
@@ -179,7 +178,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _table(lines) -> str:
-    """An HTML table of text."""
     rows = ("".join(f'<td style="text-align: left">{html.escape(cell)}</td>' for cell in line) for line in lines)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 

@@ -9,17 +9,17 @@ from numba_tconv.formula.taps import Taps
 
 CELL_W, CELL_H, GAP, LABEL_W = 52, 22, 2, 64  # pixels
 MOST_PHASES, MOST_SHIFTS, MOST_OUTPUTS = 8, 12, 13
-# Paul Tol's light palette, legible under dark text and distinct for the colour-blind.
+# Paul Tol's light palette, distinct for the colour-blind.
 COLOURS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
 EMPTY = "#dddddd"  # phase without taps
-OTHER = "#f4f4f4"  # phase without a line
+OTHER = "#f4f4f4"  # phase not shown
 
 
 def picture(problem: Problem) -> str:
     """An ``<svg>`` element.
 
     Above, a line for each phase holds its taps, each below the input that it reads for column j. Below, the first
-    outputs have the colours of their phases. What does not fit is counted.
+    outputs have their phases' colours. What does not fit is counted.
     """
     taps, outputs = problem.taps, range(min(problem.out_length, MOST_OUTPUTS))
     phases = range(min(taps.stride, MOST_PHASES))
@@ -49,7 +49,7 @@ def picture(problem: Problem) -> str:
 
 
 def _colour(taps: Taps, phase: int) -> str:
-    """The colour of a phase; phases that have a line differ."""
+    """A phase's colour; shown phases differ."""
     if not taps.of_phase(phase):
         return EMPTY
     return COLOURS[phase] if phase < MOST_PHASES else OTHER

@@ -1,4 +1,4 @@
-"""Loads of the rungs on CUDA cores, k1 to k4, counted from a problem and a tile."""
+"""Loads of k1 to k4, counted from a problem and a tile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numba_tconv.kernels.k4_register_tile.cost import blocks
 
 @dataclass(frozen=True)
 class Traffic:
-    """Averages for one output; blocks at the ends of the signal count as whole.
+    """Averages for one output; blocks at the signal's ends count as whole.
 
     ``turns`` of the inner loop, one for each input channel and tap: all taps in k1, the longest phase's in k2 and k3,
-    and in k4 also a tile's padding. ``from_global`` and ``from_shared`` are elements loaded.
+    in k4 also the tile's padding. ``from_global`` and ``from_shared`` are elements loaded.
     """
 
     turns: float
@@ -25,9 +25,9 @@ class Traffic:
 
 
 def traffic(name: str, problem: Problem, config) -> Traffic:
-    """Traffic of the rung ``name``, k1 to k4, with the configuration ``config``. Raises ValueError for other rungs.
+    """Traffic of the rung ``name`` with ``config``. Raises ValueError for rungs other than k1 to k4.
 
-    Global loads count even where a cache answers. Elements copied to shared memory count once as global, and as shared
+    Global loads count even where a cache answers. Elements copied to shared memory count as global once, and as shared
     at each read.
     """
     p = problem

@@ -1,4 +1,4 @@
-"""The output of `inspect`: a rung's configuration for a workload, and its compiled kernels."""
+"""The output of `inspect`: a rung's configuration and compiled kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, de
 
 
 def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device) -> None:
-    """Print the report of each kernel of a rung. Raises offline.ToolMissing."""
+    """Print the report of each kernel. Raises offline.ToolMissing."""
     config, reports = compiled(name, workload.problem, dtype, precision, device)
     print(f"\n{name} for {workload.name} {workload.problem}, {config}")
     for report in reports:
@@ -43,7 +43,7 @@ def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str
 
 
 def print_report(report: offline.Report) -> None:
-    """Print a kernel's threads, registers, memory, occupancy and most frequent instructions."""
+    """Print threads, registers, memory, occupancy and the most frequent instructions."""
     print(table.markdown(REPORT_HEADER, [report_cells(report)]))
     total = report.instruction_mix.total()
     if total:
@@ -55,7 +55,7 @@ def print_report(report: offline.Report) -> None:
 
 
 def sm(cc: tuple) -> str:
-    """The name of an architecture: "sm_90a"."""
+    """An architecture's name: "sm_90a"."""
     return "sm_" + "".join(map(str, cc))
 
 

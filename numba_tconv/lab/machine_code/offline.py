@@ -1,6 +1,6 @@
 """Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm.
 
-ptxas of the package nvidia-cuda-nvcc comes first: NVVM may write a newer PTX version than a toolkit's ptxas accepts.
+The ptxas of nvidia-cuda-nvcc comes first: NVVM may write newer PTX than a toolkit's ptxas accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Report:
     """A compiled kernel.
 
     ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block. ``log`` is ptxas's output. ``seconds``
-    is processor time of the compilers; it includes PTX only if that was not on disk (runtime/cache.py).
+    is the compilers' processor time, without PTX that was on disk.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Report:
 
     @cached_property
     def instruction_mix(self) -> Counter:
-        """Occurrences of each SASS instruction with its modifiers; empty without nvdisasm."""
+        """Occurrences of each SASS instruction with modifiers; empty without nvdisasm."""
         return instructions(self.sass or "")
 
     @cached_property
     def blocks_per_multiprocessor(self) -> int:
-        """Blocks that fit on one multiprocessor, by threads, registers and shared memory."""
+        """Blocks that fit by threads, registers and shared memory."""
         threads, blocks, shared = LIMITS[self.cc[:2]]
         warps = -(-self.threads // 32)
         registers_a_warp = -(-self.registers * 32 // 256) * 256
@@ -82,10 +82,10 @@ class Report:
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
-    """Compile ``kernel`` for compute capability ``cc``, as a GPU that has it would.
+    """Compile ``kernel`` as a GPU of compute capability ``cc`` would.
 
-    ``shared_bytes`` is a block's dynamic shared memory where the launch decides it; ``ptx`` is the kernel's PTX if the
-    caller has it. Raises ToolMissing without ptxas; without nvdisasm the report has no SASS.
+    ``shared_bytes``: a block's dynamic shared memory where the launch decides it. ``ptx``: the kernel's PTX, if known.
+    Raises ToolMissing without ptxas.
     """
     before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
@@ -108,8 +108,7 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
 
 
 def spill_bytes_with_fewer(report: Report, registers: int) -> int:
-    """Bytes spilled if setmaxnreg.inc gave its threads ``registers`` fewer. Raises ValueError where the kernel has
-    none."""
+    """Bytes spilled if setmaxnreg.inc gave ``registers`` fewer. Raises ValueError for a kernel without it."""
     fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
     ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
     if not replaced:
@@ -137,17 +136,17 @@ def _spill_bytes(log: str) -> int:
 
 
 def _processor_seconds() -> float:
-    """Processor time of this process and of finished children."""
+    """Of this process and finished children."""
     return sum(os.times()[:4])
 
 
 def instructions(sass: str) -> Counter:
-    """Occurrences of each instruction, with its modifiers, in SASS."""
+    """Occurrences of each SASS instruction with modifiers."""
     return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
 
 
 def loops(code: str) -> list[str]:
-    """The text of each loop in PTX or SASS, from a label to the last branch back to it."""
+    """Each loop in PTX or SASS, from a label to the last branch back to it."""
     lines = code.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
@@ -159,7 +158,7 @@ def loops(code: str) -> list[str]:
 
 
 def product_loops(code: str) -> list[str]:
-    """The loops that multiply and add. Raises ValueError where there is none."""
+    """The loops that multiply and add. Raises ValueError without one."""
     found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
     if not found:
         raise ValueError("no loop of this code multiplies and adds")
@@ -167,9 +166,9 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of the program ``name``, such as ptxas: from NVIDIA's Python packages, else from PATH.
+    """Path of a program such as ptxas: from NVIDIA's Python packages, else from PATH.
 
-    Raises ToolMissing if there is none; with ``optional``, returns None instead.
+    Raises ToolMissing if there is none; with ``optional``, returns None.
     """
     spec = find_spec("nvidia")
     for folder in spec.submodule_search_locations if spec else ():

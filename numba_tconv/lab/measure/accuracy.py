@@ -14,22 +14,21 @@ from numba_tconv.selection.directions import FORWARD
 
 from .directions import Operands, by_torch, shape_of
 
-ORACLE_ELEMENTS = 1 << 27  # float64 elements of input or output held at once, 1 GiB
-NO_TF32 = 1e-5  # relative norm below which torch has not rounded to TF32's 11 bits
+ORACLE_ELEMENTS = 1 << 27  # float64 elements held at once, 1 GiB
+NO_TF32 = 1e-5  # relative norm below which torch did not round to TF32
 
-# Upper bound of the standard deviation of a rounding error, relative to the product. A number of b bits is off by up to
-# 2**-b of itself. A split operand has 22 bits, and the product of the low parts is left out.
+# Upper bound of a rounding error's standard deviation, relative to the product. A number of b bits is off by up to
+# 2**-b of itself; a split operand has 22 bits, and the product of the low parts is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
 MOST = math.sqrt(6)  # deviations that one product may be off by
-FEW = 64  # fewer numbers than this may all be off by more than one deviation
-DEVIATIONS = 6  # no random error of an element exceeds this many
-FEW_TERMS = 64  # products in a sum that may be added serially and may nearly cancel
+FEW = 64  # fewer numbers may all be off by more than one deviation
+DEVIATIONS = 6  # random errors stay below
+FEW_TERMS = 64  # products that may be added serially and nearly cancel
 
 
 @dataclass(frozen=True)
 class Error:
-    """Distance from the float64 result: ``norm`` is relative, ``largest`` is the largest element error relative to the
-    largest element of the result."""
+    """Distance from float64: ``norm`` is relative, ``largest`` the largest element error over the largest element."""
 
     norm: float
     largest: float
@@ -38,11 +37,11 @@ class Error:
         return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
 
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
-        """Whether both measures are at most twice torch's own error in the same precision.
+        """Whether both measures are at most twice torch's error in the same precision.
 
         Where TF32 is allowed but cuDNN did not use it, the limit is TF32_ERROR, the cost of rounding both operands to
-        11 bits, with a margin. The limit is never below the dtype's spacing, which float64 multiplies by the root of
-        ``terms``, the products in the longest sum, because its reference is rounded too.
+        11 bits. The limit is never below the dtype's spacing; in float64, whose reference is rounded too, times the
+        root of ``terms``, the products in the longest sum.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -60,10 +59,10 @@ TF32_ERROR = Error(4e-4, 6e-4)
 
 
 def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
-    """Whether a result of the problem is close enough to float64: ``error.within(of_torch, ...)``, or, in float32 sums
-    of at most FEW_TERMS products, within ``rounding``."""
+    """Whether a result is close enough to float64: ``error.within(of_torch, ...)``, or within ``rounding`` for float32
+    sums of at most FEW_TERMS products."""
     if result == "grad_bias":
-        precision = "ieee"  # it has no products, so there is nothing that TF32 rounds
+        precision = "ieee"  # it has no products
     dtype = operands.x.dtype
     if error.within(of_torch, dtype, precision, p.terms(result)):
         return True
@@ -74,8 +73,8 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Rounding errors of products are independent, so an element's error grows with the root of the sum of its products'
-    squares. Where few products nearly cancel, that is many times the element's own size.
+    Rounding errors are independent, so an element's error grows with the root of the sum of its products' squares.
+    Where products nearly cancel, it exceeds the element many times.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
@@ -92,8 +91,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
-    """Errors of ``outputs``, all the same result of the problem, against torch in float64 without cuDNN. Every element
-    counts; NaN stays NaN."""
+    """Errors of ``outputs``, all the same result, against torch in float64 without cuDNN. NaN stays NaN."""
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero
@@ -117,10 +115,9 @@ def _relative(value, to) -> float:
 def _in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the float64 result in pieces with their slices of the first dimension; ``change`` is applied to the
-    operands.
+    """Yield pieces of the float64 result, with operands under ``change``, and their slices of the first dimension.
 
-    Output and grad_input come a few samples at a time, gradients for weight and bias as one piece.
+    Output and grad_input come a few samples at a time, other gradients whole.
     """
     x, weight, bias, grad_output = operands
 

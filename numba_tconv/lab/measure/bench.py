@@ -1,7 +1,7 @@
-"""Measurement: rungs, torch's own op, conv1d and a device copy take turns in one run (timing.py) and are checked.
+"""Measurement: rungs, torch's op, conv1d and a device copy take turns in one run (timing.py) and are checked.
 
-The copy's bandwidth gives the roofline. A rung's result memory holds NaN before each timed call; the last call's
-results are compared with float64, every element, and a wrong result gives no row.
+The copy's bandwidth gives the roofline. Result memory holds NaN before each timed call of ours. The last call's results
+are compared with float64; a wrong result gives no row.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .workloads import Workload
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRECISIONS}
 CONV1D = "conv1d"
-PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # GPUs that PEAK_FLOPS holds for; others get no roofline
+PEAKS_KNOWN = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")  # PEAK_FLOPS holds for them; others get no roofline
 
-# torch.autograd queues a step through several operators, which takes Python longer than one call.
+# A step takes Python longer to queue than one call.
 FLUSHES_OF = {STEP: 4 * FLUSHES}
 COPY_BYTES = 2 << 30
 
 
 class WrongResult(Exception):
-    """A timed result is wrong. ``rows`` are the rows of the contestants that were right."""
+    """A timed result is wrong. ``rows`` are the right contestants'."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)
@@ -58,7 +58,7 @@ def torch_switches(tf32: bool) -> Iterator[None]:
 
 
 def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int = 0):
-    """Random x (N, C_in, L), weight (C_in, C_out/groups, K), scaled for outputs near 1, and bias (C_out,) or None."""
+    """Random x (N, C_in, L), weight (C_in, C_out/groups, K), for outputs near 1, and bias (C_out,) or None."""
     p = workload.problem
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -76,7 +76,7 @@ def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int =
 
 
 def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients: bool) -> Operands:
-    """``make_inputs``, and with ``gradients`` also a random grad_output (N, C_out, L_out)."""
+    """``make_inputs``, with ``gradients`` also a random grad_output (N, C_out, L_out)."""
     inputs = Operands(*make_inputs(workload, dtype, device))
     if not gradients:
         return inputs
@@ -102,15 +102,15 @@ def measure(
     """Rows for ``rungs`` on ``workload`` in ``direction``, from one interleaved run on torch's current GPU.
 
     Args:
-        rungs: registry names, ``auto``, ``cudnn`` or ``all`` (see ``rungs_for``, which raises for others).
-        precision: of float32, for torch too, which computes "ieee" beside our "tf32x3". In "tf32", ``auto`` is the call
-            that names no precision while torch's switch allows TF32.
-        weights: "call" packs weights in the timed call; "frozen" packs them before it (forward pass only).
+        rungs: names as for ``rungs_for``, which raises for others.
+        precision: of float32, torch's too ("ieee" beside our "tf32x3"). In "tf32", ``auto`` names no precision and
+            torch's switch allows TF32.
+        weights: "call" packs weights in the timed call; "frozen" before it (forward pass only).
         repeats: timed rounds.
-        budget_s: seconds on the GPU that each contestant may take.
+        budget_s: GPU seconds of each contestant.
 
     Raises:
-        WrongResult: a result is wrong; it holds the rows of the right ones.
+        WrongResult: a result is wrong; it holds the right rows.
         ValueError: ``weights`` and ``direction`` exclude each other.
     """
     check_weights(weights, direction)
@@ -143,13 +143,13 @@ def measure(
 
 
 def check_weights(weights: str, direction: str) -> None:
-    """Raise ValueError where ``direction`` cannot be computed from frozen weights."""
+    """Raise ValueError where ``direction`` has no frozen weights."""
     if weights == FROZEN and direction != FORWARD:
         raise ValueError(f"frozen weights are for the forward pass, not for {direction}: training changes them")
 
 
 def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
-    """A line for each result of the contestant that is too far from float64."""
+    """A line for each of the contestant's results that is too far from float64."""
     return [
         f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
         for result, of in found.items()
@@ -158,12 +158,12 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
-    """A rung or the selection, its result memory filled with NaN before every call."""
+    """A rung or the selection, whose result memory holds NaN before every call."""
     asked = TF32_ALLOWED if precision == "tf32" else precision
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
     def poison():
-        # The allocator reuses the freed NaN blocks for results of the same sizes.
+        # Results of the same sizes reuse the freed blocks.
         return [torch.full(shape, math.nan, dtype=operands.x.dtype, device=operands.x.device) for shape in shapes]
 
     def step():
@@ -184,7 +184,7 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
 
 
 def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
-    """torch's own op, gradient or step, and for the forward pass conv1d with packed weights, where it applies."""
+    """torch's op, gradient or step; for the forward pass also conv1d with packed weights, where it applies."""
     if direction == STEP:
         return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
     contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}
@@ -205,7 +205,7 @@ def _rows(
     found: dict[str, dict[str, Error]],
     bandwidth: float,
 ) -> list[Row]:
-    """The rows of ``names``; ``bandwidth`` is the copy's, in bytes a second."""
+    """The rows of ``names``; ``bandwidth`` is the copy's, in bytes/s."""
     costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
     where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
     known = where.gpu in PEAKS_KNOWN
@@ -213,7 +213,7 @@ def _rows(
     min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
 
     def error(name):
-        """The largest relative norm over all results."""
+        """The largest norm over all results."""
         return max(of[name].norm for of in found.values())
 
     common = dict(
@@ -240,13 +240,13 @@ def _rows(
 
 
 def _copy() -> Contestant:
-    """A device-to-device copy, which measures the roofline's bandwidth."""
+    """A device-to-device copy, for the roofline's bandwidth."""
     size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8)
     source, target = torch.ones(size // 4, device="cuda"), torch.empty(size // 4, device="cuda")
     return Contestant(lambda: target.copy_(source))
 
 
 def powers_of_two(shortest: int, longest: int) -> list[int]:
-    """The powers of two from ``shortest`` to ``longest``, both included."""
+    """Powers of two from ``shortest`` to ``longest``, both included."""
     powers = (2**exponent for exponent in itertools.count())
     return [n for n in itertools.takewhile(lambda n: n <= longest, powers) if n >= shortest]

@@ -1,4 +1,4 @@
-"""Contestants by name: a rung, "auto" for the selection, "cudnn", or "all"."""
+"""Contestants by name: a rung, "auto" (the selection), "cudnn", or "all"."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def rungs_for(
 ) -> tuple[list[str], list[str]]:
     """The contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
 
-    "all" is every rung that can do the problem on ``device``, and ``auto``; it is ``cudnn`` where no rung computes in
-    ``precision``. In "tf32", a permission, ``auto`` may also compute in "ieee". A step has ``auto`` alone. ``device``
-    None is torch's current GPU, else an H200.
+    "all" is ``auto`` and every rung that can do the problem on ``device``; ``cudnn`` where none computes in
+    ``precision``. In "tf32", ``auto`` may also compute in "ieee". A step has ``auto`` alone. ``device`` None is torch's
+    current GPU, else an H200.
 
     Raises:
         ValueError: a name is unknown or of another direction.
@@ -59,7 +59,7 @@ def rungs_for(
 
 
 def _not_in(direction: str, name: str) -> str:
-    """The reason why no rung of ``direction`` has that name."""
+    """Why no rung of ``direction`` has that name."""
     words = {FORWARD: "the forward pass", STEP: "a whole step"}
     try:
         computes = rung_direction(name)

@@ -1,6 +1,6 @@
 """Operands, shapes, costs and implementations of each direction.
 
-A problem has four results, the output and three gradients. A direction is one result, or a step, which computes all.
+A problem has four results, the output and three gradients. A direction is one result, or a step, which is all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 
 
 class Operands(NamedTuple):
-    """The operands of all results of a problem. ``grad_output`` may be None for the forward pass."""
+    """Operands of all results; ``grad_output`` may be None for the forward pass."""
 
     x: torch.Tensor  # (N, C_in, L)
     weight: torch.Tensor  # (C_in, C_out/groups, K)
@@ -28,7 +28,7 @@ class Operands(NamedTuple):
     grad_output: torch.Tensor | None = None  # (N, C_out, L_out)
 
     def of(self, result: str) -> tuple:
-        """The operands of one of RESULTS, in the order in which rungs take them."""
+        """Those of one of RESULTS, in the rungs' order."""
         g = self.grad_output
         return {
             FORWARD: (self.x, self.weight, self.bias),
@@ -50,8 +50,8 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
 def costs_of(direction: str, p: Problem) -> list[Problem]:
     """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's.
 
-    The gradients for input and weight cost a forward pass without bias. The gradient for the bias costs nothing: a step
-    reads grad_output anyway.
+    The gradients for input and weight each cost one without bias. The bias's costs nothing: a step reads grad_output
+    anyway.
     """
     without_bias = replace(p, bias=False)
     return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])
@@ -61,12 +61,12 @@ def costs_of(direction: str, p: Problem) -> list[Problem]:
 
 
 def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
-    """torch's own transposed convolution, (N, C_out, L_out)."""
+    """(N, C_out, L_out)."""
     return torch_conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
 
 
 def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
-    """One of RESULTS by torch's own operator, in the operands' dtype and on their device."""
+    """One of RESULTS by torch, in the operands' dtype and on their device."""
     x, weight, bias, grad_output = operands
     if result == FORWARD:
         return torch_forward(x, weight, bias, p)
@@ -82,7 +82,7 @@ def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
 
 
 def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
-    """The public function; ``precision`` TF32_ALLOWED names none, so torch's switch decides."""
+    """The public function; TF32_ALLOWED names no precision, so torch's switch decides."""
     named = None if precision == TF32_ALLOWED else precision
     return functional.conv_transpose1d(
         *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=named
@@ -90,7 +90,7 @@ def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
 
 
 def by_selection(result: str, operands: Operands, p: Problem, precision: str) -> torch.Tensor:
-    """One of RESULTS by the selection: the public function, or a gradient's operator."""
+    """One of RESULTS by the public function, or a gradient's operator."""
     if result == FORWARD:
         return our_forward(*operands.of(result), p, precision)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
@@ -103,7 +103,7 @@ def by_selection(result: str, operands: Operands, p: Problem, precision: str) ->
 
 
 def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:
-    """All results of a step, by name: ``forward(x, weight, bias)`` and its gradients by torch.autograd."""
+    """A step's results by name: ``forward(x, weight, bias)`` and its gradients by torch.autograd."""
     inputs = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in operands[:3]]
     with torch.enable_grad():
         y = forward(*inputs)

@@ -1,7 +1,7 @@
-"""Transposed convolution as torch's ordinary conv1d, the formulation an expert writes for speed.
+"""Transposed convolution as torch's conv1d, the formulation that an expert writes for speed.
 
-Stride 1 flips the taps and complements the padding. A kernel of ``m * stride`` undilated taps becomes one conv1d whose
-output channels hold the phases, shuffled into the signal and cropped.
+Stride 1 flips the taps and complements the padding. ``m * stride`` undilated taps become one conv1d whose output
+channels hold the phases, shuffled into the signal and cropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from numba_tconv.formula.problem import Problem
 
 
 def applies(problem: Problem) -> bool:
-    """Whether the formulation covers ``problem``."""
     whole_phases = problem.kernel_size % problem.stride == 0 and problem.dilation == 1
     return problem.stride == 1 or whole_phases
 
@@ -32,7 +31,7 @@ def pack_bias(bias: torch.Tensor | None, problem: Problem) -> torch.Tensor | Non
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem) -> torch.Tensor:
-    """The output (N, C_out, L_out) from x (N, C_in, L) and the packed weight and bias; a view where stride > 1."""
+    """The output (N, C_out, L_out) of x (N, C_in, L), packed weight and bias; a view where stride > 1."""
     reach = problem.dilation * (problem.kernel_size // problem.stride - 1)
     if problem.stride == 1:
         before, after = reach - problem.padding, reach - problem.padding + problem.output_padding

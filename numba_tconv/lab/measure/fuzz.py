@@ -1,8 +1,7 @@
-"""Random problems, operand strides and precisions on every rung and gradient, against float64.
+"""Random problems, strides and precisions on every rung and gradient, against float64.
 
-A case depends on seed and number alone, so a run can resume anywhere; a failing one is printed as a line of Python.
-Stride, taps and channels of a group come from a list, since kernels are compiled for them. In the simulator everything
-is tiny.
+Seed and number alone determine a case, so runs resume anywhere; a failing one is printed as a line of Python. Stride,
+taps and channels of a group come from a list, since kernels are compiled for them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 from .bench import DTYPES
 from .directions import Operands, shape_of
 
-# Stride, kernel size, dilation, input channels and output channels of a group.
+# Stride, kernel size, dilation, input and output channels of a group.
 STRUCTURES = [
     *[(1, 1, 1, 16, 16), (1, 3, 1, 128, 128), (1, 5, 3, 32, 64), (1, 7, 1, 24, 130), (1, 11, 5, 17, 40)],
     *[(1, 41, 1, 9, 10), (2, 4, 1, 128, 64), (2, 3, 2, 32, 64), (2, 2, 1, 40, 72), (2, 5, 3, 20, 33)],
@@ -37,7 +36,7 @@ STRUCTURES = [
     *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
 ]  # fmt: skip
 TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
-REPORT_S = 30  # seconds between lines of progress
+REPORT_S = 30  # seconds between reports
 
 
 class Mismatch(AssertionError):
@@ -48,8 +47,8 @@ class Mismatch(AssertionError):
 class Layout:
     """Memory layout of a tensor of three dimensions.
 
-    ``order`` lists dimensions from outermost to innermost. ``gaps`` multiplies each dimension's dense stride (0 repeats
-    one number). ``shift`` is the number of elements before the tensor.
+    ``order``: dimensions, outermost first. ``gaps`` multiplies each dense stride (0 repeats one number). ``shift``:
+    elements before the tensor.
     """
 
     order: tuple[int, int, int] = (0, 1, 2)
@@ -57,7 +56,7 @@ class Layout:
     shift: int = 0
 
     def random(self, shape, dtype, generator):
-        """A random tensor of that layout, on the generator's device."""
+        """A random tensor, on the generator's device."""
         strides, below = [0, 0, 0], 1
         for d in reversed(self.order):
             strides[d] = below * self.gaps[d]
@@ -69,8 +68,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and the rung or gradient that computes it. ``layouts`` are of input, weight and grad_output; ``dtype``
-    is a name."""
+    """A problem and its rung or gradient. ``layouts`` are of input, weight, grad_output; ``dtype`` is a name."""
 
     rung: str
     problem: Problem
@@ -80,7 +78,7 @@ class Case:
     seed: int
 
     def line(self) -> str:
-        """One line of Python that computes the case again."""
+        """Python that computes the case again."""
         return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
 
     def check(self) -> None:
@@ -93,17 +91,17 @@ class Case:
         rung, of = (RUNGS | GRADIENTS)[self.rung], rung_direction(self.rung)
         operands = Operands(x, w, bias, g).of(of)
         result = torch.full(shape_of(of, p), math.nan, dtype=dtype, device=where)
-        # Tiny tiles, so that seams and tails occur in tiny problems.
+        # Tiny tiles give tiny problems seams and tails.
         config = rung.tiny_configs(p, dtype)[0] if SIMULATOR else None
         rung.run(*operands, result, p, config, self.precision)
         far = (result.double() - in_float64(of, operands, p)).abs()
-        wrong = ~(far <= bound(of, operands, p, dtype, self.precision))  # true for NaN too
+        wrong = ~(far <= bound(of, operands, p, dtype, self.precision))  # NaN too
         if wrong.any():
             raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the worst by {far.max():.3g}")
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
-    """The oracle of the result ``of``, from the operands that its kernels take, on their device."""
+    """The oracle of the result ``of``, from its operands, on their device."""
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
@@ -117,10 +115,10 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
-    """The most that each element may differ from the oracle, whatever the order of its sum.
+    """The most that each element may differ from the oracle, for any order of its sum.
 
-    Relative to the sum of the products' magnitudes: rounding of the operands, loss of each addition (doubled, because
-    tensor cores truncate), rounding of the stored result.
+    Relative to the sum of the products' magnitudes: rounded operands, loss of each addition (doubled: tensor cores
+    truncate), rounded result.
     """
     magnitude = in_float64(of, [None if t is None else t.abs() for t in operands], problem)
     operands_rounding = 2**-10 + 2**-20 if precision == "tf32" else 0
@@ -130,7 +128,6 @@ def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def draw(seed: int, number: int) -> Case:
-    """The case of this seed and number."""
     drawn = random.Random(f"{seed} {number}")
     gpu = device.current_device()
     while True:
@@ -144,15 +141,15 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _problem(drawn: random.Random) -> Problem:
-    """A problem with at least one output."""
+    """A problem with outputs."""
     structure = drawn.choice(TINY_STRUCTURES if SIMULATOR else STRUCTURES)
     stride, kernel_size, dilation, in_per_group, out_per_group = structure
-    # Around one tile of columns and beyond; fewer for long strides.
+    # Around one tile of columns and beyond; less for long strides.
     longest = 12 if SIMULATOR else drawn.choice((140, max(1, 2000 // stride)))
     length, groups = drawn.randint(1, longest), drawn.randint(1, 2 if SIMULATOR else 3)
     output_padding = drawn.randrange(max(stride, dilation))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
-    reach = dilation * (kernel_size - 1) + stride  # padding up to this touches the most edge cases
+    reach = dilation * (kernel_size - 1) + stride  # padding up to this meets most edge cases
     return Problem(
         *(drawn.randint(1, 2 if SIMULATOR else 5), groups * in_per_group, groups * out_per_group, kernel_size, length),
         stride=stride,
@@ -165,21 +162,21 @@ def _problem(drawn: random.Random) -> Problem:
 
 
 def _layout(drawn: random.Random) -> Layout:
-    """A layout; half are contiguous, though perhaps not aligned."""
+    """A layout; half are contiguous, perhaps unaligned."""
     shift = drawn.choice((0, 0, drawn.randrange(16)))
     if drawn.random() < 0.5:
         return Layout(shift=shift)
     order = drawn.choice(list(itertools.permutations(range(3))))
-    # At most one stride with a gap, to limit memory, and perhaps one of zero.
+    # At most one gap, to limit memory, and perhaps one stride of zero.
     gaps = [drawn.choice((1, 2, 3)), drawn.choice((0, 1, 1)), 1]
     drawn.shuffle(gaps)
     return Layout(order, tuple(gaps), shift)
 
 
 def run_fuzz(arguments) -> int:
-    """Check ``count`` cases of a seed from number ``first``; print each wrong one as a line of Python.
+    """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python.
 
-    Any other exception ends the run, since it may have spoilt the GPU's context.
+    Any other exception ends the run: it may have spoilt the GPU's context.
     """
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)

@@ -1,4 +1,4 @@
-"""Where and when a measurement ran: GPU, driver, versions, commit."""
+"""Where and when a measurement ran."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv import requirements
 
 @dataclass(frozen=True)
 class Machine:
-    """Columns that are the same for a whole run; words such as ``unknown`` stand for missing values."""
+    """Columns of a whole run; words such as ``unknown`` stand for missing values."""
 
     commit: str
     gpu: str
@@ -26,24 +26,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Time:
-    """The time column of a row."""
-
     time: str
 
 
 @dataclass(frozen=True)
 class Measured(Machine, Time):
-    """The columns that every row begins with."""
+    """The first columns of every row."""
 
 
 def describe() -> Machine:
-    """This machine, with torch's current GPU ("none" without one)."""
+    """This machine, with torch's current GPU or "none"."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return Machine(_commit(), gpu, driver(), torch.__version__, _cudnn(), version("numba-cuda"))
 
 
 def version(package: str) -> str:
-    """The installed version of ``package``, or "missing"."""
+    """``package``'s installed version, or "missing"."""
     return requirements.version(package) or "missing"
 
 
@@ -56,7 +54,7 @@ def _output_of(*command: str) -> str:
 
 
 def _commit() -> str:
-    """NUMBA_TCONV_COMMIT, for copies without git history, else git's commit, with "+" if the working tree differs."""
+    """NUMBA_TCONV_COMMIT (for copies without history), else git's commit, with "+" for a changed working tree."""
     if given := os.environ.get("NUMBA_TCONV_COMMIT"):
         return given
     commit = _output_of("git", "rev-parse", "--short", "HEAD")
@@ -64,7 +62,7 @@ def _commit() -> str:
 
 
 def driver() -> str:
-    """NVIDIA's driver version, or "unknown" where `nvidia-smi` does not tell it."""
+    """NVIDIA's driver version, or "unknown"."""
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"
 

@@ -1,4 +1,4 @@
-"""Performance rows: one measurement a row, in CSV files that are replaced whole."""
+"""Rows: one measurement each, in CSV files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from . import machine
 
-CALL, FROZEN = "call", "frozen"  # weights packed in the timed call, or once before it
+CALL, FROZEN = "call", "frozen"  # weights packed in the timed call, or before it
 WEIGHTS = CALL, FROZEN
 
 
@@ -26,16 +26,16 @@ class RowsError(Exception):
 class Row(machine.Measured):
     """One measurement.
 
-    Times are in milliseconds, ``length`` in samples, ``gbps`` in 10^9 bytes a second of minimum traffic, ``tflops`` in
-    10^12 operations a second. None marks a value that does not apply or was not measured.
+    Times are in ms, ``length`` in samples, ``gbps`` in 10^9 bytes/s of minimum traffic, ``tflops`` in 10^12
+    operations/s. None: does not apply or was not measured.
 
-    * ``workload``: a name, perhaps with a sweep's suffix ``@total`` or ``@batch<N>``
+    * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
     * ``direction``: one of directions.DIRECTIONS
-    * ``rung``: a registry name, ``auto`` for the selection, or "cudnn" where no rung computes in that precision
-    * ``weights``: "call" if packed in the timed call, as for all gradients, steps and "cudnn"; "frozen" if before
-    * ``cudnn_ms_p50``: torch's own op, gradient or step; ``conv1d_ms_p50``: forward pass only
+    * ``rung``: a name, ``auto`` for the selection, or "cudnn" where no rung has the precision
+    * ``weights``: "call" if packed in the timed call, as for gradients, steps and "cudnn"; "frozen" if before
+    * ``cudnn_ms_p50``: torch's op, gradient or step; ``conv1d_ms_p50``: forward pass only
     * ``roofline``: floor time / ``ms_p50``
-    * ``relerr``: relative norm against float64, the worst result's for a step
+    * ``relerr``: relative norm against float64, a step's worst
     """
 
     workload: str
@@ -58,17 +58,17 @@ class Row(machine.Measured):
 
     @property
     def opponent_ms(self) -> float | None:
-        """The faster of torch's own op and the conv1d formulation."""
+        """The faster of torch's op and conv1d."""
         return min((ms for ms in (self.cudnn_ms_p50, self.conv1d_ms_p50) if ms is not None), default=None)
 
     @property
     def floor_ms(self) -> float | None:
-        """The roofline's time in ms, by the copy bandwidth of the row's run."""
+        """The roofline's time in ms, by the run's copy bandwidth."""
         return None if self.roofline is None else self.roofline * self.ms_p50
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-Kind = TypeVar("Kind")  # the dataclass of a row
+Kind = TypeVar("Kind")  # a row's dataclass
 _PARSE = {
     "str": str,
     "int": int,
@@ -79,25 +79,25 @@ _PARSE = {
 
 
 def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """The rows of the file at ``path``, in order. Raises RowsError."""
+    """The rows of the file at ``path``. Raises RowsError."""
     return list(_parse(_text(Path(path)), str(path), kind))
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
-    """The rows of every ``*.csv`` in ``directory``, by file name; none if it is missing. Raises RowsError."""
+    """The rows of every ``*.csv`` in ``directory``, by file name; none without it. Raises RowsError."""
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, which is created with its directory if need be, and renamed into place.
+    """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
 
-    Raises RowsError, leaving the file as it was, when it has other columns or cannot be written.
+    Raises RowsError, leaving the file as it was, if it has other columns or cannot be written.
     """
     replace(path, [*existing(path, kind), *rows], kind)
 
 
 def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Write ``rows`` in place of the file at ``path``, as ``append`` does. Raises RowsError."""
+    """Write ``rows`` in place of the file at ``path``. Raises RowsError as ``append`` does."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_columns(kind))
@@ -107,7 +107,7 @@ def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Ro
 
 
 def check_writable(path: str | os.PathLike, kind: type = Row) -> None:
-    """Raise RowsError, before a measurement starts, where ``append`` would."""
+    """Raise RowsError where ``append`` would, before a measurement."""
     existing(path, kind)
     check_replaceable(path)
 
@@ -118,13 +118,11 @@ def check_replaceable(path: str | os.PathLike) -> None:
 
 
 def replace_text(path: str | os.PathLike, text: str) -> bool:
-    """``replace_bytes`` for UTF-8 text."""
     return replace_bytes(path, text.encode("utf-8"))
 
 
 def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
-    """Write ``content`` beside ``path`` and rename it over ``path``; returns whether the content changed. Raises
-    RowsError where the file cannot be read or written."""
+    """Write beside ``path`` and rename over it; returns whether the content changed. Raises RowsError."""
     path = Path(path)
     try:
         if path.exists() and path.read_bytes() == content:
@@ -144,8 +142,8 @@ def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """The row to show for each (workload, direction, rung, dtype, precision, length): the newest of the default call,
-    else the newest with frozen weights."""
+    """For each (workload, direction, rung, dtype, precision, length) the newest row of the default call, else with
+    frozen weights."""
 
     def rank(row):
         return row.weights == CALL, row.time
@@ -154,7 +152,7 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """The rows of the GPU that has the most; of equally many, the GPU with the newest."""
+    """Rows of the GPU with the most; of equals, the one with the newest."""
     by_gpu: dict[str, list[Kind]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)
@@ -164,7 +162,7 @@ def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
 def newest(
     rows: Iterable[Kind], key: Callable[[Kind], tuple], rank: Callable[[Kind], object] = lambda row: row.time
 ) -> dict[tuple, Kind]:
-    """The row of highest ``rank`` for each ``key``, in the order in which keys are first seen."""
+    """The row of highest ``rank`` for each ``key``, in the order of keys."""
     found: dict[tuple, Kind] = {}
     for row in rows:
         if key(row) not in found or rank(row) >= rank(found[key(row)]):
@@ -173,12 +171,12 @@ def newest(
 
 
 def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """The rows of the file at ``path``; none if there is no file. Raises RowsError."""
+    """The rows of the file at ``path``; none without it. Raises RowsError."""
     return read(path, kind) if Path(path).exists() else []
 
 
 def _beside(path: Path) -> str:
-    """A new empty file in the directory of ``path``, which is created if need be."""
+    """A new empty file beside ``path``; creates the directory."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -199,7 +197,7 @@ def _columns(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-@lru_cache(maxsize=8)  # each explanation reads all rows
+@lru_cache(maxsize=8)  # every explanation reads all rows
 def _parse(text: str, path: str, kind: type[Kind]) -> tuple[Kind, ...]:
     lines = csv.reader(io.StringIO(text))
     header = tuple(next(lines, ()))

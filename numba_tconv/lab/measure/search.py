@@ -1,6 +1,6 @@
-"""The exhaustive search that k6's cost model is tested against: every configuration of a workload, measured in one run.
+"""The exhaustive search that k6's cost model is tested against: every configuration of a workload, in one run.
 
-Calls of the rung never search. Weights are packed before, as the model leaves packing out.
+Weights are packed before, since the model leaves packing out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPEATS, BUDGET_S = 9, 0.3
 
 @dataclass(frozen=True)
 class Tried:
-    """A configuration of a workload and its median time in milliseconds."""
+    """A configuration of a workload and its median ms."""
 
     time: str
     commit: str
@@ -55,18 +55,17 @@ COLUMNS = tuple(field.name for field in fields(Tried))
 
 
 def read(path: str | os.PathLike) -> list[Tried]:
-    """The rows of the file at ``path``; none if there is no file. Raises rows.RowsError."""
+    """The rows of the file at ``path``; none without it. Raises rows.RowsError."""
     return rows.existing(path, Tried)
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise rows.RowsError, before a measurement starts, where ``append`` would."""
+    """Raise rows.RowsError where ``append`` would."""
     rows.check_writable(path, Tried)
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
-    """Add rows to the file at ``path``; they replace older ones of the same workloads and precisions. Raises
-    rows.RowsError."""
+    """Add rows, in place of older ones of the same workloads and precisions. Raises rows.RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)
@@ -87,12 +86,12 @@ def described(config: Config) -> dict:
 
 
 def is_of(tried: Tried, config: Config) -> bool:
-    """Whether the row is of that configuration; workload and precision are not compared."""
+    """Whether the row has that configuration; workload and precision are not compared."""
     return all(getattr(tried, column) == value for column, value in described(config).items())
 
 
 def compile_all(found: list[Config], jobs: int) -> None:
-    """Compile the kernels of the configurations into the cache on disk, ``jobs`` at a time."""
+    """Compile into the cache on disk, ``jobs`` at a time."""
     cc = target((9, 0))
     workers.run(_compile, [(config, cc) for config in found], jobs, f"kernels: {len(found)}")
 
@@ -102,15 +101,15 @@ def _compile(config: Config, cc: tuple) -> None:
 
 
 def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
-    """Rows of all configurations of the workload, timed in turns as in ``bench``.
+    """Rows of all configurations, timed in turns as in ``bench``.
 
-    Raises bench.WrongResult if one is wrong on the first or the last sample.
+    Raises bench.WrongResult if one is wrong on the first or last sample.
     """
     p, name = workload.problem, bench.peak_name(dtype, precision)
     found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
-        packed_once = FrozenWeights(weight)  # outside the timed call
+        packed_once = FrozenWeights(weight)  # not timed
         y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
         ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
 

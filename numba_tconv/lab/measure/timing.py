@@ -1,7 +1,6 @@
 """Timing on the GPU: contestants take turns, each call between two events and on a cold cache.
 
-Events are queued behind the cache flush, which hides a shorter launch time of Python. Turns expose all contestants to
-the same clocks.
+Events are queued behind the cache flush, which hides Python's launch time. Turns give all contestants the same clocks.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from numba_tconv.runtime.progress import progress
 
 WARMUP_CALLS = 2
 FEWEST_REPEATS = 5
-FLUSHES = 4  # reads of the flush buffer before a timed call
+FLUSHES = 4  # before a timed call
 
 
 @dataclass
 class Contestant:
-    """``call`` enqueues one computation and returns its output; ``prepare`` runs before it, untimed."""
+    """``call`` enqueues one computation and returns its output; ``prepare`` runs before, untimed."""
 
     call: Callable[[], Any]
     prepare: Callable[[], object] = lambda: None
     output: Any = None
-    every: int = 1  # takes part in one of so many rounds
+    every: int = 1  # rounds for each turn
     events: list = field(default_factory=list)
 
     def times(self) -> list[float]:
@@ -35,8 +34,7 @@ class Contestant:
 
 
 class Flush:
-    """Evict the L2 cache by reading a buffer of eight times its size, ``times`` times, long enough for Python to queue
-    a call."""
+    """Evict the L2 cache by reading eight times its size, ``times`` times, while Python queues a call."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -50,7 +48,7 @@ class Flush:
 
 
 def timed_call(contestant: Contestant, flush: Flush) -> None:
-    """Call the contestant once between two events, on a cold cache."""
+    """Call once between two events, on a cold cache."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     contestant.output = None
     contestant.prepare()
@@ -64,10 +62,9 @@ def timed_call(contestant: Contestant, flush: Flush) -> None:
 def interleave(
     contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
 ) -> None:
-    """Time the contestants in turns, ``repeats`` times each.
+    """Time the contestants in turns, ``repeats`` times each, after ``flushes`` cache flushes a call.
 
-    One that would take longer than ``budget_s`` seconds sits out rounds, but gets at least FEWEST_REPEATS calls
-    (``repeats``, if fewer). ``flushes`` is the number of cache flushes before each call.
+    One that would exceed ``budget_s`` seconds sits out rounds, but gets FEWEST_REPEATS calls (``repeats``, if fewer).
     """
     flush = Flush(flushes)
     for contestant in progress(contestants, f"{label}: compile and warm up"):

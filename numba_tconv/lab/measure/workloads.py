@@ -1,4 +1,4 @@
-"""The named workloads: the problems that are measured."""
+"""The named problems that are measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numba_tconv.formula.problem import Problem
 class Workload:
     """A problem with a name.
 
-    ``family`` groups workloads; ``note`` says which layer it is. With ``expanded_weight`` one filter serves all
-    channels, as a view with stride 0 over the input channels.
+    ``family`` groups workloads; ``note`` names the layer. With ``expanded_weight`` one filter serves all channels, by a
+    stride of 0 over the input channels.
     """
 
     name: str
@@ -85,7 +85,7 @@ SETS = {"kernelbench": KERNELBENCH, "audio": AUDIO, "all": tuple(WORKLOADS)}
 
 
 def get(name: str) -> Workload:
-    """The workload called ``name``. Raises ValueError, with close names, where there is none."""
+    """The workload called ``name``. Raises ValueError, with close names."""
     if name not in WORKLOADS:
         close = difflib.get_close_matches(name, WORKLOADS, n=3) or sorted(WORKLOADS)
         raise ValueError(f"no workload is called {name!r}; did you mean {', '.join(close)}?")
@@ -93,8 +93,8 @@ def get(name: str) -> Workload:
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
-    """The workloads that ``names`` (of workloads or SETS) stand for, each once; with ``batch`` resized by
-    ``at_length``: ``hifigan_u1@batch1``. Raises ValueError for an unknown name."""
+    """The workloads of ``names`` (or SETS), each once; ``at_length`` gives them the ``batch``. Raises ValueError for an
+    unknown name."""
     single = [get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name, (name,)))]
     return single if batch is None else [at_length(one, one.problem.length, batch) for one in single]
 
@@ -102,8 +102,8 @@ def expand(names: list[str], batch: int | None = None) -> list[Workload]:
 def at_length(workload: Workload, length: int, batch: int | None = None) -> Workload:
     """``workload`` at another input length, for a sweep.
 
-    With ``batch`` that is the batch, and the name gains ``@batch<N>``. Without, batch * length stays the same, and the
-    name gains ``@total``; raises ValueError where ``length`` does not divide that total.
+    A given ``batch`` adds ``@batch<N>`` to the name. Without, batch * length stays the same and the name gains
+    ``@total``; raises ValueError where ``length`` does not divide the total.
     """
     problem, total = workload.problem, workload.problem.batch * workload.problem.length
     if batch is None and (length < 1 or total % length):
@@ -114,7 +114,7 @@ def at_length(workload: Workload, length: int, batch: int | None = None) -> Work
 
 
 def of_row(name: str, length: int) -> Workload | None:
-    """The workload of a row with that name and length; None where there is none, or it has other sizes now."""
+    """The workload of a row with that name and length; None if there is none, or it has other sizes now."""
     parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
     if not parts or parts[1] not in WORKLOADS:
         return None

@@ -1,4 +1,4 @@
-"""README's claim: the package's speed, in sentences made from rows."""
+"""README's claim, made from rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, i
 
 
 def render(rows: Iterable[Row]) -> str:
-    """The speed of the selection at full size, on the GPU with the most such rows."""
+    """The selection's speed at full size, on the GPU with the most rows."""
     picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = of_main_gpu(row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC)
     shown = list(latest(picked).values())
@@ -35,7 +35,7 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def _means(rows: Iterable[Row]) -> str:
-    """For each arithmetic, the mean of the speed-ups, their number and range."""
+    """For each arithmetic the mean, number and range of the speed-ups."""
     return ", ".join(
         f"**{mean(found):.1f} times as fast in {name}** ({len(found)} layers, {min(found):.2f} to {max(found):.1f})"
         for name, found in _speedups(rows).items()
@@ -50,7 +50,7 @@ def _speedups(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _frozen(picked: list[Row]) -> str:
-    """The gain of frozen weights over layers that were timed both ways; empty without any."""
+    """The gain of frozen weights, over layers timed both ways; empty without any."""
     both: dict[str, dict[tuple, Row]] = {
         weights: latest(row for row in picked if row.direction == FORWARD and row.weights == weights)
         for weights in (CALL, FROZEN)
@@ -65,7 +65,7 @@ def _frozen(picked: list[Row]) -> str:
 
 
 def _fallback(forward: list[Row]) -> str:
-    """The numbers that are not of default calls, in a sentence; empty without any."""
+    """The numbers not of default calls, in a sentence; empty without any."""
     counts = []
     for precision, name in ARITHMETIC.items():
         some = [row for row in forward if row.precision == precision]

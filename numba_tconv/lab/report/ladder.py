@@ -1,4 +1,4 @@
-"""README's ladder: each rung's idea and gain, made from rows."""
+"""README's ladder, made from rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # by a
 def render(rows: Iterable[Row]) -> str:
     """A line for each rung, from rows of the GPU with the most.
 
-    A ladder rung shows float32 on WORKLOAD, in full precision or, without it, in TF32; its gain is over the rung below.
-    A rung in BESIDE shows that workload and dtype; its gain is over the ladder's fastest.
+    A ladder rung shows float32 on WORKLOAD, in full precision, else in TF32; its gain is over the rung below. A rung in
+    BESIDE shows that workload and dtype; its gain is over the ladder's fastest.
     """
     dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
     measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]
@@ -55,6 +55,6 @@ def _own(name: str, measured: list[Row]) -> Row | None:
 
 
 def _time(measured: list[Row], name: str, workload: str) -> Row | None:
-    """The rung's row on the workload, in the first of NAMES that it has."""
+    """The rung's row, in the first of NAMES that it has."""
     found = {row.precision: row for row in measured if (row.rung, row.workload) == (name, workload)}
     return next((found[precision] for precision in NAMES if precision in found), None)

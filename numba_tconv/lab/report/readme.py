@@ -1,4 +1,4 @@
-"""README.md and plots/README.md: text made from rows stands between markers of its name."""
+"""README.md and plots/README.md: text made from rows between markers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from . import tables as table
 
 FRONT = "claim", "ladder", "ten", "precision"  # in README.md
 RESULTS = "figures", "tables", "kernelbench", "decoders"  # in plots/README.md
-# Figures are ordered by family, direction and arithmetic.
+# Figures by family, direction and arithmetic.
 PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
 ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
 
 
 def tables(data: str | os.PathLike) -> dict[str, str]:
-    """The text for each pair of markers, by name, made from the rows in the directory ``data``. Raises RowsError."""
+    """The text for each pair of markers, by name, from rows in ``data``. Raises RowsError."""
     data = Path(data)
     results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
@@ -40,7 +40,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
 
 
 def figures(planned: dict[str, plotting.Plan]) -> str:
-    """Every figure as an image under its title, in the order of PLACES, directions and ARITHMETICS."""
+    """Every figure under its title, in the order of PLACES, directions and ARITHMETICS."""
 
     def place(name):
         family = PLACES.index(name.partition("_")[0])
@@ -53,14 +53,14 @@ def figures(planned: dict[str, plotting.Plan]) -> str:
 
 
 def section(readme: str, name: str) -> str:
-    """The text between the markers of ``name`` in a README's text. Raises RowsError where one is missing."""
+    """The text between the markers of ``name``. Raises RowsError where one is missing."""
     start, end = _span(readme, name)
     return readme[start:end].strip()
 
 
 def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
-    """The text of the README at ``path`` with each of ``tables`` between its markers. Raises RowsError where a marker
-    is missing or the file cannot be read."""
+    """The README with each of ``tables`` between its markers. Raises RowsError for a missing marker or unreadable
+    file."""
     try:
         readme = Path(path).read_text(encoding="utf-8")
         for name, text in tables.items():
@@ -74,17 +74,16 @@ def updated(path: str | os.PathLike, tables: dict[str, str]) -> str:
 
 
 def update(path: str | os.PathLike, tables: dict[str, str]) -> bool:
-    """Write the README as ``updated``; returns whether it changed. Raises RowsError, leaving the file as it was."""
+    """Write ``updated``; returns whether it changed. Raises RowsError, leaving the file as it was."""
     return rows.replace_text(path, updated(path, tables))
 
 
 def markers(name: str) -> tuple[str, str]:
-    """The lines that begin and end the text of ``name`` in a README."""
+    """The lines around the text of ``name``."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
 def _span(readme: str, name: str) -> tuple[int, int]:
-    """Start and end of the text between the markers."""
     begin, finish = markers(name)
     start, end = readme.find(begin), readme.find(finish)
     if start < 0 or end < start:

@@ -1,4 +1,4 @@
-"""README's results in short, ten layers and the precisions, made from rows."""
+"""README's ten layers and precisions, made from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = (
 COLUMNS = ((FORWARD, "tf32"), (FORWARD, "bfloat16"), (STEP, "tf32"), (STEP, "bfloat16"))
 NAMES = {"tf32": "TF32", "bfloat16": "bf16"}
 
-# By dtype and precision: the arithmetic.
+# By dtype and precision.
 PRODUCTS = {
     ("float32", "ieee"): "exact products, float32 sums, on CUDA cores",
     ("float32", "tf32"): "operands rounded to 11 bits, on tensor cores",
@@ -31,7 +31,7 @@ SHORT = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}  # names for 
 
 
 def ten(rows: Iterable[Row]) -> str:
-    """The table of LAYERS: the selection's time forward and in a training step, and its speed-up."""
+    """The table of LAYERS: the selection's time and speed-up, forward and in a training step."""
     found = _picked(rows)
     if not found:
         return EMPTY
@@ -47,7 +47,7 @@ def ten(rows: Iterable[Row]) -> str:
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
-    """The forward pass of each of LAYERS, as a line of text."""
+    """The forward pass of LAYERS, a line each."""
     found, found_lines = _picked(rows), []
     for name in LAYERS:
         cells = [(NAMES[column[1]], _cell(found.get((name, *column)))) for column in COLUMNS if column[0] == FORWARD]
@@ -63,8 +63,7 @@ def shown(rows: Iterable[Row]) -> list[Row]:
 
 
 def precisions(rows: Iterable[Row]) -> str:
-    """A line for each precision: its arithmetic, median errors of ours and torch's, and mean speed-up, over the layers
-    at full size, forward."""
+    """A line for each precision: arithmetic, median errors of ours and torch's, mean speed-up, forward at full size."""
     picked = [row for row in rows if (row.rung, row.direction) == ("auto", FORWARD) and "@" not in row.workload]
     picked = list(latest(of_main_gpu(picked)).values())
     if not picked:

@@ -10,13 +10,13 @@ from numba_tconv.lab.measure.workloads import AUDIO, WORKLOADS
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD
 
 EMPTY = "No rows are recorded yet."
-MARK = "*"  # behind a time with weights packed before the call
-ALIKE = 1.02  # frozen times within this ratio of the call's are not shown
-AGREE = 1.07  # largest ratio between times of the same kernel
+MARK = "*"  # weights packed before the call
+ALIKE = 1.02  # frozen times this close to the call's are not shown
+AGREE = 1.07  # largest ratio of times of one kernel
 
 
 def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) -> str:
-    """A Markdown table with aligned columns; the first ``texts`` columns are text, the others numbers."""
+    """A Markdown table; the first ``texts`` columns are text, the others numbers."""
     cells = [header, *([str(cell) for cell in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
 
@@ -31,11 +31,11 @@ def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) 
 
 
 def render(rows: Iterable[Row]) -> str:
-    """All rows at full size: a section for each GPU, the one with the most rows first, with a table for each direction,
+    """All rows at full size: a section for each GPU, the one with the most rows first; a table for each direction,
     dtype and precision.
 
-    Times are median ms. Share of the floor and speed-up are ``auto``'s, or the fastest rung's without it. The speed-up
-    is over the faster of cuDNN and conv1d in the same run.
+    Times are median ms. Share of the floor and speed-up, over the faster of cuDNN and conv1d in the same run, are
+    ``auto``'s, else the fastest rung's.
     """
     by_gpu: dict[str, list[Row]] = {}
     for row in rows:
@@ -45,32 +45,32 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def where(rows: list) -> str:
-    """GPU, versions and date of the newest of ``rows``, which may be rows of any file."""
+    """GPU, versions and date of the newest of ``rows``, of any file."""
     newest = max(rows, key=lambda row: row.time)
     return f"{newest.gpu}, driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}, {newest.time[:10]}"
 
 
 def arithmetic(row) -> str:
-    """The row's dtype, and its precision where there is a choice."""
+    """The row's dtype, and precision where there is a choice."""
     return row.dtype if row.precision == row.dtype else f"{row.dtype}, {row.precision}"
 
 
 def time(row: Row | None) -> str:
-    """The row's milliseconds, with MARK if its weights were packed before the call; "-" without a row."""
+    """The row's ms, with MARK if its weights were packed before; "-" without a row."""
     return "-" if row is None else _ms(row.ms_p50) + (MARK if row.weights == FROZEN else "")
 
 
 def note(rows: Iterable[Row]) -> str:
-    """The meaning of MARK, if one of ``rows`` has it; else empty."""
+    """The meaning of MARK, if ``rows`` have it; else empty."""
     marked = any(row.weights == FROZEN for row in rows)
     return f"(`{MARK}`: weights packed before the call, as in a frozen layer; no row of the default call yet.)" * marked
 
 
 def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
-    """The rows of one line, by rung, without outdated ones.
+    """A line's rows, by rung, without outdated ones.
 
-    ``auto`` launches the fastest rung. If their times differ by more than AGREE, a kernel has changed, and rows older
-    than ``auto``'s are left out, except cuDNN's.
+    ``auto`` launches the fastest rung. If their times differ by more than AGREE, a kernel has changed; rows older than
+    ``auto``'s, except cuDNN's, are left out.
     """
     auto = of_rungs.get("auto")
     others = [row.ms_p50 for rung, row in of_rungs.items() if rung not in ("auto", "cudnn")]
@@ -84,7 +84,7 @@ def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Geometric."""
     return math.exp(sum(map(math.log, numbers)) / len(numbers))
 
 
@@ -151,8 +151,7 @@ def _table(rows: list[Row], frozen: list[Row]) -> str:
 
 
 def _beside(auto: Row | None, frozen: list[Row]) -> Row | None:
-    """The frozen row to show beside a default call's: not older in code, and with a time that differs by more than
-    ALIKE."""
+    """The frozen row to show beside a default call's: of no older code, and different by more than ALIKE."""
     if auto is None or auto.weights != CALL:
         return None
     same = ("workload", "direction", "dtype", "precision", "length")

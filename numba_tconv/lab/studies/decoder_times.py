@@ -1,9 +1,8 @@
 """Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
 
 A torch function mode computes each transposed convolution between two events, so layer times include the decoder's
-caches and layouts. Where a decoder waits for the GPU (EnCodec, Mimi, BigVGAN), both sides include Python's time. Wall
-times run without events, from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and
-``routed``.
+caches and layouts. Where a decoder waits for the GPU, both sides include Python's time. Wall times run without events,
+from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and ``routed``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from numba_tconv.torch_api.routed import routed
 from . import decoders
 
 FILE = Path("decoders", "transformers.csv")  # in the data directory
-DTYPES = ("float32", "bfloat16")  # by default
+DTYPES = ("float32", "bfloat16")  # default
 DEVICE = "cuda"
-FEWEST_WALLS = 30  # rounds of the wall time
-WHOLE_FLUSHES = 20 * FLUSHES  # long enough for Python to queue much of a decoder
+FEWEST_WALLS = 30  # rounds
+WHOLE_FLUSHES = 20 * FLUSHES  # Python queues much of a decoder meanwhile
 HEADER = [
     *("decoder", "calls", "calls: torch", "ours", "speed-up"),
     *("whole: torch", "ours", "speed-up", "share of the calls in torch's"),
@@ -44,9 +43,9 @@ HEADER = [
 class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours.
 
-    Times are medians in ms, of the whole decoder and of its ``calls`` transposed convolutions together. ``seconds`` is
-    each input's length. ``weights`` is rows.CALL or rows.FROZEN. ``wall_ms_p50`` is None where it was not timed. Errors
-    are the waveform's relative norms against float64.
+    Times are median ms, of the whole decoder and of its ``calls`` transposed convolutions together; ``wall_ms_p50`` may
+    be None. ``seconds`` is each input's length. ``weights`` is rows.CALL or rows.FROZEN. Errors are the waveform's
+    relative norms against float64.
     """
 
     transformers: str
@@ -68,7 +67,7 @@ class Timed(machine.Measured):
 
 
 class Stopwatch(TorchFunctionMode):
-    """While active, computes torch.conv_transpose1d by ``function``, each call between two events kept in ``spans``."""
+    """While active, computes torch.conv_transpose1d by ``function``, each call between two events in ``spans``."""
 
     def __init__(self, function: Callable[..., torch.Tensor]):
         super().__init__()
@@ -91,7 +90,7 @@ class Side(Contestant):
     def __init__(self, model: torch.nn.Module, x: torch.Tensor, function: Callable[..., torch.Tensor]):
         super().__init__(self._decode)
         self.model, self.x, self.function = model, x, function
-        self.spans = []  # event pairs of transposed convolutions, a list for each call
+        self.spans = []  # of each call, its convolutions' event pairs
 
     def _decode(self) -> torch.Tensor:
         with Stopwatch(self.function) as watch:
@@ -100,7 +99,7 @@ class Side(Contestant):
         return y
 
     def layers_times(self) -> list[float]:
-        """Milliseconds of all transposed convolutions together, for each timed call."""
+        """ms of all transposed convolutions together, for each timed call."""
         timed = self.spans[len(self.spans) - len(self.events) :]
         return [sum(start.elapsed_time(stop) for start, stop in spans) for spans in timed]
 
@@ -116,9 +115,9 @@ def measure(
 ) -> Timed:
     """The row of the decoder called ``name`` on torch's current GPU, both sides timed in turns and checked.
 
-    ``seconds`` is each input's length; ``budget_s`` limits a side's seconds on the GPU. float32 is computed in TF32.
-    Raises ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our waveform
-    is more than twice as far from float64 as torch's.
+    ``seconds`` is each input's length; ``budget_s`` limits a side's GPU seconds. float32 is computed in TF32. Raises
+    ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our waveform is more
+    than twice as far from float64 as torch's.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()
@@ -129,7 +128,7 @@ def measure(
             model, x = decoder.make(batch, seconds)
         model = model.to(dtype)
         x = x.to(dtype) if x.is_floating_point() else x
-        # Copied before the first call, because some models keep results.
+        # Some models keep results of a call.
         in_float64, converted = copy.deepcopy(model).double(), copy.deepcopy(model)
         for module in converted.modules():
             if isinstance(module, torch.nn.RNNBase):
@@ -171,7 +170,7 @@ def measure(
 
 
 def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
-    """Median ms from the call until the GPU is idle, of ``model`` and of ``converted`` under ``routed``, in turns."""
+    """Median ms until the GPU is idle, of ``model`` and of ``converted`` under ``routed``, in turns."""
 
     def routed_call():
         with routed():
@@ -196,7 +195,7 @@ def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tens
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
-    """The error of ``y`` against ``exact``, its float64 counterpart."""
+    """The error of ``y`` against its float64 counterpart."""
     difference = y.double() - exact
     return Error((difference.norm() / exact.norm()).item(), (difference.abs().amax() / exact.abs().amax()).item())
 
@@ -205,8 +204,8 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
 
 
 def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
-    """The newest row of each decoder, grouped by GPU, dtype, precision and input size, float32 first; in a group,
-    decoders are in the order of DECODERS."""
+    """Each decoder's newest row, grouped by GPU, dtype (float32 first), precision and input size, in the order of
+    DECODERS."""
 
     def group(row):
         return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds
@@ -220,12 +219,12 @@ def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
 
 
 def title(name: str) -> str:
-    """The decoder's title; ``name`` itself where there is none."""
+    """The decoder's title, else ``name``."""
     return decoders.DECODERS[name].title if name in decoders.DECODERS else name
 
 
 def render(timed: Iterable[Timed]) -> str:
-    """A Markdown table for each group of rows."""
+    """A Markdown table for each group."""
     parts = []
     for some in grouped(timed):
         first = some[0]

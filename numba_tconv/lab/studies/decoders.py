@@ -1,7 +1,7 @@
 """Decoders of published models with transposed convolutions, built by transformers with random weights.
 
-Sizes are the configurations' defaults; no weights are fetched. ``convert`` finds torch.nn.ConvTranspose1d layers;
-BigVGAN also calls the function, with one filter expanded over channels, which takes ``routed``.
+Sizes are the configurations' defaults. ``convert`` finds torch.nn.ConvTranspose1d layers; BigVGAN calls the function,
+with one filter expanded over channels, which takes ``routed``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from numba_tconv.formula.problem import Problem
 from numba_tconv.torch_api.noted import transposed_convolutions
 
-GAIN = 0.65  # of a random convolution; below 1, since residual branches add up and would clip the waveform
+GAIN = 0.65  # below 1: residual branches add up and would clip the waveform
 BIAS = 0.02
 MISSING = "the decoders are built by transformers, which is not installed: pip install -e '.[decoders]'"
 
 
 class Built(NamedTuple):
-    """A model, its waveform samples for each input frame, and ``draw(batch, frames)``, which returns a random input."""
+    """A model, its waveform samples for each input frame, and ``draw(batch, frames)``, a random input."""
 
     model: nn.Module
     hop: int
@@ -37,8 +37,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """``family`` is transformers' name of the models, ``sampling_rate`` is in Hz, and ``construct(module, **sizes)``
-    returns Built."""
+    """``family`` is transformers' name, ``sampling_rate`` is in Hz, ``construct(module, **sizes)`` returns Built."""
 
     title: str
     family: str
@@ -46,23 +45,22 @@ class Decoder:
     construct: Callable[..., Built]
 
     def classes(self) -> ModuleType:
-        """The module with the family's classes."""
         return importlib.import_module(f"transformers.models.{self.family}.modeling_{self.family}")
 
     def build(self, **sizes) -> Built:
-        """The model of the published sizes; ``sizes`` override arguments of its configuration."""
+        """The model of the published sizes; ``sizes`` override its configuration."""
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
-        """A model with random weights in evaluation mode, and a random input for ``seconds`` of sound, on torch's
-        default device."""
+        """A model with random weights, in evaluation mode, and an input for ``seconds`` of sound, on torch's default
+        device."""
         model, hop, draw = self.build(**sizes)
         randomise(model)
         return model.eval(), draw(batch, max(1, round(seconds * self.sampling_rate / hop)))
 
 
 def require_transformers() -> None:
-    """Raise RuntimeError where transformers is not installed."""
+    """Raise RuntimeError without transformers."""
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeError(MISSING)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no downloads
@@ -76,9 +74,9 @@ def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def randomise(model: nn.Module) -> None:
-    """Draw random weights with which every layer affects the waveform and none clips it.
+    """Draw weights with which every layer affects the waveform and none clips it.
 
-    transformers' own weights include zeros, and layers so small that only the last bias would be heard.
+    transformers' own include zeros, and layers too small to be heard.
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
@@ -87,7 +85,7 @@ def randomise(model: nn.Module) -> None:
             drawn = GAIN * torch.randn_like(weight) / math.sqrt(terms)
             if is_parametrized(module, "weight"):
                 module.weight = drawn
-            elif hasattr(module, "weight_g"):  # the older weight_norm, weight = g * v / |v|
+            elif hasattr(module, "weight_g"):  # the older weight_norm
                 module.weight_g.copy_(drawn.norm(dim=(1, 2), keepdim=True))
                 module.weight_v.copy_(drawn)
             else:
@@ -100,8 +98,8 @@ def randomise(model: nn.Module) -> None:
 
 
 def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
-    """The distinct problems of the decoder's transposed convolutions, found without computing."""
-    decoder.classes()  # import first, or constants of the module become fake tensors
+    """The distinct problems of the decoder, found without computing."""
+    decoder.classes()  # imported under fake tensors, its constants would be fake
     noted = transposed_convolutions(lambda: decode(*decoder.make(batch, seconds)))
     return list(dict.fromkeys(one.problem for one in noted))
 
@@ -166,7 +164,7 @@ DECODERS = {
 
 
 def get(name: str) -> Decoder:
-    """The decoder called ``name``. Raises ValueError, with all names, where there is none."""
+    """The decoder called ``name``. Raises ValueError, with all names."""
     if name not in DECODERS:
         raise ValueError(f"no decoder is called {name!r}; there are {', '.join(DECODERS)}")
     return DECODERS[name]

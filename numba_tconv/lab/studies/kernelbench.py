@@ -1,6 +1,6 @@
-"""Entries for KernelBench, level 1, problems 64, 74 and 79, and their run under the benchmark's rules.
+"""Entries for KernelBench, level 1, problems 64, 74 and 79, and their run under its rules.
 
-The benchmark looks for a class called ``ModelNew`` in a source file of one line:
+The benchmark looks for ``ModelNew`` in a source file of one line:
 
     from numba_tconv.lab.studies.kernelbench import ModelNew64 as ModelNew
 """
@@ -25,7 +25,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class ModelNew64(torch.nn.Module):
-    """Problem 64: transposed 1-D convolution. The same seed gives the weights of the benchmark's ``Model``."""
+    """Problem 64: transposed 1-D convolution. A seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class ModelNew64(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C_in, L) to (N, C_out, L_out)."""
+        """(N, C_in, L) to (N, C_out, L_out)."""
         return self.conv1d_transpose(x)
 
 
 class ModelNew74(torch.nn.Module):
-    """Problem 74: dilated. The same seed gives the weights of the benchmark's ``Model``."""
+    """Problem 74: dilated. A seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class ModelNew74(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C_in, L) to (N, C_out, L_out)."""
+        """(N, C_in, L) to (N, C_out, L_out)."""
         return self.conv1d_transpose(x)
 
 
 class ModelNew79(ModelNew74):
-    """Problem 79: dilated, padded and strided; constructed as problem 74."""
+    """Problem 79: dilated, padded and strided."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem of the benchmark: our class, its constructor's arguments, and the workload of its sizes."""
+    """A problem: our class, its constructor's arguments, and the workload of its sizes."""
 
     model: type[torch.nn.Module]
     arguments: tuple
@@ -93,8 +93,8 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of an entry. Errors are the largest over the trials, against float64; times are means in ms;
-    ``passed`` counts trials in which our output has torch's shape and is allclose to torch's."""
+    """An entry's result. Errors are the largest over the trials, against float64; times are mean ms; ``passed`` counts
+    trials in which our output has torch's shape and is allclose to torch's."""
 
     number: int
     passed: int
@@ -110,7 +110,7 @@ class Verdict:
 
     @property
     def torch_is_the_inexact_side(self) -> bool:
-        """Whether torch's output is further from float64 than ours."""
+        """Whether torch is further from float64."""
         return self.same_shape and self.error.norm < self.torch_error.norm
 
     @property
@@ -120,7 +120,7 @@ class Verdict:
 
 
 def torch_model(number: int) -> torch.nn.Module:
-    """The layer in the benchmark's own ``Model`` of the problem."""
+    """The layer of the benchmark's ``Model``."""
     p = get(ENTRIES[number].workload).problem
     return torch.nn.ConvTranspose1d(
         *(p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, p.output_padding, p.groups, p.bias),
@@ -129,9 +129,9 @@ def torch_model(number: int) -> torch.nn.Module:
 
 
 def run(number: int) -> Verdict:
-    """Judge and time the entry of problem ``number`` at full size on the GPU, with torch's switches as they are.
+    """Judge and time problem ``number`` at full size on the GPU, with torch's switches as they are.
 
-    CORRECTNESS_TRIALS fresh inputs from torch.rand, then ``mean_ms`` of torch's layer and of ours.
+    CORRECTNESS_TRIALS inputs from torch.rand, then ``mean_ms`` of torch's layer and ours.
     """
     entry = ENTRIES[number]
     p = get(entry.workload).problem
@@ -155,7 +155,7 @@ def run(number: int) -> Verdict:
 
 
 def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
-    """Mean milliseconds of TIMED_TRIALS calls between CUDA events, each on a cold L2."""
+    """Mean ms of TIMED_TRIALS calls between CUDA events, on a cold L2."""
     flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(3):
@@ -173,6 +173,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest of each measure over the trials; NaN if any is NaN or there are no trials."""
+    """The largest of each measure; NaN if any is NaN or there are no trials."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

@@ -1,4 +1,4 @@
-"""Rows of the KernelBench run, and their table."""
+"""Rows of the KernelBench run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 
 @dataclass(frozen=True)
 class Result(machine.Measured):
-    """The row of an entry. Times are means in ms, with torch's default switches.
+    """An entry's row. Times are mean ms, with torch's default switches.
 
     ``weights`` is rows.CALL or rows.FROZEN. ``passed`` of ``trials`` outputs were allclose to torch's. Errors against
     float64 are the largest over the trials: relative norms, and element errors relative to the largest element.
@@ -37,7 +37,7 @@ class Result(machine.Measured):
 
 
 def result_of(verdict: Verdict) -> Result:
-    """The verdict as a row of this machine, now."""
+    """The row of this machine, now."""
     return Result(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(machine.describe()),
@@ -55,12 +55,12 @@ def result_of(verdict: Verdict) -> Result:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """A Markdown table, one line for each result."""
+    """A Markdown table."""
     return table.markdown(HEADER, [_cells(result) for result in results])
 
 
 def render(results: Iterable[Result]) -> str:
-    """A table for each GPU with the newest row of each problem."""
+    """A table for each GPU, of each problem's newest row."""
     tables: dict[str, list[Result]] = {}
     for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
         tables.setdefault(gpu, []).append(result)

@@ -1,5 +1,4 @@
-"""A small decoder trained to rebuild synthetic waveforms from a low-rate representation, with torch's layers and with
-ours.
+"""A small decoder trained to rebuild synthetic waveforms, with torch's layers and with ours.
 
 Both start from the same parameters, see the same batches and step in turns, so losses and times compare.
 """
@@ -27,7 +26,7 @@ from numba_tconv.torch_api.warm import warm
 
 SAMPLE_RATE = 16_000  # Hz
 HARMONICS = 5
-FRAME, COEFFICIENTS = 64, 16  # samples of a frame, and coefficients kept
+FRAME, COEFFICIENTS = 64, 16  # samples of a frame, coefficients kept
 STRIDES = (4, 4, 4)  # product: FRAME
 LAYERS = {"torch": nn.ConvTranspose1d, "numba_tconv": ConvTranspose1d}
 ARITHMETICS = ("ieee", "tf32", "bf16")
@@ -37,7 +36,7 @@ RECORDED_EVERY = 5  # steps
 
 @dataclass(frozen=True)
 class Sizes:
-    """A run's sizes: ``samples`` of a waveform must be whole frames; ``widths`` are the channels between layers."""
+    """``samples`` of a waveform are whole frames; ``widths`` are the channels between layers."""
 
     batch: int = 32
     samples: int = 32_768
@@ -49,7 +48,7 @@ class Step(machine.Measured):
     """The loss after a step, and the median ms of the steps since the last row.
 
     ``layers`` is in LAYERS, ``arithmetic`` in ARITHMETICS: float32 without TF32, with TF32, or autocast. The loss is
-    the error's power as a share of the waveforms'.
+    the error's share of the waveforms' power.
     """
 
     layers: str
@@ -79,7 +78,7 @@ def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Ten
 
 
 def representation(waves: torch.Tensor) -> torch.Tensor:
-    """(count, COEFFICIENTS, samples/FRAME): the first DCT-II coefficients of each frame."""
+    """(count, COEFFICIENTS, samples/FRAME): each frame's first DCT-II coefficients."""
     k, n = torch.arange(COEFFICIENTS, device=waves.device), torch.arange(FRAME, device=waves.device)
     basis = torch.cos(math.pi / FRAME * (n + 0.5) * k[:, None]) * math.sqrt(2 / FRAME)
     return basis @ waves.unflatten(-1, (-1, FRAME)).squeeze(1).transpose(1, 2)
@@ -89,7 +88,7 @@ def representation(waves: torch.Tensor) -> torch.Tensor:
 
 
 class Snake(nn.Module):
-    """x + sin(a*x)^2 / a, with a learned frequency ``a`` for each channel."""
+    """x + sin(a*x)^2 / a, with a learned ``a`` for each channel."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -100,7 +99,7 @@ class Snake(nn.Module):
 
 
 def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequential:
-    """From (N, COEFFICIENTS, L) to (N, 1, FRAME*L), through three transposed convolutions with K = 2*stride."""
+    """(N, COEFFICIENTS, L) to (N, 1, FRAME*L), through three transposed convolutions with K = 2*stride."""
     channels, modules = (COEFFICIENTS, *widths, 1), []
     for (before, after), stride in zip(pairwise(channels), STRIDES, strict=True):
         modules += [weight_norm(layer(before, after, 2 * stride, stride, stride // 2)), Snake(after)]
@@ -111,7 +110,7 @@ def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequ
 
 
 def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
-    """Train each kind of layer from the same ``seed``; a row for every RECORDED_EVERY steps and for the last."""
+    """Train each kind of layer from ``seed``; a row for every RECORDED_EVERY steps and for the last."""
     where = dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(machine.describe()))
     runs = {}
     for name, layer in LAYERS.items():
@@ -132,8 +131,8 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile ahead the kernels of training in all ARITHMETICS, in ``jobs`` processes (all processors by default);
-    returns their number, or 0 where the cache on disk cannot be written."""
+    """Compile the kernels of training ahead, in ``jobs`` processes (default: all processors); returns their number, or
+    0 where the cache on disk cannot be written."""
     try:
         cache.writable()
     except (RuntimeError, OSError):
@@ -151,7 +150,7 @@ def _autocast(device: str, arithmetic: str):
 
 
 class _Run:
-    """A model in training: its optimizer, last loss, and times of its latest steps."""
+    """A model in training, its optimizer, loss and times."""
 
     def __init__(self, model: nn.Module, device: str, arithmetic: str):
         self.model, self.device, self.autocast = model, device, _autocast(device, arithmetic)
@@ -169,7 +168,7 @@ class _Run:
         self.times.append((began, self._now()))
 
     def median_ms(self) -> float:
-        """Median milliseconds of the steps since the last call; waits for them."""
+        """Median ms of the steps since the last call; waits for them."""
         times, self.times = self.times, []
         if self.device != "cuda":
             return 1e3 * statistics.median(ended - began for began, ended in times)

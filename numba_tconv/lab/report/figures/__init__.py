@@ -1,4 +1,4 @@
-"""Figures, drawn from rows alone in one style."""
+"""Figures in one style, drawn from rows alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Plan(NamedTuple):
-    """A figure's title and the function that draws it."""
+    """A figure's title and drawing function."""
 
     title: str
     draw: Callable[[], Figure | None]
@@ -50,8 +50,8 @@ def draw_all(
     searched: Iterable[Tried] = (),
     timed: Iterable[Timed] = (),
 ) -> list[Path]:
-    """Draw every figure of ``plans`` as SVG and PNG in ``directory``; returns the paths of changed files. Raises
-    RowsError where a file cannot be written."""
+    """Draw every figure of ``plans`` as SVG and PNG; returns paths of changed files. Raises RowsError where one cannot
+    be written."""
     with matplotlib.rc_context(STYLE):
         planned = plans(rows, live, searched, timed)
         drawn = ((name, plan.draw()) for name, plan in progress(planned.items(), "figures", len(planned)))
@@ -69,7 +69,7 @@ def plans(
     * throughput against length for each sweep; ``live`` rows have hollow markers
     * the ladder
     * shares of the roofline for each direction, dtype and precision at full size
-    * errors, and throughput against intensity, for each direction (a step, being several kernels, has no intensity)
+    * errors, and throughput against intensity (but for steps), for each direction
     * predictions for ``searched`` configurations
     * the decoders that were ``timed``
     """
@@ -92,7 +92,7 @@ def _sweeps(recorded: list[Row], live: list[Row]) -> dict[str, Plan]:
     groups, groups_live = chosen.grouped(recorded, key), chosen.grouped(live, key)
     for group in groups | groups_live:
         if len({row.length for row in (*groups.get(group, ()), *groups_live.get(group, ()))}) == 1:
-            continue  # a single length is no sweep
+            continue  # no sweep
         workload, direction, *what = group
         name = name_of(f"throughput_{workload.replace('@', '_')}", direction, arithmetic(*what))
         name_of_layer, _, fixed = workload.partition("@")

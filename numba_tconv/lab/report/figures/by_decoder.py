@@ -1,4 +1,4 @@
-"""Whole decoders: the share of the transposed convolutions, torch's and ours."""
+"""Whole decoders and the share of their transposed convolutions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .by_rung import milliseconds
 from .style import CUDNN, SMALL, look
 from .words import caption, measured_on, words
 
-BAR = 0.38  # height; a decoder takes 1
+BAR = 0.38  # height, of a decoder's 1
 THEIRS, OURS = {"color": CUDNN["color"]}, {"color": look("k6_wgmma")["color"]}
-ROOM = 0.3  # for the label behind the longest bar, as a share of torch's time
-INSIDE = 0.25  # for the convolutions' label in the rest of a bar, likewise
+ROOM = 0.3  # for labels behind the longest bar, in torch's time
+INSIDE = 0.25  # for the convolutions' label, likewise
 
 
 def decoders(timed: Iterable[Timed]) -> Figure | None:
-    """A pair of bars for each decoder, torch's above ours, in shares of torch's whole time, filled for the transposed
+    """A pair of bars for each decoder, torch's above ours, in shares of torch's time, filled for the transposed
     convolutions; a panel for each dtype and input size. None without rows."""
     groups = grouped(timed)
     if not groups:
@@ -38,7 +38,7 @@ def decoders(timed: Iterable[Timed]) -> Figure | None:
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL)
     everything = [row for some in groups for row in some]
     longest = max(1.0, *(row.ms_p50 / row.torch_ms_p50 for row in everything))
-    panels[-1].set_xlim(0, longest + ROOM)  # shared by all panels
+    panels[-1].set_xlim(0, longest + ROOM)  # shared
     versions = ", ".join(sorted({row.transformers for row in everything}))
     caption(figure, f"whole decoders of transformers {versions}, random weights; {measured_on(everything)}")
     return figure
@@ -61,8 +61,8 @@ def _panel(axes: Axes, rows: list[Timed]) -> None:
 
 
 def _bar(axes: Axes, height: float, unit: float, times: tuple[float, float], side: dict, gains=("", "")) -> None:
-    """A bar at ``height``, filled for the convolutions, outlined for the rest; ``times`` (convolutions, whole) are in
-    ms, ``unit`` is the time drawn as 1, ``gains`` follow the labels of the times."""
+    """A bar at ``height``, filled for the convolutions. ``times`` (convolutions, whole) are in ms, ``unit`` is drawn as
+    1, ``gains`` follow the labels."""
     layers, whole = (time / unit for time in times)
     box = dict(height=BAR, edgecolor=side["color"], linewidth=0.8)
     axes.barh(height, layers, color=side["color"], **box)

@@ -1,4 +1,4 @@
-"""The roofline plot: throughput against arithmetic intensity."""
+"""Throughput against arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .style import CUDNN, ROOFLINE, SMALL, TINY, look, marks
 from .words import caption, measured_on, words
 
 COLUMNS = 2
-NAMES = 25.0  # factor below the slowest mark that leaves room for names
-NAME_GAP = 0.07  # least distance of two names, as a share of the width
+NAMES = 25.0  # factor below the slowest mark, for names
+NAME_GAP = 0.07  # between names, as a share of the width
 
 
 def intensity(rows: list[Row]) -> Figure:
-    """TFLOP/s against FLOPs per byte of minimum traffic, of each rung and cuDNN; a panel for each dtype and precision.
+    """TFLOP/s against FLOPs per byte of minimum traffic, of rungs and cuDNN; a panel for each dtype and precision.
     ``rows`` are of one direction at full size."""
     groups = arithmetics(rows)
     lines = -(-len(groups) // COLUMNS)
@@ -66,7 +66,7 @@ def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tupl
 
 
 def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
-    """Draw the limits of memory and arithmetic, labelled with their rates."""
+    """Draw and label the limits of memory and arithmetic."""
     ridge = peak / COPY_BANDWIDTH
     corners = [span[0], min(max(ridge, span[0]), span[1]), span[1]]
     axes.plot(corners, [min(x * COPY_BANDWIDTH, peak) / 1e12 for x in corners], **ROOFLINE)
@@ -84,7 +84,7 @@ def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
 
 
 def _name_columns(axes: Axes, columns: dict[str, float]) -> None:
-    """Write workload names along the lower edge, in order, as many as fit."""
+    """Write as many workload names along the lower edge as fit."""
     to_axes, named = axes.get_xaxis_transform(), []
     for name, x in columns.items():
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, 1)))[0]
@@ -98,5 +98,4 @@ def _per_byte(row: Row) -> float:
 
 
 def _peak(rows: list[Row]) -> float:
-    """Peak operations a second of the rows' arithmetic."""
     return PEAK_FLOPS[peak_name(DTYPES[rows[0].dtype], rows[0].precision)]

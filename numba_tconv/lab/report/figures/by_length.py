@@ -1,4 +1,4 @@
-"""Throughput against length, for one sweep."""
+"""Throughput against length, of one sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .words import caption, layer, measured_on, words
 
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
-    """Throughput against length for one sweep: GB/s of minimum traffic on the left, TFLOP/s on the right."""
+    """GB/s of minimum traffic on the left, TFLOP/s on the right."""
     rows, live = _on_the_grid(rows), _on_the_grid(live)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -32,7 +32,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows at powers of two, if there are any: their neighbours would overlap them."""
+    """The rows at powers of two, if any: their neighbours would overlap them."""
     powers = [row for row in rows if row.length & (row.length - 1) == 0]
     return powers or list(rows)
 
@@ -53,7 +53,7 @@ def _panel(axes: Axes, rows: list[Row], live: Sequence[Row], value: Callable[[Ro
     for rung in rungs(live):
         style = look(rung) | {"linestyle": "-.", "markerfacecolor": "white"}
         line([(row.length, value(row)) for row in live if row.rung == rung], f"{rung}, live", style)
-    # cuDNN, conv1d and the roofline come from the run of the fastest row of a length.
+    # cuDNN, conv1d and the roofline are from the fastest row's run.
     best = {}
     for row in sorted(rows or live, key=lambda row: -row.ms_p50):
         best[row.length] = row

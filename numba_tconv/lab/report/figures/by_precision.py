@@ -11,12 +11,12 @@ from .style import CUDNN, SMALL, look, marks
 from .words import caption, measured_on, words
 
 CUDNN_NAME = "cuDNN"
-HEADING = 1.0  # height of a precision's name; a line of marks takes 1
+HEADING = 1.0  # height, of a line's 1
 
 
 def errors(rows: list[Row]) -> Figure:
     """Relative errors of each rung and of cuDNN in each dtype and precision, a mark for each workload. ``rows`` are of
-    one direction at full size. An error of 0 is not drawn."""
+    one direction at full size; errors of 0 are left out."""
     figure, height, ticks = Figure(layout="constrained"), 0.0, []
     axes = figure.subplots()
     for some in arithmetics(rows).values():

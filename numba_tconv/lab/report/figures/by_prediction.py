@@ -1,4 +1,4 @@
-"""Predictions of k6's cost model against the times that the search measured."""
+"""k6's cost model against the search's times."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .style import ROOFLINE, look, marks
 from .words import caption, commits
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
-FAR = 1.35  # choices whose measured and predicted times differ by this factor are named
+FAR = 1.35  # choices off by this factor are named
 
 
 class Pair(NamedTuple):
-    """A measured configuration, its predicted milliseconds without launch overhead, and whether the rung takes it."""
+    """A measured configuration, its predicted ms without launch overhead, and whether the rung takes it."""
 
     measured: Tried
     expected: float
@@ -33,8 +33,7 @@ class Pair(NamedTuple):
 
 
 def predicted(tried: Iterable[Tried]) -> Figure | None:
-    """Predicted against measured ms of every configuration, a panel for each precision. The rung's choices stand out;
-    the ones far off are named. None without pairs."""
+    """Predicted against measured ms, a panel for each precision; the rung's choices stand out. None without pairs."""
     known = pairs(tried)
     if not known:
         return None
@@ -57,7 +56,7 @@ def predicted(tried: Iterable[Tried]) -> Figure | None:
 
 
 def pairs(tried: Iterable[Tried]) -> list[Pair]:
-    """Each measured configuration with its prediction; workloads and configurations that are gone are left out."""
+    """Each measured configuration with its prediction; those that are gone are left out."""
     found = []
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:

@@ -1,4 +1,4 @@
-"""The ladder: each rung's share of the roofline, on two workloads."""
+"""Each rung's share of the roofline, on two workloads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .style import CUDNN, ROOFLINE, SMALL, STEP, look
 from .words import caption, layer, measured_on, words
 
 WORKLOADS, PRECISIONS = ("kb64", "hifigan_u3"), ("ieee", "tf32")
-ROOM = 0.77  # a longer bar has its time inside
-HEADING = 0.9  # height of a group's title; a bar takes 1
+ROOM = 0.77  # longer bars have their time inside
+HEADING = 0.9  # height, of a bar's 1
 
 
 def shown(row: Row) -> bool:
-    """Whether the figure shows the row: a rung of the ladder in float32, on one of WORKLOADS."""
+    """Whether the row is of a ladder rung in float32, on one of WORKLOADS."""
     on_ladder = re.match(STEP, row.rung) and row.dtype == "float32" and row.precision in PRECISIONS
     return bool(on_ladder) and row.workload in WORKLOADS
 
@@ -28,8 +28,8 @@ def shown(row: Row) -> bool:
 def ladder(rows: list[Row]) -> Figure:
     """Bars of every rung's speed, a panel for each workload and a group for each precision.
 
-    Lengths are shares of the roofline with the least floor time, so all groups compare. Lines mark each group's
-    roofline and cuDNN. ``rows`` are of one direction and dtype, and all have a roofline.
+    Lengths are shares of the roofline with the least floor time, so groups compare. Lines mark each group's roofline
+    and cuDNN. ``rows`` are of one direction and dtype, and have a roofline.
     """
     names, groups = workloads(rows), arithmetics(rows)
     bars = [(key, rungs(groups[key])) for key in groups]
@@ -60,7 +60,7 @@ def ladder(rows: list[Row]) -> Figure:
 
 
 def _group(axes: Axes, rows: list[Row], names: list[str], floor: float, top: float) -> None:
-    """Draw the bars of one precision, from the height ``top`` down, and the lines across them."""
+    """Draw one precision's bars, from the height ``top`` down, and lines."""
     if not rows:
         return
     best = fastest(rows)
@@ -84,5 +84,5 @@ def _group(axes: Axes, rows: list[Row], names: list[str], floor: float, top: flo
 
 
 def milliseconds(time: float) -> str:
-    """A time in ms as text: three significant digits, or whole milliseconds from 100 on."""
+    """ms with three significant digits, whole from 100 on."""
     return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"

@@ -14,7 +14,7 @@ from .words import caption, measured_on, words
 
 
 def shares(rows: list[Row]) -> Figure:
-    """The share of the roofline that each rung, cuDNN and conv1d reach, a line of marks for each workload."""
+    """Shares that rungs, cuDNN and conv1d reach, a line of marks for each workload."""
     rows = [row for row in rows if row.roofline is not None]
     names = workloads(rows)
     figure = Figure(figsize=(7.5, 1.5 + 0.42 * len(names)), layout="constrained")

@@ -13,17 +13,17 @@ Of = TypeVar("Of")
 
 
 def drawn(row: Row) -> bool:
-    """Whether the row has a mark of its own: rungs, and ``auto`` for a step, since elsewhere it repeats a rung."""
+    """Whether the row has a mark: rungs, and a step's ``auto``, which elsewhere repeats a rung."""
     return row.rung != "cudnn" and (row.rung != "auto" or row.direction == STEP)
 
 
 def swept(row: Row) -> bool:
-    """Whether the row belongs to a sweep over lengths."""
+    """Whether the row is of a sweep over lengths."""
     return "@" in row.workload
 
 
 def at_full_size(row: Row) -> bool:
-    """Whether the row has a mark and a roofline share, at its workload's own size."""
+    """Whether the row has a mark and a roofline share, at its workload's size."""
     return drawn(row) and not swept(row) and row.roofline is not None
 
 
@@ -33,13 +33,13 @@ def rungs(rows: Iterable[Row]) -> list[str]:
 
 
 def workloads(rows: Iterable[Row]) -> list[str]:
-    """The workloads of ``rows``, in the order of WORKLOADS."""
+    """In the order of WORKLOADS."""
     present = {row.workload for row in rows}
     return [name for name in WORKLOADS if name in present] + sorted(present - set(WORKLOADS))
 
 
 def arithmetics(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows by dtype and precision, float32 first, "ieee" before others."""
+    """The rows by dtype and precision, float32 and "ieee" first."""
     groups = grouped(rows, lambda row: (row.dtype, row.precision))
     return {key: groups[key] for key in sorted(groups, key=lambda key: (key[0] != "float32", *key))}
 
@@ -49,7 +49,7 @@ def fastest(rows: Iterable[Row]) -> Row:
 
 
 def grouped(rows: Iterable[Of], key: Callable[[Of], tuple | None]) -> dict[tuple, list[Of]]:
-    """The rows by key; rows whose key is None are left out."""
+    """The rows by key; those with None are left out."""
     groups: dict[tuple, list[Of]] = {}
     for row in rows:
         if (group := key(row)) is not None:

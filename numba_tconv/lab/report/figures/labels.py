@@ -6,12 +6,12 @@ from matplotlib.axes import Axes
 
 from .style import SMALL
 
-GAP = 11  # points between the baselines of two labels
+GAP = 11  # points between baselines
 
 
 def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
-    """Write each label to the right of its point, moved up where it would cover the one below."""
-    axes.figure.draw_without_rendering()  # fixes the points' places
+    """Write each label to the right of its point, moved up off the one below."""
+    axes.figure.draw_without_rendering()  # fixes places
     points = 72 / axes.figure.dpi
     below = None
     for (x, y), label in sorted(labels, key=lambda one: one[0][1]):

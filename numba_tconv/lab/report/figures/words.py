@@ -1,4 +1,4 @@
-"""Text of figures: labels, captions, file names."""
+"""Labels, captions and file names of figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.selection.directions import FORWARD
 
 from .style import TINY
 
-LETTERS = 17  # of a caption, per inch
+LETTERS = 17  # a caption's, per inch
 
 
 def arithmetic(dtype: str, precision: str) -> str:
@@ -22,23 +22,22 @@ def arithmetic(dtype: str, precision: str) -> str:
 
 
 def name_of(figure: str, direction: str, *arithmetics: str) -> str:
-    """A figure's file name; the forward direction is left out."""
+    """A figure's file name; forward is left out."""
     return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
 
 
 def title_of(shown: str, direction: str, *what: str) -> str:
-    """A figure's title with direction, dtype and precision; the forward direction is left out."""
+    """A figure's title with direction, dtype and precision; forward is left out."""
     named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
     return ": ".join([shown, ", ".join(named)]) if named else shown
 
 
 def words(row: Row) -> str:
-    """The row's arithmetic, as text."""
     return arithmetic(row.dtype, row.precision).replace("_", " ")
 
 
 def layer(workload: str) -> str:
-    """The workload with its channels and taps."""
+    """The workload with channels and taps."""
     if workload not in WORKLOADS:
         return workload
     p = WORKLOADS[workload].problem
@@ -46,7 +45,7 @@ def layer(workload: str) -> str:
 
 
 def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
-    """GPU, versions and date of the newest row, and all commits, of recorded and of live rows."""
+    """GPU, versions and date of the newest row, and all commits, recorded and live."""
     parts = []
     for label, some in (("", rows), ("live: ", list(live))):
         if some:
@@ -58,18 +57,18 @@ def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
 
 
 def _frozen(rows: Iterable[Row | Timed]) -> str:
-    """The rungs, or decoders, timed with weights packed before the call, in words; empty without any."""
+    """The rungs or decoders timed with weights packed before; empty without any."""
     names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
     return f"; weights packed before the call: {', '.join(names)}" if names else ""
 
 
 def commits(rows: Iterable) -> str:
-    """The commits of the rows, the oldest row's first."""
+    """The rows' commits, the oldest row's first."""
     names = list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.time)))
     return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write ``text`` below the figure, wrapped to its width."""
+    """Write ``text`` below the figure, wrapped."""
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=TINY, color="0.25")
