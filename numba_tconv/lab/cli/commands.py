@@ -133,7 +133,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """``contestants.rungs_for``; with several ``workloads`` (their number), a named rung that cannot do one is skipped."""
+    """``named.rungs_for``; with several ``workloads`` (their number), a named rung that cannot do one is skipped."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
@@ -202,7 +202,6 @@ def given_sizes(arguments) -> dict:
 
 
 def require_sizes(arguments) -> None:
-    """Raise Mistake unless all NEEDED sizes are given."""
     given = given_sizes(arguments)
     if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
         flags = ", ".join("--" + name.replace("_", "-") for name in needed)
@@ -233,7 +232,6 @@ def run_explain(arguments) -> int:
 
 
 def run_figures(arguments) -> int:
-    """Draw the figures and fill the pages, after checking that all can be written."""
     data, plots = arguments.data, arguments.plots
     recorded = rows.read_all(data)
     if not recorded:
@@ -293,7 +291,6 @@ def run_inspect(arguments) -> int:
 
 
 def run_search(arguments) -> int:
-    """Measure every configuration of k6 on the workloads."""
     dtype = bench.DTYPES[arguments.dtype]
     asked = checked_precision([arguments.dtype], arguments.precision) or "tf32"
     precision = bench.peak_name(dtype, asked)
@@ -336,7 +333,6 @@ def run_info(arguments) -> int:
 
 
 def run_kernelbench(arguments) -> int:
-    """Judge and time the entries; each right output adds a row."""
     numbers = arguments.problem or list(kernelbench.ENTRIES)
     if unknown := set(numbers) - set(kernelbench.ENTRIES):
         raise Mistake(f"no entry for problem {min(unknown)}; there are {', '.join(map(str, kernelbench.ENTRIES))}")

@@ -28,7 +28,6 @@ SETS = ["kernelbench", "audio"]  # by default
 
 
 def run_compile(arguments) -> int:
-    """Compile missing kernels into the cache on disk; returns the exit code."""
     device = current_device()
     if arguments.cc and commands.DEVICES[arguments.cc].cc != device.cc:
         device = commands.DEVICES[arguments.cc]

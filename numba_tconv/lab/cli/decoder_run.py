@@ -20,7 +20,6 @@ from . import commands, named_calls
 
 
 def run_decoders(arguments) -> int:
-    """Time the decoders in each dtype, adding a row after each; returns the exit code."""
     names = list(dict.fromkeys(arguments.decoders or decoders.DECODERS))
     dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
     with commands.mistakes():
@@ -49,7 +48,6 @@ def run_decoders(arguments) -> int:
 
 
 def compile_all(chosen: list[decoders.Decoder], dtypes: list[torch.dtype], batch: int, seconds: float) -> None:
-    """Compile the decoders' kernels into the cache on disk, if it is on."""
     if not cache.directory():
         return
     device = current_device()

@@ -57,7 +57,6 @@ def run_demo(arguments) -> int:
 
 
 def results(recorded: list[rows.Row], data: Path) -> list[str]:
-    """The recorded forward pass of ten layers, a line each."""
     lines, shown = summary.lines(recorded), summary.shown(recorded)
     if not lines:
         return [f"{data} holds no rows of these layers (`bench` records them, on a GPU)"]
@@ -72,7 +71,6 @@ def results(recorded: list[rows.Row], data: Path) -> list[str]:
 
 
 def start_simulator() -> subprocess.Popen:
-    """Start `check --small` in Numba's CUDA simulator."""
     command = [sys.executable, "-m", "numba_tconv", "check", "--small"]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -90,7 +88,6 @@ def checked_in_simulator(simulator: subprocess.Popen) -> int:
 
 
 def checked_live() -> int:
-    """Check small problems and a full-size one on the GPU; returns the exit code."""
     problems = (*check.SMALL, workloads.get(LIVE_WORKLOAD).problem)
     cases = [(problem, precision) for precision in PRECISIONS for problem in problems]
     found = [
@@ -125,7 +122,6 @@ def compiled() -> str:
 
 
 def sweep() -> tuple[list[rows.Row], int]:
-    """Rows of a short sweep on this GPU, and the exit code."""
     fresh, code = [], 0
     for length in LIVE_LENGTHS:
         workload = workloads.at_length(workloads.get(LIVE_WORKLOAD), length)

@@ -23,7 +23,6 @@ NO_DRIVER = (
 
 
 def facts() -> list[tuple[str, str]]:
-    """Pairs of name and value."""
     here = machine.describe()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [
@@ -56,7 +55,6 @@ def advice() -> list[str]:
 
 
 def gpu_advice() -> list[str]:
-    """A line for each reason that keeps kernels off a GPU."""
     needed, driver = torch.version.cuda, machine.driver()
     if not needed:
         lines = ["torch is built for the CPU only: install a CUDA build of torch to run the kernels on a GPU"]

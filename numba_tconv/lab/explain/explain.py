@@ -139,7 +139,6 @@ def _device_of(device) -> tuple[Device, str]:
 
 
 def _named(variant: str, problem, dtype, precision, device) -> Decision:
-    """The decision for a layer that names its rung."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     if reason := refusals.pop(variant):
         raise NotImplementedError(f"{variant} cannot do {problem}: {reason}")
@@ -157,7 +156,6 @@ def _candidate(name: str, decision: Decision, problem, dtype, precision, device,
 
 
 def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> str:
-    """The reason for the precision ``computed``."""
     if asked == TF32_ALLOWED:
         gains = "" if computed == "tf32" else ", but no rung gains by it here"
         return f"torch's switch allows TF32{gains}"

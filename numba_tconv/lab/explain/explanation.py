@@ -60,12 +60,12 @@ class Explanation:
 
     @property
     def flops(self) -> int:
-        """Two a product."""
+        """Operations, two a product."""
         return self.problem.flops
 
     @property
     def bytes(self) -> int:
-        """Input, weight and bias read once, the output written once."""
+        """Input, weight and bias read once, and the output written once."""
         return self.problem.min_bytes(self.dtype.itemsize)
 
     @property
@@ -81,7 +81,7 @@ class Explanation:
 
     @property
     def predicted_ms(self) -> float | None:
-        """The taken rung's, or None."""
+        """The taken rung's predicted time, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property

@@ -49,7 +49,6 @@ def picture(problem: Problem) -> str:
 
 
 def _colour(taps: Taps, phase: int) -> str:
-    """A phase's colour; shown phases differ."""
     if not taps.of_phase(phase):
         return EMPTY
     return COLOURS[phase] if phase < MOST_PHASES else OTHER

@@ -34,7 +34,6 @@ def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, de
 
 
 def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device) -> None:
-    """Print the report of each kernel. Raises offline.ToolMissing."""
     config, reports = compiled(name, workload.problem, dtype, precision, device)
     print(f"\n{name} for {workload.name} {workload.problem}, {config}")
     for report in reports:
@@ -43,7 +42,6 @@ def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str
 
 
 def print_report(report: offline.Report) -> None:
-    """Print threads, registers, memory, occupancy and the most frequent instructions."""
     print(table.markdown(REPORT_HEADER, [report_cells(report)]))
     total = report.instruction_mix.total()
     if total:

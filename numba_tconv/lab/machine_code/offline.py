@@ -117,7 +117,6 @@ def spill_bytes_with_fewer(report: Report, registers: int) -> int:
 
 
 def _machine_code(ptx: str, cc: tuple) -> tuple[bytes, str]:
-    """The cubin that ptxas makes of PTX, and its output."""
     arch = "sm_" + "".join(map(str, cc))
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -136,7 +135,6 @@ def _spill_bytes(log: str) -> int:
 
 
 def _processor_seconds() -> float:
-    """Of this process and finished children."""
     return sum(os.times()[:4])
 
 

@@ -143,7 +143,6 @@ def measure(
 
 
 def check_weights(weights: str, direction: str) -> None:
-    """Raise ValueError where ``direction`` has no frozen weights."""
     if weights == FROZEN and direction != FORWARD:
         raise ValueError(f"frozen weights are for the forward pass, not for {direction}: training changes them")
 
@@ -240,13 +239,11 @@ def _rows(
 
 
 def _copy() -> Contestant:
-    """A device-to-device copy, for the roofline's bandwidth."""
     size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8)
     source, target = torch.ones(size // 4, device="cuda"), torch.empty(size // 4, device="cuda")
     return Contestant(lambda: target.copy_(source))
 
 
 def powers_of_two(shortest: int, longest: int) -> list[int]:
-    """Powers of two from ``shortest`` to ``longest``, both included."""
     powers = (2**exponent for exponent in itertools.count())
     return [n for n in itertools.takewhile(lambda n: n <= longest, powers) if n >= shortest]

@@ -53,7 +53,6 @@ def where() -> str:
 
 
 def require_checkable(problem: Problem) -> None:
-    """Raise ValueError for a problem without outputs."""
     if not math.prod(shape_of(FORWARD, problem)):
         raise ValueError(f"{problem} has no outputs, so there is nothing to check")
 

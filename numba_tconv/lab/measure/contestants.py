@@ -59,7 +59,6 @@ def rungs_for(
 
 
 def _not_in(direction: str, name: str) -> str:
-    """Why no rung of ``direction`` has that name."""
     words = {FORWARD: "the forward pass", STEP: "a whole step"}
     try:
         computes = rung_direction(name)

@@ -28,7 +28,7 @@ class Operands(NamedTuple):
     grad_output: torch.Tensor | None = None  # (N, C_out, L_out)
 
     def of(self, result: str) -> tuple:
-        """Those of one of RESULTS, in the rungs' order."""
+        """The operands of one of RESULTS, in the rungs' order."""
         g = self.grad_output
         return {
             FORWARD: (self.x, self.weight, self.bias),
@@ -61,7 +61,6 @@ def costs_of(direction: str, p: Problem) -> list[Problem]:
 
 
 def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
-    """(N, C_out, L_out)."""
     return torch_conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
 
 

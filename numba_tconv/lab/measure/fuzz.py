@@ -56,7 +56,6 @@ class Layout:
     shift: int = 0
 
     def random(self, shape, dtype, generator):
-        """A random tensor, on the generator's device."""
         strides, below = [0, 0, 0], 1
         for d in reversed(self.order):
             strides[d] = below * self.gaps[d]
@@ -78,7 +77,6 @@ class Case:
     seed: int
 
     def line(self) -> str:
-        """Python that computes the case again."""
         return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
 
     def check(self) -> None:
@@ -141,7 +139,6 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _problem(drawn: random.Random) -> Problem:
-    """A problem with outputs."""
     structure = drawn.choice(TINY_STRUCTURES if SIMULATOR else STRUCTURES)
     stride, kernel_size, dilation, in_per_group, out_per_group = structure
     # Around one tile of columns and beyond; less for long strides.

@@ -35,13 +35,11 @@ class Measured(Machine, Time):
 
 
 def describe() -> Machine:
-    """This machine, with torch's current GPU or "none"."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return Machine(_commit(), gpu, driver(), torch.__version__, _cudnn(), version("numba-cuda"))
 
 
 def version(package: str) -> str:
-    """``package``'s installed version, or "missing"."""
     return requirements.version(package) or "missing"
 
 
@@ -62,7 +60,6 @@ def _commit() -> str:
 
 
 def driver() -> str:
-    """NVIDIA's driver version, or "unknown"."""
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"
 

@@ -118,6 +118,7 @@ def check_replaceable(path: str | os.PathLike) -> None:
 
 
 def replace_text(path: str | os.PathLike, text: str) -> bool:
+    """``replace_bytes`` for UTF-8 text."""
     return replace_bytes(path, text.encode("utf-8"))
 
 
@@ -176,7 +177,6 @@ def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
 
 
 def _beside(path: Path) -> str:
-    """A new empty file beside ``path``; creates the directory."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -55,12 +55,10 @@ COLUMNS = tuple(field.name for field in fields(Tried))
 
 
 def read(path: str | os.PathLike) -> list[Tried]:
-    """The rows of the file at ``path``; none without it. Raises rows.RowsError."""
     return rows.existing(path, Tried)
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise rows.RowsError where ``append`` would."""
     rows.check_writable(path, Tried)
 
 
@@ -72,7 +70,6 @@ def append(path: str | os.PathLike, tried: list[Tried]) -> None:
 
 
 def described(config: Config) -> dict:
-    """The columns that identify a configuration within its workload."""
     return dict(
         rows=config.tile.rows,
         resident=config.resident,
@@ -91,7 +88,6 @@ def is_of(tried: Tried, config: Config) -> bool:
 
 
 def compile_all(found: list[Config], jobs: int) -> None:
-    """Compile into the cache on disk, ``jobs`` at a time."""
     cc = target((9, 0))
     workers.run(_compile, [(config, cc) for config in found], jobs, f"kernels: {len(found)}")
 

@@ -29,7 +29,6 @@ class Contestant:
     events: list = field(default_factory=list)
 
     def times(self) -> list[float]:
-        """Milliseconds of the timed calls."""
         return [start.elapsed_time(stop) for start, stop in self.events]
 
 

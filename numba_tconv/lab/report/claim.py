@@ -35,7 +35,6 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def _means(rows: Iterable[Row]) -> str:
-    """For each arithmetic the mean, number and range of the speed-ups."""
     return ", ".join(
         f"**{mean(found):.1f} times as fast in {name}** ({len(found)} layers, {min(found):.2f} to {max(found):.1f})"
         for name, found in _speedups(rows).items()

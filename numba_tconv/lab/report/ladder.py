@@ -55,6 +55,5 @@ def _own(name: str, measured: list[Row]) -> Row | None:
 
 
 def _time(measured: list[Row], name: str, workload: str) -> Row | None:
-    """The rung's row, in the first of NAMES that it has."""
     found = {row.precision: row for row in measured if (row.rung, row.workload) == (name, workload)}
     return next((found[precision] for precision in NAMES if precision in found), None)

@@ -40,8 +40,6 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
 
 
 def figures(planned: dict[str, plotting.Plan]) -> str:
-    """Every figure under its title, in the order of PLACES, directions and ARITHMETICS."""
-
     def place(name):
         family = PLACES.index(name.partition("_")[0])
         direction = next((number for number, of in enumerate(DIRECTIONS) if f"_{of}" in name), 0)
@@ -79,7 +77,6 @@ def update(path: str | os.PathLike, tables: dict[str, str]) -> bool:
 
 
 def markers(name: str) -> tuple[str, str]:
-    """The lines around the text of ``name``."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 

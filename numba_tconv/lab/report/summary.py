@@ -47,7 +47,6 @@ def ten(rows: Iterable[Row]) -> str:
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
-    """The forward pass of LAYERS, a line each."""
     found, found_lines = _picked(rows), []
     for name in LAYERS:
         cells = [(NAMES[column[1]], _cell(found.get((name, *column)))) for column in COLUMNS if column[0] == FORWARD]
@@ -58,7 +57,6 @@ def lines(rows: Iterable[Row]) -> list[str]:
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:
-    """The rows that ``lines`` shows."""
     return [row for (name, direction, _), row in _picked(rows).items() if name in LAYERS and direction == FORWARD]
 
 

@@ -84,7 +84,7 @@ def agreeing(of_rungs: dict[str, Row]) -> dict[str, Row]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Geometric."""
+    """The geometric mean."""
     return math.exp(sum(map(math.log, numbers)) / len(numbers))
 
 

@@ -195,7 +195,6 @@ def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tens
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
-    """The error of ``y`` against its float64 counterpart."""
     difference = y.double() - exact
     return Error((difference.norm() / exact.norm()).item(), (difference.abs().amax() / exact.abs().amax()).item())
 
@@ -219,12 +218,10 @@ def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
 
 
 def title(name: str) -> str:
-    """The decoder's title, else ``name``."""
     return decoders.DECODERS[name].title if name in decoders.DECODERS else name
 
 
 def render(timed: Iterable[Timed]) -> str:
-    """A Markdown table for each group."""
     parts = []
     for some in grouped(timed):
         first = some[0]

@@ -60,14 +60,12 @@ class Decoder:
 
 
 def require_transformers() -> None:
-    """Raise RuntimeError without transformers."""
     if importlib.util.find_spec("transformers") is None:
         raise RuntimeError(MISSING)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no downloads
 
 
 def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The waveform that ``model`` makes of ``x``."""
     decoded = model.decode(x) if hasattr(model, "decode") else model(x)
     return getattr(decoded, "audio_values", decoded)
 

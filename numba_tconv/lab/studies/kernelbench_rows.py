@@ -37,7 +37,6 @@ class Result(machine.Measured):
 
 
 def result_of(verdict: Verdict) -> Result:
-    """The row of this machine, now."""
     return Result(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(machine.describe()),
@@ -55,12 +54,10 @@ def result_of(verdict: Verdict) -> Result:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """A Markdown table."""
     return table.markdown(HEADER, [_cells(result) for result in results])
 
 
 def render(results: Iterable[Result]) -> str:
-    """A table for each GPU, of each problem's newest row."""
     tables: dict[str, list[Result]] = {}
     for (gpu, _), result in sorted(rows.newest(results, lambda row: (row.gpu, row.problem)).items()):
         tables.setdefault(gpu, []).append(result)

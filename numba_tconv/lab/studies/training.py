@@ -184,7 +184,6 @@ class _Run:
 
 
 def run_train(arguments) -> int:
-    """Train in every arithmetic on the GPU and write the rows; returns the exit code."""
     commands.require_gpu()
     rows.check_writable(arguments.out, Step)
     warm_up(Sizes())

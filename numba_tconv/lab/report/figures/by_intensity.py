@@ -66,7 +66,6 @@ def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tupl
 
 
 def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
-    """Draw and label the limits of memory and arithmetic."""
     ridge = peak / COPY_BANDWIDTH
     corners = [span[0], min(max(ridge, span[0]), span[1]), span[1]]
     axes.plot(corners, [min(x * COPY_BANDWIDTH, peak) / 1e12 for x in corners], **ROOFLINE)
@@ -84,7 +83,6 @@ def _roofs(axes: Axes, peak: float, span: tuple[float, float]) -> None:
 
 
 def _name_columns(axes: Axes, columns: dict[str, float]) -> None:
-    """Write as many workload names along the lower edge as fit."""
     to_axes, named = axes.get_xaxis_transform(), []
     for name, x in columns.items():
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, 1)))[0]

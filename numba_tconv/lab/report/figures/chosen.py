@@ -33,7 +33,7 @@ def rungs(rows: Iterable[Row]) -> list[str]:
 
 
 def workloads(rows: Iterable[Row]) -> list[str]:
-    """In the order of WORKLOADS."""
+    """The rows' workloads, in the order of WORKLOADS."""
     present = {row.workload for row in rows}
     return [name for name in WORKLOADS if name in present] + sorted(present - set(WORKLOADS))
 

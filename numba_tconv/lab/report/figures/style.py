@@ -39,5 +39,4 @@ def look(rung: str) -> dict:
 
 
 def marks(of: dict) -> dict:
-    """The style without its line."""
     return of | {"linestyle": "none"}

@@ -22,12 +22,10 @@ def arithmetic(dtype: str, precision: str) -> str:
 
 
 def name_of(figure: str, direction: str, *arithmetics: str) -> str:
-    """A figure's file name; forward is left out."""
     return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
 
 
 def title_of(shown: str, direction: str, *what: str) -> str:
-    """A figure's title with direction, dtype and precision; forward is left out."""
     named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
     return ": ".join([shown, ", ".join(named)]) if named else shown
 
@@ -37,7 +35,6 @@ def words(row: Row) -> str:
 
 
 def layer(workload: str) -> str:
-    """The workload with channels and taps."""
     if workload not in WORKLOADS:
         return workload
     p = WORKLOADS[workload].problem
@@ -69,6 +66,5 @@ def commits(rows: Iterable) -> str:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write ``text`` below the figure, wrapped."""
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=TINY, color="0.25")
