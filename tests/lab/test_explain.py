@@ -103,8 +103,8 @@ def test_why_a_precision_is_computed(switch):
     assert why("kb64") == ("tf32", "torch's switch allows TF32")
     assert why("depthwise") == ("ieee", "torch's switch allows TF32, but no rung gains by it here")
     assert why("kb64", precision="tf32x3") == ("tf32x3", "as named")
-    assert why("depthwise", precision="tf32x3") == ("ieee", "no rung on tensor cores takes it in tf32x3")
-    assert why("kb64", dtype=torch.float64) == ("fp64", "the only one of float64")
+    assert why("depthwise", precision="tf32x3") == ("ieee", "no tensor-core rung takes it in tf32x3")
+    assert why("kb64", dtype=torch.float64) == ("fp64", "the only precision of float64")
     switch(False)
     assert why("kb64") == ("ieee", "torch's switch does not allow TF32")
 
@@ -199,9 +199,9 @@ def test_dtypes_without_a_choice_have_rows_under_their_own_name(data):
 def test_without_rows_it_says_so(data):
     found = explain("kb64", device=H200, data=data)
     assert found.recorded_ms is found.recorded_roofline is None
-    assert "recorded   rows are in a checkout of the repository" in str(found)
+    assert "recorded   no rows: they are in a checkout of the repository" in str(found)
     data.mkdir()
-    assert "no row of it on NVIDIA H200" in str(explain("kb64", device=H200, data=data))
+    assert "no row on NVIDIA H200" in str(explain("kb64", device=H200, data=data))
 
 
 # What can be explained
@@ -266,7 +266,7 @@ def test_a_layer_that_refuses_to_compute_is_refused():
 
 def test_the_text_tells_taps_and_phases():
     text = str(explain(replace(STRIDED, kernel_size=3, dilation=2), device=H200))
-    assert "4 phases; output o is of phase (o + 2) mod 4, in column j = (o + 2) div 4" in text
+    assert "4 phases; output o has phase (o + 2) mod 4 and is in column j = (o + 2) div 4" in text
     assert re.search(r"^  0: tap 0 reads x\[j\], tap 2 reads x\[j - 1\]$", text, re.MULTILINE)
     assert re.search(r"^  1: bias alone$", text, re.MULTILINE)
     assert re.search(r"^  2: tap 1 reads x\[j\]$", text, re.MULTILINE)

@@ -100,7 +100,7 @@ def test_without_a_driver_a_torch_for_the_cpu_is_half_of_it(monkeypatch):
     fake_gpu(monkeypatch, cuda=None, driver="unknown")
     assert [line.split(":")[0] for line in info.gpu_advice()] == [
         "torch is built for the CPU only",
-        "no NVIDIA driver answers (there is no working `nvidia-smi`)",
+        "no NVIDIA driver answers (`nvidia-smi` does not work)",
     ]
 
 

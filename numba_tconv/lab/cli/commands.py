@@ -300,7 +300,7 @@ def run_search(arguments) -> int:
     device, rung, wrong = current_device(), RUNGS[search.RUNG], False
     able = [w for w in chosen if rung.refusal(w.problem, dtype, precision, device) is None]
     if not able:
-        raise Mistake(f"none of the workloads is work for {search.RUNG} in {precision} on this GPU")
+        raise Mistake(f"{search.RUNG} can do none of the workloads in {precision} on this GPU")
     search.check_writable(arguments.out)
     search.compile_all([c for w in able for c in search.configs(w.problem, precision)], os.cpu_count() or 1)
     for workload in able:

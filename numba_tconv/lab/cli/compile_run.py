@@ -34,7 +34,7 @@ def run_compile(arguments) -> int:
     models = [name for name in arguments.what if ":" in name]
     names = [name for name in arguments.what if name not in models]
     if models and not names and (ignored := _for_problems(arguments)):
-        raise Mistake(f"{', '.join(ignored)} is for workloads and sizes: a model has its own")
+        raise Mistake(f"{', '.join(ignored)} cannot be given for a model, which has its own")
     calls = [call for name in models for call in _calls_of_model(name, arguments, device)]
     if names or not models:
         with commands.mistakes():
@@ -75,14 +75,14 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     if not calls:
         for dtype, precision in arithmetic:  # may raise
             named.rungs_for(rungs, problems[0], dtype, precision or "ieee", device, arguments.direction)
-        raise Mistake(f"torch's own operator computes {problems[0]} there, so there is nothing to compile")
+        raise Mistake(f"torch's own operator computes {problems[0]} on that GPU: there is nothing to compile")
     return calls
 
 
 def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
     """Calls of the model that "module:function" returns with its inputs, found as ``warm`` does."""
     if arguments.direction not in (FORWARD, STEP):
-        raise Mistake(f"of {name} the forward pass or a step can be compiled, not {arguments.direction} alone")
+        raise Mistake(f"a model is compiled for the forward pass or a step, not for {arguments.direction} alone")
     with _theirs(name):
         made = _function(name)()
     if not isinstance(made, tuple) or not made or not callable(made[0]):

@@ -17,8 +17,8 @@ OLDEST = (8, 0)  # cp.async
 OLDEST_DRIVERS = {12: 525, 13: 580}  # by CUDA version, from NVIDIA's release notes for Linux
 SHOWN = ("numba-cuda", "numpy", "matplotlib", "numba", "cuda-bindings")
 NO_DRIVER = (
-    "no NVIDIA driver answers (there is no working `nvidia-smi`): install one to run on a GPU; without, `demo` and "
-    "`check` use the simulator, and `inspect`, `compile` and `explain` need none"
+    "no NVIDIA driver answers (`nvidia-smi` does not work): install one to run on a GPU; without one, `demo` and "
+    "`check` use the simulator, and `inspect`, `compile` and `explain` work"
 )
 
 
@@ -62,7 +62,7 @@ def gpu_advice() -> list[str]:
     if torch.cuda.is_available():
         return [
             f"GPU {i} is older than compute capability {OLDEST[0]}.{OLDEST[1]}, which k4_register_tile and the rungs "
-            "above it need: dense layers, and all in bfloat16, are torch's own there"
+            "above it need: torch computes dense layers there, and everything in bfloat16"
             for i in range(torch.cuda.device_count())
             if torch.cuda.get_device_capability(i) < OLDEST
         ]

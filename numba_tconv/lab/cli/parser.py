@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     def arithmetic(one):
         one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
         one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
-                         help="of float32 products; torch's too, but for tf32x3 (ieee)")  # fmt: skip
+                         help="of float32 products, torch's too except in tf32x3 (ieee)")  # fmt: skip
 
     def sizes(one):
         for field in dataclasses.fields(Problem):
@@ -128,23 +128,25 @@ def parser() -> argparse.ArgumentParser:
                          help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
         arithmetic(one)
         one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
-                         help="packed in the timed call, or frozen: packed before it, to serve (call)")  # fmt: skip
+                         help="call: packed in the timed call; frozen: packed before it (call)")  # fmt: skip
         one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
         one.add_argument("--budget", type=float, default=1.0, metavar="S",
-                         help="seconds a contestant may be timed for, never under 5 calls (1.0)")  # fmt: skip
+                         help="most seconds of timing for one contestant, but at least 5 calls (1.0)")  # fmt: skip
         one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
 
-    one = command("demo", run_demo, "see it: check and compile the rungs, show the results; live with a GPU")
+    one = command("demo", run_demo, "check and compile the rungs and show results; with a GPU, also time them")
     places(one)
 
-    one = command("check", commands.run_check, "compare every rung, those of the gradients too, with float64")
-    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take (those of a small problem)")
+    one = command("check", commands.run_check, "compare every rung, also the gradients', with float64")
+    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="the problem to check (a small one)")
     sizes(one)
-    one.add_argument("--small", action="store_true", help="take three small problems, as `demo` does")
+    one.add_argument("--small", action="store_true", help="check three small problems, as `demo` does")
     arithmetic(one)
 
     one = command("explain", commands.run_explain, "which rung computes a problem, and why not another; needs no GPU")
-    one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="whose sizes to take; without it give all sizes")
+    one.add_argument(
+        "workload", nargs="?", metavar="WORKLOAD", help="the problem to explain; without it, give all sizes"
+    )
     sizes(one)
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
     one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
@@ -166,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--length", type=positive, action="append", metavar="L",
                      help="this length; may be repeated (the powers of two from --min to --max)")  # fmt: skip
     one.add_argument("--fixed", choices=("total", "batch"), default="total",
-                     help="what stays as it is from length to length: batch*length, or the batch (total)")  # fmt: skip
+                     help="what all lengths share: batch*length, or the batch (total)")  # fmt: skip
     one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")
     measurement(one, DATA / "sweep.csv")
 
@@ -176,20 +178,22 @@ def parser() -> argparse.ArgumentParser:
 
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
-    one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
+    one.add_argument(
+        "workload", nargs="?", default="kb64", metavar="WORKLOAD", help="the problem to compile for (kb64)"
+    )
     arithmetic(one)
     one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
 
     one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
                   aliases=["warm"])  # fmt: skip
     one.add_argument("what", nargs="*", metavar="WORKLOAD or MODULE:FUNCTION",
-                     help="workloads by name, or the sets kernelbench, audio, all (kernelbench audio); a function that "
-                     "returns a model and the inputs of a call, whose own dtypes and arithmetic count; without any, a "
-                     "layer of the sizes that are given")  # fmt: skip
+                     help="workloads by name, or the sets kernelbench, audio, all (kernelbench audio); or a function "
+                     "that returns a model and the inputs of a call, with their own dtypes and arithmetic; sizes "
+                     "without a name: a layer of those sizes")  # fmt: skip
     sizes(one)
-    directed(one, "of whose kernels; a step: those that training launches")
+    directed(one, "of the kernels; step: all that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
-                     help=f"{NAMES}; auto, which is what a call launches, or all (auto); may be repeated")  # fmt: skip
+                     help=f"{NAMES}; auto (what a call launches) or all (auto); may be repeated")  # fmt: skip
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
     one.add_argument("--precision", action="append", choices=bench.PRECISIONS[torch.float32],
                      help="of float32 products; may be repeated (what torch's switch allows)")  # fmt: skip
@@ -197,7 +201,7 @@ def parser() -> argparse.ArgumentParser:
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
     one.add_argument("--jobs", type=positive, metavar="N", help="processes at a time (as many as processors)")
 
-    one = command("search", commands.run_search, "measure every configuration of k6, beside the one it would take")
+    one = command("search", commands.run_search, "measure every configuration of k6 and mark the one that it chooses")
     one.add_argument("workloads", nargs="*", default=["all"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (all)")  # fmt: skip
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
@@ -205,20 +209,20 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
 
     one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
-    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="which cases (0)")
-    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first one (0)")
-    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="how many (20,000)")
+    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="seed of the cases (0)")
+    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first case (0)")
+    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="number of cases (20,000)")
 
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
-    one.add_argument("--steps", type=positive, default=300, metavar="N", help="of each kind of layer (300)")
+    one.add_argument("--steps", type=positive, default=300, metavar="N", help="steps with each kind of layer (300)")
     one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
 
     one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
     one.add_argument("decoders", nargs="*", metavar="NAME", help=f"{', '.join(decoders.DECODERS)} (all)")
     one.add_argument("--dtype", action="append", choices=TIMED_DTYPES,
                      help="may be repeated; float32 is computed in TF32 (float32 and bfloat16)")  # fmt: skip
-    one.add_argument("--batch", type=positive, default=4, metavar="N", help="how many inputs (4)")
-    one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="of sound, of each input (4)")
+    one.add_argument("--batch", type=positive, default=4, metavar="N", help="number of inputs (4)")
+    one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
     one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
 

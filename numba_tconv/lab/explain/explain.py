@@ -68,7 +68,7 @@ def explain(
     if precision not in (None, *PRECISIONS[dtype]):
         raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(PRECISIONS[dtype])}")
     if not problem.batch or not problem.out_length:
-        raise ValueError(f"{problem} has no outputs, and nothing computes them")
+        raise ValueError(f"{problem} has no outputs")
     here, gpu = _device_of(device)
 
     asked = precision or default_precision(dtype)
@@ -130,7 +130,7 @@ def _device_of(device) -> tuple[Device, str]:
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type != "cuda":
         raise ValueError(
-            f"device must be a GPU, got {str(device)!r}: torch's own operator computes what lies elsewhere"
+            f"device must be a GPU, got {str(device)!r}: torch's own operator computes tensors on other devices"
         )
     if (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"torch sees {torch.cuda.device_count()} GPUs, and {str(device)!r} is none of them")
@@ -160,10 +160,10 @@ def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> st
         gains = "" if computed == "tf32" else ", but no rung gains by it here"
         return f"torch's switch allows TF32{gains}"
     if asked != computed:
-        return f"no rung on tensor cores takes it in {asked}"
+        return f"no tensor-core rung takes it in {asked}"
     if named:
         return "as named"
-    return "torch's switch does not allow TF32" if dtype == torch.float32 else f"the only one of {name_of(dtype)}"
+    return "torch's switch does not allow TF32" if dtype == torch.float32 else f"the only precision of {name_of(dtype)}"
 
 
 def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:

@@ -120,7 +120,7 @@ class Explanation:
         facts = [
             ("precision", f"{self.precision}: {self.why_precision}"),
             ("work", f"{work}: {self.flops / self.bytes:.3g} FLOP a byte"),
-            ("floor", f"{self.floor_ms:.3g} ms on an H200, by {self.bound}"),
+            ("floor", f"{self.floor_ms:.3g} ms on an H200, limited by {self.bound}"),
         ]
         taken = self.taken
         if self.by_torch:
@@ -134,8 +134,8 @@ class Explanation:
                 ("predicted", f"{self.predicted_ms:.3g} ms, {share}, without the launch, by a model fitted on an H200")
             )
         else:
-            facts.append(("predicted", f"not: there is no model of {taken.rung}'s time for it"))
-        missing = f"no row of it on {self.gpu}" if self.has_rows else "rows are in a checkout of the repository"
+            facts.append(("predicted", f"none: {taken.rung} has no cost model for this problem"))
+        missing = f"no row on {self.gpu}" if self.has_rows else "no rows: they are in a checkout of the repository"
         facts.append(("recorded", _recorded(taken.recorded) if taken.recorded else missing))
         return facts
 
@@ -143,8 +143,8 @@ class Explanation:
         p = self.problem
         u = f"(o + {p.padding})" if p.padding else "o"
         if p.stride == 1:
-            return f"one phase; output o stands in column j = {u}"
-        return f"{p.stride} phases; output o is of phase {u} mod {p.stride}, in column j = {u} div {p.stride}"
+            return f"one phase; output o is in column j = {u}"
+        return f"{p.stride} phases; output o has phase {u} mod {p.stride} and is in column j = {u} div {p.stride}"
 
     def _phases(self) -> list[str]:
         taps, stride = self.problem.taps, self.problem.stride

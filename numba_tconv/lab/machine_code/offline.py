@@ -112,7 +112,7 @@ def spill_bytes_with_fewer(report: Report, registers: int) -> int:
     fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
     ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
     if not replaced:
-        raise ValueError(f"{report.name} raises no thread's share of the registers")
+        raise ValueError(f"{report.name} has no setmaxnreg.inc")
     return _spill_bytes(_machine_code(ptx, report.cc)[1])
 
 
