@@ -1,4 +1,4 @@
-"""What the tests of calls around the dispatcher share: CPU tensors that go the ways of a GPU's, and who went which way.
+"""Fixtures for calls around the dispatcher: CPU tensors take a GPU's ways, and each call's way is recorded.
 
 A file takes the fixtures by ``pytest_plugins``, and ``made_ready`` for all of its tests by ``pytestmark``.
 """
@@ -25,8 +25,8 @@ READY |= {"ready_bias": grad_ops._bias_cpu}
 
 @pytest.fixture
 def made_ready(monkeypatch):
-    """CPU tensors are taken for those of a GPU; what was made ready for them computes by torch's operators. The names
-    of what was, with the layouts and numbers."""
+    """CPU tensors count as a GPU's, and prepared calls compute by torch's operators. Returns the names of the prepared
+    calls, with layouts and numbers."""
     made = []
 
     def ready(name, compute, *what):
@@ -36,7 +36,7 @@ def made_ready(monkeypatch):
         numbers = [one for one in what if type(one) in direct.NUMBERS]
 
         def computed(*tensors):
-            with torch.no_grad():  # as kernels do, of which torch knows nothing
+            with torch.no_grad():  # torch does not record kernels
                 return compute(*tensors, *numbers)
 
         return computed
@@ -54,7 +54,7 @@ def made_ready(monkeypatch):
 
 @pytest.fixture
 def by_operator(monkeypatch):
-    """A function that makes a call take the operator, as it would without the way around the dispatcher."""
+    """A function that sends a call through the dispatcher to the operator."""
 
     def by_operator(call):
         with monkeypatch.context() as patch:
@@ -66,8 +66,8 @@ def by_operator(monkeypatch):
 
 @pytest.fixture
 def routes(monkeypatch):
-    """The operators that went around the dispatcher by then, and those that did not; and the calls that went around it
-    by one look-up."""
+    """Lists of the operators that went around the dispatcher, of those that did not, and of the calls that took one
+    look-up."""
     seen, route, at_once = {"around": [], "through": [], "at once": []}, direct.route, functional._at_once
 
     def noted(operator, arguments):

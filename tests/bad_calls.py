@@ -1,7 +1,7 @@
-"""Calls by the hundred, most of them bad: a good call with one of its arguments replaced, or two.
+"""Hundreds of calls, most of them bad: a good call with one or two arguments replaced.
 
-Of two faults torch reports the one that it looks for first, so pairs tell whether ours look in the same order, as far
-as the type of the exception shows it. Values are made anew for each call and device.
+torch reports the first of two faults. Pairs therefore tell whether ours are checked in the same order, as far as the
+exception's type shows. Values are made anew for each call and device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import numba_tconv
 from numba_tconv.formula.precision import PRECISIONS
 
-# Shapes of input and weight, and the other arguments.
+# Shapes of input and weight, and other arguments.
 GOOD = {
     "plain": ((2, 4, 7), (4, 6, 3), {}),
     "unbatched": ((4, 7), (4, 6, 3), {"stride": 2}),
@@ -27,7 +27,7 @@ GOOD = {
         {"stride": 3, "padding": 2, "output_padding": 1, "groups": 2, "dilation": 2},
     ),
 }
-OUT_CHANNELS = 6  # of each
+OUT_CHANNELS = 6  # of every good call
 
 
 def _shaped(*shape):
@@ -48,7 +48,7 @@ _TENSORS = {
     "requires grad": lambda tensor: tensor.requires_grad_(),
     "a parameter": torch.nn.Parameter,
     "strided": lambda tensor: tensor.repeat_interleave(2, -1)[..., ::2],
-    # There are no sparse tensors without memory.
+    # Sparse tensors cannot be without memory.
     "COO": lambda tensor: tensor if tensor.is_meta else tensor.to_sparse(),
     "CSR": lambda tensor: tensor if tensor.is_meta or tensor.dim() < 2 else tensor.to_sparse_csr(),
     "meta": lambda tensor: tensor.to("meta"),
@@ -89,7 +89,7 @@ REPLACEMENTS = {
         for name in ("stride", "padding", "output_padding", "groups", "dilation")
     },
 }
-FEW = 14  # calls of each pair of arguments and each good call
+FEW = 14  # calls for each pair of arguments and good call
 TORCHS = torch.conv_transpose1d
 pairs_of_arguments = pytest.mark.parametrize(
     "pair", list(itertools.combinations_with_replacement(REPLACEMENTS, 2)), ids=" ".join
@@ -98,7 +98,7 @@ pairs_of_arguments = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Call:
-    """A call of GOOD with arguments replaced; ``replaced`` holds the argument's names and the replacements'."""
+    """A call of GOOD; ``replaced`` holds names of arguments and of their replacements."""
 
     good: str
     replaced: tuple
@@ -121,7 +121,7 @@ class Call:
 
 
 def calls(pair) -> list[Call]:
-    """Those with two arguments replaced, drawn; or, where both are the same argument, that one by every value."""
+    """Drawn calls with two arguments replaced; if both are the same, calls with each of its values."""
     first, second = pair
     if first == second:
         return [Call(good, ((first, label),)) for good in GOOD for label in REPLACEMENTS[first]]
@@ -138,7 +138,7 @@ def tensors_of(arguments):
 
 
 def is_left_to_torch(arguments) -> bool:
-    """Whether a GPU's call goes to torch's own function, which then is who refuses it."""
+    """Whether torch's own function gets a GPU's call, and so refuses it."""
     tensors = tensors_of(arguments)
     x, weight = arguments.get("input"), arguments.get("weight")
     return (
@@ -149,22 +149,22 @@ def is_left_to_torch(arguments) -> bool:
 
 
 def is_huge(arguments) -> bool:
-    """Whether what it fails for may be memory, or the integers that one of torch's backends counts with."""
+    """Whether the call may fail for lack of memory, or because a backend's integers overflow."""
     return any(isinstance(value, int) and 2**31 <= value < 2**63 for value in arguments.values())
 
 
 def outcome(function, arguments):
-    """The result of a call, or the exception it raised."""
+    """The call's result, or the exception that it raised."""
     try:
         return function(**arguments)
-    except Exception as error:  # whatever it is, its type is compared
+    except Exception as error:  # any: types are compared
         return error
 
 
 def disagreement(ours, theirs) -> str | None:
-    """What is different between two outcomes, if anything is.
+    """The difference between two outcomes, or None.
 
-    Some of torch's backends refuse an output of no samples and others do not; ours has it.
+    An output without samples counts as equal to a refusal: torch's backends differ, and ours returns it.
     """
     if not isinstance(theirs, torch.Tensor):
         if "Output size is too small" in str(theirs) and isinstance(ours, torch.Tensor) and not ours.numel():
@@ -179,9 +179,9 @@ def disagreement(ours, theirs) -> str | None:
 
 
 def disagreements(pair, device="cpu", skip=lambda arguments: False, more=lambda arguments, ours, theirs: None) -> dict:
-    """Of the calls with a pair of arguments replaced, those in which ours does not what torch does, and what it does.
+    """The calls with a pair of arguments replaced in which ours and torch differ, each with the difference.
 
-    ``skip`` leaves calls out, by their arguments; ``more`` may find more that is wrong with an outcome.
+    ``skip`` leaves calls out by their arguments; ``more`` may find further faults of an outcome.
     """
     found = {}
     for call in calls(pair):

@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""A helper of the tests of the command line."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What all tests share: GPU tests skipped without a GPU and watched while they run, seeds, hypothesis' settings."""
+"""Settings of all tests: GPU tests are skipped without a GPU and limited in time; seeds; hypothesis."""
 
 import faulthandler
 import gc
@@ -9,9 +9,9 @@ import hypothesis
 import pytest
 import torch
 
-GPU_TEST_LIMIT = 300  # seconds; a hung kernel cannot be interrupted, so the whole run ends with a traceback
+GPU_TEST_LIMIT = 300  # seconds; a hung kernel cannot be interrupted, so the run ends with a traceback
 
-# Deadlines measure the machine, not the code; the blob reproduces a failure elsewhere.
+# Deadlines would measure the machine; the blob reproduces a failure elsewhere.
 hypothesis.settings.register_profile("numba_tconv", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("numba_tconv")
 
@@ -19,12 +19,12 @@ real_stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    # On tensors as small as those of tests, threads of several processes that share the cores mostly wait for each
-    # other, at full speed. The variable is for the processes that tests start.
+    # Tests' tensors are small: threads of several processes on shared cores mostly wait for each other. The variable
+    # is for processes that tests start.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # until all tests are collected
-    # What one process of a run compiles, the others take from the disk. On a GPU the user's own cache serves.
+    # Processes of a run share compiled kernels on disk. With a GPU the user's cache serves.
     if not torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:
         kept = tempfile.TemporaryDirectory()
         os.environ["NUMBA_TCONV_CACHE"] = kept.name
@@ -38,8 +38,8 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a GPU, of a file's tests that need one the first stands for all: skipping thousands takes time too. And
-    the files that compile most come first: what they have compiled, others take from the disk."""
+    """Without a GPU, a file's first GPU test stands for all, because skipping thousands takes time. Files that compile
+    most run first, so that others find their kernels on disk."""
     if torch.cuda.is_available():
         return
     items.sort(key=lambda item: not item.path.name.startswith("test_offline"))
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Modules and tests stay until the end: no round of garbage collection walks them again."""
+    """Exempt modules and tests, which stay until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -69,7 +69,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
-    """A function that grants the limit anew, for tests that do many things."""
+    """A function that restarts the time limit, for tests that do many things."""
 
     def restart():
         faulthandler.dump_traceback_later(GPU_TEST_LIMIT, exit=True, file=request.config.stash[real_stderr])

@@ -1,14 +1,14 @@
-"""Sums that are exact whatever their order: small integers times powers of two at the ends of a dtype's range.
+"""Sums that are exact in any order: small integers times powers of two at the ends of a dtype's range.
 
-So a result has to be the oracle itself, once rounded: numbers below the smallest normal one are kept, operands and
-sums, and what is above the largest becomes an infinity, but only in the result.
+The result must be the oracle, rounded once. Operands and sums below the smallest normal number are kept; only a result
+becomes an infinity.
 """
 
 import torch
 
 from .parity import operands, scatter
 
-# dtype; what input and weight are multiples of.
+# dtype; input and weight are multiples of these.
 RANGES = {
     "float32, below its smallest": (torch.float32, 2.0**-149, 1.0),
     "float32, products below its smallest": (torch.float32, 2.0**-100, 2.0**-49),

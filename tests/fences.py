@@ -1,16 +1,16 @@
-"""How tensors may lie in memory, and fences around them: a pattern before and after, which has to stay.
+"""Memory layouts of tensors, and fences around them: a pattern before and after that must stay.
 
-The pattern is NaN in every dtype, so that what is read beyond a tensor and multiplied shows up in the result.
+The pattern is NaN in every dtype, so a product with anything read beyond a tensor shows in the result.
 """
 
 from __future__ import annotations
 
 import torch
 
-FENCE = 512  # bytes; new tensors of torch's begin at multiples of it
+FENCE = 512  # bytes; torch's new tensors begin at multiples of it
 PATTERN = 0xFF
 
-# Views of the shape of a tensor (N, C, L) with any strides, of values of their own where those of the tensor overlap.
+# Views with the shape (N, C, L) of a tensor and any strides; values may overlap.
 VIEWS = {
     "contiguous": lambda t: t,
     "length, batch, channels in memory": lambda t: t.permute(2, 0, 1).contiguous().permute(1, 2, 0),
@@ -24,7 +24,7 @@ VIEWS = {
 
 
 class Fenced:
-    """A copy of a tensor, strides and overlaps included, between two fences, and ``shift`` elements further on."""
+    """A copy of a tensor between two fences, with its strides and overlaps, ``shift`` elements further on."""
 
     def __init__(self, tensor: torch.Tensor, shift: int = 0):
         span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -39,17 +39,17 @@ class Fenced:
         self._before = self.memory.clone()
 
     def is_untouched(self) -> bool:
-        """Whether every byte, of the tensor too, is what it was."""
+        """Whether every byte, also of the tensor, is as before."""
         return torch.equal(self.memory, self._before)
 
     def is_fence_whole(self) -> bool:
-        """Whether every byte of the two fences is what it was."""
+        """Whether every byte of the two fences is as before."""
         first, end = (place * self.tensor.itemsize for place in (self.first, self.end))
         return bool((self.memory[:first] == PATTERN).all()) and bool((self.memory[end:] == PATTERN).all())
 
 
 def fenced(run, operands, result, shift=0):
-    """The result of ``run(*operands, result)`` on fenced copies, of which it has to leave all but the result alone."""
+    """The result of ``run(*operands, result)`` on fenced copies; all but the result must stay as it was."""
     given = [None if operand is None else Fenced(operand, shift) for operand in operands]
     output = Fenced(result, shift)
     run(*(None if one is None else one.tensor for one in given), output.tensor)

@@ -1,7 +1,7 @@
-"""What parity means for the gradients: operands, the reference's and torch's gradients, and the sums' lengths.
+"""Parity of the gradients: operands, the reference's and torch's gradients, lengths of sums, and the operators of the
+backward pass by gradient.
 
-The verdict, the grid of small problems and the memory layouts are those of parity.py. Also the operators of the
-backward pass, by the gradient that they compute.
+The verdict, the small problems and the memory layouts are parity.py's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OPERATORS = {of: getattr(grad_ops, of) for of in OF}
 
 
 def gradient_operands(problem, dtype, device="cpu", layout="contiguous"):
-    """Fresh random grad_output, input and weight; torch's generator decides them."""
+    """Fresh random grad_output, input and weight, from torch's generator."""
     x, w, _ = operands(problem, dtype, device, layout)
     shape = (problem.batch, problem.out_channels, problem.out_length)
     return LAYOUTS[layout](torch.randn(shape, device=device).to(dtype)), x, w
 
 
 def inputs_of(of, g, x, w):
-    """The operands that one gradient is made of, in the order in which its kernels take them."""
+    """The operands of a gradient, in the order of its kernels."""
     return {"grad_input": (g, w), "grad_weight": (g, x), "grad_bias": (g,)}[of]
 
 
@@ -49,18 +49,18 @@ def operator_arguments(of, problem, g, x, w, precision="ieee"):
 
 
 def as_on_a_gpu(of, *arguments):
-    """The result of the operator's implementation for CUDA tensors, called with CPU tensors."""
+    """The result of the operator's CUDA implementation, called with CPU tensors."""
     return OPERATORS[of].redispatch(DispatchKeySet(DispatchKey.CUDA), *arguments)
 
 
 def forget_what_is_ready():
-    """The operators of the gradients choose anew, as on another GPU."""
+    """Let the gradients' operators choose anew, as on another GPU."""
     for remembered in (ops.ready_input, ops.ready_weight, ops.ready_bias, gradients.ready):
         remembered.cache_clear()
 
 
 def poisoned_gradient(of, problem, dtype, device="cpu"):
-    """A result full of NaN: what a kernel does not write is not mistaken for a gradient."""
+    """A result full of NaN, so that unwritten elements show."""
     p = problem
     shapes = {
         "grad_input": (p.batch, p.in_channels, p.length),

@@ -1,6 +1,6 @@
-"""Links that lead nowhere, in Markdown files and in built pages of HTML; those of the web are left unchecked.
+"""Links that lead nowhere, in Markdown files and built HTML pages. Links to the web are not checked.
 
-``python -m tests.links DIRECTORY`` checks the pages in a directory, and fails where one has a broken link.
+``python -m tests.links DIRECTORY`` checks the pages in a directory, and fails on a broken link.
 """
 
 import re
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The anchors of an HTML page, and where its links lead."""
+    """The anchors and link targets of an HTML page."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -25,7 +25,7 @@ class Page(HTMLParser):
 
 
 class Markdown:
-    """The anchors of a Markdown file, as GitHub makes them of headings, and where its links lead."""
+    """The link targets of a Markdown file, and its anchors as GitHub makes them of headings."""
 
     def __init__(self, path: Path):
         text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -44,7 +44,7 @@ READERS = {".html": Page, ".md": Markdown}
 
 
 def broken(path: Path) -> list[str]:
-    """The links of a page to files that do not exist, and to anchors that their files do not have."""
+    """The page's links to missing files or anchors."""
     page, found = READERS[path.suffix](path), []
     pages = {path.resolve(): page}
     for link in page.links:

@@ -1,6 +1,6 @@
-"""What the tests of compilation ahead share: kernels that are handed to the compiler, which stays idle.
+"""A fixture for compilation ahead: the compiler records kernels and stays idle.
 
-A file takes the fixture by ``pytest_plugins``.
+A file takes it by ``pytest_plugins``.
 """
 
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from numba_tconv.torch_api import compile_ahead
 
 @pytest.fixture
 def filled(monkeypatch):
-    """What was handed to the compiler, which says that it compiled three kernels and found five."""
+    """The kernels given to the compiler, which reports three compiled and five found."""
     seen = SimpleNamespace(calls=[], cc=None, jobs=None)
 
     def fill(calls, cc, jobs):

@@ -1,7 +1,6 @@
-"""What parity means: the grid of small problems, the memory layouts, the oracle, and the verdict.
+"""Parity: the small problems, the memory layouts, the oracle, and the verdict.
 
-The simulator, the GPU tests and the tests of the suite itself all use these, so that a mistake that one of them is
-proved to catch is caught by the others.
+Simulator, GPU and mutant tests share them, so a mistake that one proves to catch is caught by all.
 """
 
 import math
@@ -16,17 +15,17 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import accuracy
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# What TF32 costs in norm and in the largest element: rounding both operands to 11 bits moves random sums by 2.9e-4. Few
+# TF32's cost in norm and in the largest element: rounding both operands to 11 bits moves random sums by 2.9e-4. Few
 # elements may all be moved by more, a product by up to 2**-10.
 TF32_LIMITS, FEW_ELEMENTS, FEW_ELEMENTS_FACTOR = (4e-4, 6e-4), 1000, 2.5
-FEW_VALUES = 4  # of which an output is made, so that their errors do not even out
+FEW_VALUES = 4  # an output of so few values has errors that do not average out
 
 
 def _problem(batch, channels, kernel_size, length, **parameters):
     return Problem(batch, *channels, kernel_size, length, **parameters)
 
 
-# What each row is there for, and the row. Small enough for the simulator, which runs a thread in microseconds.
+# Reason and problem, small enough for the simulator, which runs a thread in microseconds.
 SMALL = {
     "one element": _problem(1, (1, 1), 1, 1),
     "one input sample, all taps": _problem(4, (2, 3), 5, 1, stride=2, bias=True),
@@ -68,7 +67,7 @@ def _contiguous(tensor):
 
 
 def _transposed(tensor):
-    """Dimensions 1 and 2 swapped in memory: (N, L, C) behind (N, C, L)."""
+    """(N, C, L), laid out as (N, L, C)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -84,20 +83,20 @@ def _expanded(tensor):
 
 
 def _misaligned(tensor):
-    """One element past an aligned address, so that no vector load may start where the tensor does."""
+    """One element past an aligned address, so no vector load may start where the tensor does."""
     storage = tensor.new_full((tensor.numel() + 1,), math.nan)
     storage[1:] = tensor.flatten()
     return storage[1:].view(tensor.shape)
 
 
-# How input and weight lie in memory.
+# Memory layouts of input and weight.
 LAYOUTS = {f.__name__[1:]: f for f in (_contiguous, _transposed, _every_second, _expanded, _misaligned)}
 
 
 def far_apart(tensor):
-    """The same values with the samples 2**31 elements apart: an index kept in 32 bits reads elsewhere."""
+    """The same values with samples 2**31 elements apart: 32-bit indices read elsewhere."""
     size = 2**31 * (tensor.shape[0] - 1) + tensor[0].numel()
-    if tensor.device.type == "cpu":  # NumPy's zeros take no memory until they are touched
+    if tensor.device.type == "cpu":  # NumPy's zeros take no memory until touched
         storage = torch.from_numpy(np.zeros(size * tensor.itemsize, dtype=np.uint8)).view(tensor.dtype)
     else:
         storage = tensor.new_zeros(size)
@@ -105,7 +104,7 @@ def far_apart(tensor):
 
 
 def operands(problem, dtype, device="cpu", layout="contiguous"):
-    """Fresh random input, weight and bias (None if the problem has none); torch's generator decides them."""
+    """Fresh random input, weight and bias (None without one), from torch's generator."""
     p = problem
     arrange = LAYOUTS[layout]
     x = arrange(torch.randn(p.batch, p.in_channels, p.length, device=device).to(dtype))
@@ -114,7 +113,7 @@ def operands(problem, dtype, device="cpu", layout="contiguous"):
 
 
 def poisoned(problem, dtype, device="cpu"):
-    """An output full of NaN: what a kernel does not write is not mistaken for a result."""
+    """An output full of NaN, so that unwritten elements show."""
     p = problem
     return torch.full((p.batch, p.out_channels, p.out_length), math.nan, dtype=dtype, device=device)
 
@@ -150,7 +149,7 @@ class Error:
 
 
 def error(result, oracle) -> Error:
-    """Infinite where the shapes differ or anything is not finite."""
+    """The error; infinite where shapes differ or anything is not finite."""
     if result.shape != oracle.shape or not result.isfinite().all():
         return Error(math.inf, math.inf)
     difference = result.double() - oracle
@@ -167,18 +166,16 @@ def verdict(
     precision: str | None = None,
     rounding: Callable[[], accuracy.Error] | None = None,
 ) -> str | None:
-    """None if ``result`` is as good as torch's, otherwise what is wrong with it.
+    """None if ``result`` is as good as torch's, else what is wrong with it.
 
-    Norm error and largest error may each be twice that of torch in the same dtype and precision. Where few products are
-    summed, torch's own error can be next to nothing by luck; so no result is asked to be closer to the oracle than
-    rounding it once moves it (eps relative to the norm), and no element than rounding the sum and one of its partial
-    sums (2 eps relative to the largest); where all elements are a few values, their norm may be as wrong as one. In
-    float64 the oracle is a sum of ``terms`` rounded products itself, and two such sums differ by about
-    eps * sqrt(terms).
+    Norm error and largest error may each be twice torch's in the same dtype and precision. Where few products are
+    summed, torch's own error can be tiny by luck. So the norm may always be off by eps, one rounding of the oracle, and
+    an element by 2 eps of the largest, one rounding of the sum and one of a partial sum. Where all elements are a few
+    values, their norm may be as wrong as one. The float64 oracle is itself a sum of ``terms`` rounded products, and two
+    such sums differ by about eps * sqrt(terms).
 
-    In ``precision`` "tf32" torch, which is only allowed to use it, may be as exact as without; then TF32_LIMITS count.
-    What is further away still may be as far as ``rounding`` says that the precision costs these very operands, which
-    is asked of no other result.
+    In ``precision`` "tf32" torch may use TF32 or not; if not, TF32_LIMITS count. Beyond them, a result may still be as
+    far away as ``rounding`` says that the precision costs these operands.
     """
     eps = torch.finfo(result.dtype).eps * (math.sqrt(terms) if result.dtype == torch.float64 else 1)
     ours, theirs = error(result, oracle), error(torchs, oracle)

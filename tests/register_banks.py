@@ -1,20 +1,19 @@
-"""How long a loop of float32 products takes to issue, by the banks in which its registers lie: read from SASS.
+"""Clocks that a loop of float32 products takes to issue, by the banks of its registers: read from SASS.
 
-A register lies in the bank of its number's parity, and a bank reads one register (of all lanes) a clock; a product that
-reads three may wait, and so may the next ones. Not read again is what SASS marks: an operand with ``.reuse`` is kept
-for the next instruction, if that has the same register in the same place. On an H200, the profiler's samples of
-grad_input_tile saw instructions wait to be dispatched where this counts waits (no recorded rows).
+A register's bank is its number's parity, and a bank reads one register (of all lanes) a clock. A product that reads
+three may wait, and delay the next ones. SASS marks operands that are not read again: ``.reuse`` keeps one for the next
+instruction, if that has the same register in the same place.
 """
 
 import re
 
-BACKLOG = 1  # clocks that a read may wait for its bank before the instruction itself does
+BACKLOG = 1  # clocks that a read may wait for its bank before the instruction does
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*)")
 
 
 def clocks_a_product(loop: str) -> float:
-    """Clocks in which a warp alone could issue the loop, by its FFMA."""
+    """Clocks for each FFMA in which one warp alone could issue the loop."""
     clock, products, busy, kept = 0, 0, [0, 0], {}
     for name, operands in _INSTRUCTION.findall(loop):
         clock += 1
@@ -28,7 +27,7 @@ def clocks_a_product(loop: str) -> float:
 
 
 def _read(name: str, operands: str, kept: dict[int, int]) -> tuple[list[int], dict[int, int]]:
-    """Registers that an instruction reads, and those that are kept for the next one, by their place."""
+    """Registers that an instruction reads, and those kept for the next one, by place."""
     read, now_kept = [], {}
     for place, operand in enumerate(operands.split(",")[0 if name.startswith("ST") else 1 :]):
         for number, mark in re.findall(r"(?<!U)R(\d+)(\.reuse)?", operand):

@@ -1,11 +1,11 @@
-"""The gate for changes that only tidy: a fixed list of kernels compiles to the same machine code as was recorded.
+"""The gate for changes that only tidy: a fixed list of kernels compiles to the recorded machine code.
 
-    make same-code              compare with tests/same_code.json; prints what differs, exit status 1 if anything does
+    make same-code              compare with tests/same_code.json; prints differences, exit status 1 if there are any
     make same-code RECORD=1     record the kernels of this tree
-    make same-code ONLY=k6_     the kernels whose name holds this text alone
+    make same-code ONLY=k6_     only kernels whose name contains this text
 
-PTX is compared without names, comments and the order of declarations. A kernel whose PTX differs is assembled: where
-its SASS, registers and shared memory are as recorded, it is the same. No GPU is needed.
+PTX is compared without names, comments and the order of declarations. A kernel with different PTX is assembled: it is
+the same if SASS, registers and shared memory are as recorded. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COMPILERS = ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc")
 DEVICES = {"sm_90a": H200, "sm_80": A100}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # the other precisions: float32
 
-# Workloads whose tiles reach every rung, every gradient, every way to store and every second stage. One line: a rung,
-# a precision, and the workloads, at batch 1 where the name says so.
+# Workloads whose tiles reach every rung, gradient, way to store and second stage. A line: a rung, a precision, and the
+# workloads, at batch 1 where the name says so.
 CALLS = """
 k1_gather             ieee    kb64
 k1_gather             bf16    kb64
@@ -79,7 +79,7 @@ k5_mma                tf32    hifigan_u3
 
 
 def listed() -> list[tuple[str, str, Call]]:
-    """Every call of the lists: what its kernels are compiled for, its name, and the call."""
+    """Every listed call: architecture, name, and the call."""
     found = []
     for arch, lines in (("sm_90a", CALLS), ("sm_80", ON_A100)):
         for line in lines.split("\n")[1:-1]:
@@ -95,7 +95,7 @@ def listed() -> list[tuple[str, str, Call]]:
 
 
 def kernels() -> dict[str, tuple[Call, int]]:
-    """By name, a call and which of its kernels it is. A kernel that several calls launch is listed with the first."""
+    """A call and which of its kernels it is, by kernel name; a kernel of several calls belongs to the first."""
     found, known = {}, set()
     for arch, name, call in listed():
         of_call = call.kernels()
@@ -111,13 +111,13 @@ def kernels() -> dict[str, tuple[Call, int]]:
 
 # --- without names ----------------------------------------------------------------------------------------------------
 
-# The name that a declaration declares: the word before its size, parameters or end.
+# A declaration's name: the word before its size, parameters or end.
 _DECLARED = re.compile(r"(?:\.\w+ )*\.(?:entry|func|global|shared|const)\b.*?([A-Za-z_$][\w$]*)(?=\s*(?:[\[(;=]|$))")
 _PARAMETER = re.compile(r"_param_\d+$")
 
 
 def plain_ptx(text: str) -> list[str]:
-    """The lines of PTX without comments and the PTX version, declarations in order, names numbered as they are used."""
+    """PTX lines without comments and version, declarations sorted, names numbered by first use."""
     lines = [line for line in (re.sub(r"//.*", "", line).strip() for line in text.splitlines()) if line]
     lines = [line for line in lines if not (line.startswith(".version") or "NumbaEnv" in line)]
     declared = {}
@@ -144,7 +144,7 @@ def plain_ptx(text: str) -> list[str]:
 
 
 def plain_sass(report: offline.Report) -> list[str]:
-    """Registers and shared memory, and every instruction and label of the machine code."""
+    """Registers and shared memory, and the machine code's instructions and labels."""
     if report.sass is None:
         raise offline.ToolMissing(f"nvdisasm was not found: install the package {offline.PACKAGES['nvdisasm']}")
     lines = [f"{report.registers} registers, {report.shared_bytes} bytes, {report.spill_bytes} spilled"]
@@ -160,7 +160,7 @@ def digest(lines: list[str]) -> str:
 
 
 def codes(call: Call, number: int, recorded: list[str] | None) -> list[str]:
-    """The digests of PTX and SASS of one of the call's kernels. Where its PTX is as recorded, its SASS is not made."""
+    """Digests of PTX and SASS of one of the call's kernels; no SASS where the PTX is as recorded."""
     kernel: Kernel = call.kernels()[number]
     cc = target(call.device.cc)
     text = kernel.ptx(cc)
@@ -184,7 +184,7 @@ def compilers() -> dict[str, str]:
 
 
 def compiled(wanted: dict[str, tuple[Call, int]], recorded: dict[str, list[str]], jobs: int) -> dict[str, list[str]]:
-    """The digests of these kernels, by as many processes as there are processors."""
+    """Digests of these kernels, by one process for each processor."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         futures = {name: pool.submit(codes, *one, recorded.get(name)) for name, one in wanted.items()}
@@ -197,7 +197,7 @@ def compiled(wanted: dict[str, tuple[Call, int]], recorded: dict[str, list[str]]
 
 
 def difference(now: list[str] | None, before: list[str] | None) -> str | None:
-    """What became of a kernel, in words; None if its machine code is the same."""
+    """The change of a kernel, in words; None if its machine code is the same."""
     if now is None:
         return "is gone"
     if before is None:
@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     changed = sum(word is not None for word in words.values())
     print(f"{len(now)} kernels, {changed} of them not as recorded" if changed else f"{len(now)} kernels, all the same")
     if options.record:
-        # As listed, so that the order does not depend on what was recorded before.
+        # In the list's order, whatever was recorded before.
         kept = {name: {**others, **now}[name] for name in kernels() if name in others or name in now}
         RECORD.write_text(json.dumps({"compilers": compilers(), "kernels": kept}, indent=1) + "\n")
         return 0

@@ -1,4 +1,4 @@
-"""Rows for tests of what reads rows. Their numbers are made up."""
+"""Made-up rows for tests."""
 
 from numba_tconv.lab.measure import workloads
 from numba_tconv.lab.measure.rows import Row
@@ -27,7 +27,7 @@ EMPTY_README, EMPTY_RESULTS = empty(readme.FRONT), empty(readme.RESULTS)
 
 
 def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee", **values):
-    """A row of a workload, or of a resized one, that took ``slower`` times the floor."""
+    """A row of a workload, perhaps resized, that took ``slower`` times the floor."""
     problem = (workloads.get(workload) if isinstance(workload, str) else workload).problem
     floor = problem.floor_ms(4, precision)
     ms = floor * slower
@@ -65,14 +65,14 @@ def sweep(batch=None):
 
 
 def result(problem=64, **values):
-    """What KernelBench's rules gave for a problem."""
+    """A result of KernelBench's rules for a problem."""
     made = dict(weights="call", ms_mean=1.5, torch_ms_mean=4.5, trials=5, passed=5)
     errors = dict(relerr=2e-4, torch_relerr=3e-4, largest_error=4e-4, torch_largest_error=5e-4)
     return Result(**WHERE | made | errors | dict(problem=problem) | values)
 
 
 def timed(decoder="dac", dtype="float32", **values):
-    """A decoder of 40 ms, a half of which torch's transposed convolutions take, and ours a third of that."""
+    """A decoder of 40 ms, of which torch's transposed convolutions take half, and ours a third of that half."""
     made = dict(
         transformers="5.23.0",
         decoder=decoder,

@@ -1,10 +1,10 @@
-"""Device functions that read shared memory, run as they are, in Python."""
+"""Device functions that read shared memory, run as plain Python."""
 
 from types import SimpleNamespace
 
 
 def shared_memory(monkeypatch, module):
-    """``module`` with Python's meanings, and what lies in shared memory, by element."""
+    """Give ``module`` Python's meanings; returns the elements in shared memory."""
     state = SimpleNamespace(elements=None, itemsize=4)
 
     def ld_shared(count, kind):

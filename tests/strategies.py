@@ -1,6 +1,6 @@
-"""Hypothesis strategies for problems: the whole argument space, on sizes that plain loops can walk.
+"""Hypothesis strategies for problems: the whole argument space, on sizes for plain loops.
 
-At least one output sample remains: torch accepts none on some of its backends and refuses it on others.
+At least one output sample remains: torch's backends differ on outputs without any.
 """
 
 from hypothesis import strategies as st

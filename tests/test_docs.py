@@ -1,4 +1,4 @@
-"""The documentation: broken links are found, and what the API reference shows has its docstring."""
+"""The documentation: no broken links; every name in the API reference has a docstring."""
 
 import importlib
 import inspect
@@ -14,7 +14,7 @@ MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
 
 
 def words_of(variable):
-    """The words that the Makefile gives a variable."""
+    """The words of a Makefile variable."""
     value = re.search(rf"^{variable} := (.*)$", MAKEFILE, flags=re.MULTILINE)[1]
     added = re.search(r"\$\(addprefix ([\w.]+),([^)]*)\)", value)
     plain = value.replace(added[0], "").split() if added else value.split()
@@ -25,7 +25,7 @@ DOCUMENTED = words_of("DOCUMENTED")
 
 
 def public(module):
-    """The classes and functions that the reference shows of a module, by name."""
+    """A module's classes and functions in the reference, by name."""
     names = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
@@ -36,7 +36,7 @@ def public(module):
 
 
 def members(cls):
-    """What a class itself defines for its users: methods and properties."""
+    """Methods and properties that a class defines for its users."""
     kinds = (property, cached_property, classmethod, staticmethod)
     return {
         name: value
@@ -53,7 +53,7 @@ def test_public_names_have_docstrings(name):
     assert shown
     for cls in [value for value in shown.values() if inspect.isclass(value)]:
         shown |= {f"{cls.__name__}.{key}": value for key, value in members(cls).items()}
-    # A dataclass without a docstring gets its own signature for one.
+    # A dataclass without a docstring gets its signature for one.
     assert [key for key, value in shown.items() if not value.__doc__ or value.__doc__.startswith(f"{key}(")] == []
 
 

@@ -1,4 +1,4 @@
-"""Tests of the suite itself: what writes beyond a result, or to an operand, is found; copies lie as the views do."""
+"""Tests of the suite itself: writes beyond a result, or to an operand, are found; copies lie as the views do."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""Tests of the suite itself: each of the mistakes that people make in this formula must fail the parity check.
+"""Tests of the suite itself: every common mistake in the index formula must fail the parity check.
 
-A gather in plain Python stands in for a kernel, with a switch for every mistake. It is judged as the kernels are: on
-the same problems, by the same verdict.
+A gather in plain Python stands in for a kernel, with a switch for every mistake. It is judged as kernels are: on the
+same problems, by the same verdict.
 """
 
 import math
@@ -29,13 +29,13 @@ MISTAKES = [
 
 
 def c_divmod(numerator, denominator):
-    """C's division, which truncates toward zero, and its remainder, which has the numerator's sign."""
+    """C's division, which truncates toward zero, and its remainder, with the numerator's sign."""
     quotient = abs(numerator) // denominator * (1 if numerator >= 0 else -1)
     return quotient, numerator - quotient * denominator
 
 
 def gather(x, w, bias, problem, mistake=None):
-    """The definition turned inside out, one output at a time, on flat memory; right if there is no mistake."""
+    """The definition by outputs, on flat memory; right if there is no mistake."""
     p = problem
     gap = math.gcd(p.stride, p.dilation) if mistake == "phases without taps take those of another" else 1
     forgets = mistake == "the sum of the last channels alone is kept"
@@ -78,9 +78,9 @@ def cases_of(problems):
     return [(reason, problem, torch.float32, lambda x: x) for reason, problem in problems.items()]
 
 
-# 16-bit numbers, for half the address space.
+# 16-bit indices, for half the address space.
 LARGE = ("samples far apart in memory", SMALL["stride 1"], torch.float16, far_apart)
-# What tests compare on, and what `check --small` and `demo` do, without the large one.
+# The problems of the tests, and those of `check --small` and `demo`, without the large one.
 SETS = {"tests": [*cases_of(SMALL), LARGE], "check": cases_of({str(p): p for p in check.SMALL})}
 
 
@@ -135,7 +135,7 @@ def test_the_verdict_sees_noise_above_twice_torchs():
 
 
 def test_the_verdict_on_few_values_is_that_on_an_element():
-    """Their errors do not even out."""
+    """Their errors do not average out."""
     two, eps = torch.tensor([1.0, 3.0], dtype=torch.float64).repeat(24), torch.finfo(torch.float32).eps
     assert verdict((two * (1 + 1.9 * eps)).float(), two.float(), two) is None
     assert "norm error" in verdict((two * (1 + 2.6 * eps)).float(), two.float(), two)

@@ -1,4 +1,4 @@
-"""Every notebook runs from its first to its last cell, in a copy, no cell for longer than a minute."""
+"""Every notebook runs from first to last cell, in a copy, each cell within a minute."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_runs(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_is_committed_as_it_ran(path):
-    """Every cell has run, in order, without an error, and nothing in the outputs names the machine."""
+    """Every cell has run, in order, without an error; no output names the machine."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]

@@ -1,4 +1,4 @@
-"""GPUs that nobody here has: what is compiled for them, how much of them it takes, without a spill."""
+"""Kernels for GPUs that nobody here has: what is compiled, and how much of the GPU it takes, without a spill."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 DTYPES = {precision: dtype for dtype, known in PRECISIONS.items() for precision in known}
 BY_CC = {gpu.cc: gpu for gpu in GPUS.values()}
 NEWER = [(8, 9), (10, 0), (12, 0)]
-# Workload, precision and compute capability: what the selection takes there.
+# Workload, precision and compute capability: the selection's choice.
 FORWARD = [
     (name, precision, cc)
     for cc in NEWER
@@ -46,7 +46,7 @@ GRADIENTS = [
 def test_ptx_is_made_for_9_0_and_machine_code_for_the_gpu():
     made = {cc: (target(cc), architecture(cc)) for cc in BY_CC}
     own = {cc: (cc, cc) for cc in ((7, 5), (8, 0), (8, 6), (8, 9))}
-    hopper = {(9, 0): ((9, 0, "a"), (9, 0, "a"))}  # whose code no other one runs
+    hopper = {(9, 0): ((9, 0, "a"), (9, 0, "a"))}  # no other GPU runs its code
     assert made == own | hopper | {cc: ((9, 0), cc) for cc in ((10, 0), (12, 0))}
 
 
@@ -64,13 +64,13 @@ def test_blocks_are_those_that_registers_and_shared_memory_leave():
 
 
 def blocks_of(rung, config):
-    """Blocks that the tile was chosen for; of other rungs, whose ``min_blocks`` is a register budget, one."""
+    """Blocks that the tile was chosen for; 1 for rungs whose ``min_blocks`` is a register budget."""
     return config.min_blocks if rung.name in ("k4_register_tile", "k5_mma", "k5_dmma") else 1
 
 
 @pytest.mark.parametrize("cc", [cc for cc in BY_CC if cc >= (8, 0)], ids=str)
 def test_what_is_selected_fits_into_shared_memory(cc):
-    """99 KB of a block on 8.6, 8.9 and 12.0."""
+    """A block has 99 KB on 8.6, 8.9 and 12.0."""
     device, taken = BY_CC[cc], set()
     assert device.shared_per_block == {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(cc, 99) * 1024
     for workload in list(workloads.WORKLOADS.values())[::2]:
@@ -107,7 +107,7 @@ def test_what_is_selected_stays_in_its_registers(name, precision, cc):
 
 @pytest.mark.parametrize(("of", "precision", "cc"), thorough(GRADIENTS, always=[("grad_input", "bf16", (12, 0))]))
 def test_gradients_stay_in_their_registers(of, precision, cc):
-    """Those that are not left to torch."""
+    """Except gradients that torch computes."""
     device, problem, dtype = BY_CC[cc], workloads.get("hifigan_u3").problem, DTYPES[precision]
     if not gradient_precision(of, problem, dtype, precision, device):
         pytest.skip("torch computes it")

@@ -1,4 +1,4 @@
-"""The repository as a whole: what it declares, what it promises a newcomer, how its modules depend on each other."""
+"""The repository as a whole: declarations, promises to a newcomer, and the imports between modules."""
 
 import ast
 import graphlib
@@ -25,8 +25,8 @@ MARKDOWN = ("README.md", "CONTRIBUTING.md", "plots/README.md", "plots/lab-notes.
             "numba_tconv/kernels/README.md")  # fmt: skip
 FOLDERS = ("numba_tconv", "reference", "tests", "notebooks", "plots", ".ci")
 
-# From the bottom up, as numba_tconv/README.md has them; a module imports from its own layer (without a circle) and from
-# those above it in this list. "" is the package itself, numba_tconv/__init__.py.
+# From the bottom up, as in numba_tconv/README.md. A module imports from its own layer (without a circle) and from those
+# above it in this list. "" is numba_tconv/__init__.py.
 LAYERS = (
     ("requirements",),
     ("formula", "formula.*"),
@@ -50,7 +50,7 @@ def committed_files():
 
 
 def module_name(path):
-    """The name of a module within the package: "taps", "kernels.rung", "kernels" and "" for the two __init__.py."""
+    """A module's name within the package: "taps", "kernels.rung", "kernels" and "" for the two __init__.py."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts).removesuffix("__init__").removesuffix(".")
 
@@ -59,7 +59,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported_modules(name):
-    """The modules of the package that the module ``name`` imports, inside functions too."""
+    """The package's modules that the module ``name`` imports, inside functions too."""
     path = MODULES[name]
     package = ["numba_tconv", *path.relative_to(PACKAGE).parts[:-1]]
     found = set()
@@ -69,7 +69,7 @@ def imported_modules(name):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *(node.module or "").split(".")]).removesuffix(".")
-            # `from x import y`: y is a module of the package x, or a name that the module x defines.
+            # `from x import y`: y is a module of the package x, or a name in the module x.
             found.update(
                 f"{source}.{alias.name}" if f"{source}.{alias.name}"[len(PREFIX) :] in MODULES else source
                 for alias in node.names
@@ -101,13 +101,13 @@ def test_the_import_reader_sees_what_is_imported():
 
 
 def test_the_layers_are_those_of_the_readme():
-    """In its table, from the bottom up."""
+    """Its table lists them from the bottom up."""
     told = re.findall(r"^\| `(\w+)/` \|", (PACKAGE / "README.md").read_text(), flags=re.MULTILINE)
     assert told == [name for name, *others in LAYERS if others == [f"{name}.*"]]
 
 
 def test_the_package_loads_nothing_of_the_lab():
-    """Until ``explain`` is used."""
+    """``explain`` loads it on first use."""
     program = "import sys, numba_tconv; names = [name for name in sys.modules if name.startswith('numba_tconv.lab')]; "
     program += "assert not names, names; assert not {'matplotlib', 'numba_tconv.torch_api.warm'} & {*sys.modules}; "
     program += "assert callable(numba_tconv.explain) and callable(numba_tconv.warm) and numba_tconv.Explanation"
@@ -116,7 +116,7 @@ def test_the_package_loads_nothing_of_the_lab():
 
 
 def test_no_module_hides_one_of_the_library():
-    """In a Python that is started in a folder of the package, the modules of that folder come first."""
+    """A Python started in a folder of the package finds that folder's modules first."""
     hiding = {path.stem for path in PACKAGE.rglob("*") if path.suffix == ".py" or path.is_dir()}
     assert not hiding & sys.stdlib_module_names
 
@@ -131,7 +131,7 @@ def test_the_reference_imports_nothing_that_it_judges():
 
 
 def test_every_module_imports_without_touching_a_gpu():
-    """In a fresh interpreter that sees no GPU; where there is one, importing must not take hold of it either."""
+    """In a fresh interpreter that sees no GPU; with one, importing must not touch it either."""
     names = [f"numba_tconv.{name}".removesuffix(".") for name in MODULES if name != "__main__"]
     program = f"import importlib, torch\nfor name in {names}: importlib.import_module(name)\n"
     program += "import reference\nassert not torch.cuda.is_initialized()"
@@ -141,7 +141,7 @@ def test_every_module_imports_without_touching_a_gpu():
 
 
 def requirements():
-    """Every requirement that pyproject.toml states, but for those on its own extras."""
+    """Every requirement in pyproject.toml, except those on its own extras."""
     stated = itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     return [r for r in map(Requirement, stated) if r.name != PROJECT["name"]]
 

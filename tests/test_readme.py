@@ -1,4 +1,4 @@
-"""What README.md and plots/README.md hold of the recorded rows: between their markers, and in step with them."""
+"""README.md and plots/README.md against the recorded rows: the text between their markers is in step."""
 
 import re
 from dataclasses import replace
@@ -136,7 +136,7 @@ def test_nothing_is_claimed_without_rows():
 
 
 def cells(rows):
-    """What is told of each rung that was measured: where and how long, and the gain."""
+    """The cells of each measured rung: where, how long, and the gain."""
     of_ladder, _, said = ladder.render(rows).partition("\n\n")
     assert said.startswith("Forward, NVIDIA H200, driver 580.1")
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in of_ladder.splitlines()[2:]]
@@ -184,7 +184,7 @@ def test_the_ladder_marks_times_of_frozen_weights():
 
 
 def picked(name, ms, **values):
-    """What the selection picked: torch takes 6 ms, conv1d 3."""
+    """A row of the selection; torch takes 6 ms, conv1d 3."""
     made = dict(precision="tf32", ms_p50=ms, cudnn_ms_p50=6.0, conv1d_ms_p50=3.0)
     return replace(row(name, "auto"), **made | values)
 
@@ -259,6 +259,6 @@ def test_the_files_of_the_ladder_are_there():
 
 
 def test_every_recorded_rung_beside_the_ladder_has_its_line():
-    """By the rows that are there, whose names of precisions a made-up row might not have."""
+    """For the recorded rows, whose precisions a made-up row might not have."""
     recorded = rows.read_all(Path(__file__).parents[1] / "plots" / "data")
     assert set(ladder.BESIDE) <= set(cells(recorded))

@@ -14,7 +14,7 @@ from .strategies import problems
 
 
 def close(ours, theirs, terms):
-    """Equal but for the order of ``terms`` additions of numbers of about one."""
+    """Equal but for the order of ``terms`` additions of numbers near one."""
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-14 * terms)
 

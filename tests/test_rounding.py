@@ -1,5 +1,5 @@
-"""What rounding may cost a result: operands that are rounded as they should be are right even where few products nearly
-cancel, and whatever is worse than that is wrong.
+"""The error that rounding may cost: correctly rounded operands are right even where few products nearly cancel, and
+anything worse is wrong.
 
 torch is taken to have computed more exactly than asked, as it does where it makes no use of TF32.
 """
@@ -34,7 +34,7 @@ def operands_of(problem, seed=0):
 
 
 def cut(tensor, half=0):
-    """The first 11 bits of each number, after ``half`` of the last of them was added."""
+    """The first 11 bits of each number, after adding ``half`` of the last bit."""
     return ((tensor.float().view(torch.int32) + half) & ~0x1FFF).view(torch.float32)
 
 
@@ -47,12 +47,12 @@ def low(tensor):
 
 
 def in_tf32(result, operands, problem, *changes):
-    """The result in float64 of changed operands, added up over ``changes``, pairs of what is done to the operands of a
-    product; without any, both are rounded."""
+    """The float64 result of changed operands, summed over ``changes``: pairs of functions for a product's operands.
+    Without any, both are rounded."""
     total = 0
     for first, second in changes or [(to_tf32, to_tf32)]:
         x, weight, _, g = operands
-        # Each product has two of the three as its operands, and each of them one of the changes.
+        # A product has two of the three as operands, each under one of the changes.
         other = second if result == FORWARD else first
         changed = Operands(first(x).double(), other(weight).double(), None, second(g).double())
         total = total + by_torch(result, changed, problem)
@@ -90,7 +90,7 @@ def test_operands_cut_off_are_wrong(result, problem):
 @ordinary
 def test_an_element_without_one_of_its_products_is_wrong(result, problem):
     x, weight, _, g = operands = operands_of(problem)
-    # The product of a typical size, so that what is missing is typical too.
+    # A typical product, so that its loss is typical too.
     product = {FORWARD: (x, weight), "grad_input": (g, weight), "grad_weight": (g, x)}[result]
     values = in_tf32(result, operands, problem)
     values.view(-1)[7] += product[0].std() * product[1].std() / 2
@@ -129,7 +129,7 @@ def test_second_parts_of_eight_bits_are_wrong(result, problem):
 
 @pytest.mark.parametrize("length", [1, 4, 30, 64, 4096])
 def test_a_plain_loop_of_float32_is_right_while_it_is_short(length):
-    """As a thread sums products that it takes one after another."""
+    """A thread adds its products one after another."""
     problem = Problem(1, 6, 5, 1, length)
     for seed in range(5):
         x, _, _, g = operands = operands_of(problem, seed)
@@ -157,7 +157,7 @@ def test_a_bias_is_part_of_the_result_and_no_product():
 
 
 def test_only_few_products_in_float32_are_granted_anything():
-    problem = Problem(4, 16, 8, 4, 60)  # as many products as are few, so that more than the dtype's spacing is granted
+    problem = Problem(4, 16, 8, 4, 60)  # few enough products that more than the dtype's spacing is granted
     operands = operands_of(problem)
     limits = accuracy.rounding(FORWARD, operands, problem, "ieee")
     doubles = Operands(*(t if t is None else t.double() for t in operands))

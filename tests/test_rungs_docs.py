@@ -1,4 +1,4 @@
-"""The measured figures that a rung's file opens with are those of the recorded rows."""
+"""The measured figures in the rungs' docstrings are those of the recorded rows."""
 
 import re
 import sys
@@ -16,14 +16,14 @@ STATED = re.compile(
 
 
 def recorded(precision):
-    """Milliseconds by rung, in the order of the ladder: the newest rows of kb64 in ``precision``."""
+    """Milliseconds by rung, in the ladder's order: the newest rows of kb64 in ``precision``."""
     newest = rows.latest(row for row in rows.read_all(DATA) if "H200" in row.gpu).values()
     kb64 = ("kb64", "float32", precision)
     ms = {row.rung: row.ms_p50 for row in newest if (row.workload, row.dtype, row.precision) == kb64}
     return {rung.name: ms[rung.name] for rung in LADDER if rung.name in ms}
 
 
-# By what a rung's file calls it: rungs on CUDA cores in full precision, those on tensor cores in TF32.
+# By a docstring's word: rungs on CUDA cores in full precision, on tensor cores in TF32.
 RECORDED = {"float32": recorded("ieee"), "tf32": recorded("tf32")}
 EVERY = [(arithmetic, name) for arithmetic, ms in RECORDED.items() for name in ms]
 

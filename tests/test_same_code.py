@@ -1,4 +1,4 @@
-"""The gate `make same-code`: names are left out of what is compared, instructions are not, and no rung is forgotten."""
+"""The gate `make same-code`: it ignores names, compares every instruction, and lists every rung."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_names_do_not_count_and_instructions_do():
     plain = [plain_ptx(text) for text in texts]
     assert plain[0] == plain[1] != plain[2]
     assert not any("first_way" in line or "_Z" in line or "cudapy" in line for line in plain[0])
-    # Nothing of what is executed is left out: every instruction of the text is in it.
+    # Every executed instruction of the text is compared.
     body = texts[0][texts[0].index("{") :]
     assert sum(line.strip().endswith(";") for line in body.splitlines()) == sum(
         line.endswith(";") for line in plain[0][plain[0].index("{") :]
@@ -114,7 +114,7 @@ def test_what_ptx_is_compared_by():
     assert lines() == lines(one=7, two=3, tag="B2v9", turned=True)
     for other in (lines(parameter=1), lines(bytes=32), lines(two=1)):
         assert lines() != other
-    assert any("vprintf" in line for line in lines())  # which is not ours to rename
+    assert any("vprintf" in line for line in lines())  # an external name, not renamed
 
 
 def test_a_kernel_is_the_same_by_its_ptx_or_by_its_machine_code():
@@ -138,7 +138,7 @@ def test_the_record_is_of_the_kernels_that_are_listed():
 
 @pytest.fixture
 def gate(monkeypatch, tmp_path):
-    """The gate over three kernels, of which only what is recorded and compiled is told."""
+    """The gate over three kernels, with made-up records and compilations."""
 
     def run(now, *arguments):
         monkeypatch.setattr(same_code, "kernels", lambda: dict.fromkeys(now, (None, 0)))

@@ -1,4 +1,4 @@
-"""The problems for compute-sanitizer (gpu/sanitized.py), on the CPU: they reach every code path that sizes decide."""
+"""The problems for compute-sanitizer (gpu/sanitized.py) reach every code path that sizes decide; on the CPU."""
 
 import itertools
 import math
@@ -49,13 +49,13 @@ def shape_of(tile):
 
 
 def input_of(case):
-    """x, as it lies in memory, and the bytes from a multiple of 16 to its first element."""
+    """x as it lies in memory, and the bytes from a multiple of 16 to its first element."""
     x = operands(case.problem, case.dtype, layout=case.layout)[0]
     return x, x.storage_offset() * x.itemsize % 16
 
 
 def values(properties):
-    """Of each property, the values that occur."""
+    """The values that occur, for each property."""
     properties = list(properties)
     return {name: {p[name] for p in properties} for name in properties[0]}
 
@@ -97,7 +97,7 @@ def _in_words(case, config):
 
 
 def _within_a_word(case):
-    """Whether even and odd channels of the first sample begin within one."""
+    """Whether even and odd channels of the first sample begin within a word."""
     x, offset = input_of(case)
     return offset // 2 % 2 == 1, (offset // 2 + x.stride(1)) % 2 == 1
 
@@ -238,7 +238,7 @@ def test_k5_dmma():
 
 
 def depthwise_properties(case):
-    """Where inputs lie in shared memory."""
+    """Properties of cases with inputs in shared memory."""
     config = case.config or RUNGS["depthwise"].config(case.problem, case.dtype)
     passes, stretches = depthwise_config.plan(case.problem, config)
     return {
@@ -254,7 +254,7 @@ def depthwise_properties(case):
 
 
 def direct_properties(case):
-    """Where they lie in registers."""
+    """Properties of cases with inputs in registers."""
     p = case.problem
     config = case.config or RUNGS["depthwise"].config(p, case.dtype)
     passes, stretches = depthwise_direct.plan(p, config)
@@ -272,13 +272,13 @@ def direct_properties(case):
 
 
 def long_properties(case):
-    """Where weights and inputs lie in shared memory."""
+    """Properties of cases with weights and inputs in shared memory."""
     p = case.problem
     config = case.config or RUNGS["depthwise"].config(p, case.dtype)
     x, offset = input_of(case)
     aligned = x.stride(2) == 1 and (config.in_per_group == 1 or x.stride(1) % config.vector == 0)
     first, size = p.padding // p.stride - config.halo, config.dtype.itemsize
-    # Blocks of a row whose windows lie in the signal, and whose outputs are the row's.
+    # Blocks of a row whose windows lie in the signal, with outputs in the row.
     within = [
         at
         for at in range(depthwise_long_config.plan(p, config)[1])
@@ -333,11 +333,11 @@ def test_depthwise_of_long_filters():
     assert all(occurring == BOTH for occurring in found.values()), found
 
 
-# What the script makes of a result
+# The script's use of a result
 
 
 def torchs(self, x, w, bias, y, problem, config=None, precision=None):
-    """In place of a rung's ``run``."""
+    """Replaces a rung's ``run``."""
     y.copy_(torch.conv_transpose1d(x, w, bias, **parameters(problem)))
 
 

@@ -1,4 +1,4 @@
-"""The problems of the memory checks reach every path of the gradients' kernels; else as test_sanitized.py."""
+"""The problems of the memory checks reach every path of the gradients' kernels (see test_sanitized.py)."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def small_gpu():
 
 
 def gradient_properties(case):
-    """Of the two gradients that are made in tiles."""
+    """Properties of the two gradients in tiles."""
     gpu, p = device.current_device(), case.problem
     config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
     if case.rung == "grad_weight_split":
@@ -70,7 +70,7 @@ def test_gradients_of_few_channels(rung):
 
 
 def weight_properties(case):
-    """Of grad_weight_wgmma."""
+    """Properties of grad_weight_wgmma's cases."""
     gpu = device.current_device()
     apart, config = GRADIENTS[case.rung].config(case.problem, case.dtype, gpu, case.precision)
     _, pairs, channels = config.tiles(case.problem)
@@ -99,7 +99,7 @@ def weight_properties(case):
 
 
 def input_properties(case):
-    """Of grad_input_wgmma."""
+    """Properties of grad_input_wgmma's cases."""
     config = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
     along, across, _ = config.tiles(case.problem)
     return {
@@ -127,7 +127,7 @@ def input_properties(case):
 
 
 def planes_properties(case):
-    """Of grad_input_planes."""
+    """Properties of grad_input_planes' cases."""
     apart, rung, _ = GRADIENTS[case.rung].config(case.problem, case.dtype, precision=case.precision)
     return {"precision": case.precision, "planes": apart is not None, "k6": rung == "k6_wgmma"}
 

@@ -1,4 +1,4 @@
-"""The problems of the memory checks reach every path of k6 that sizes decide; else as test_sanitized.py."""
+"""The problems of the memory checks reach every path of k6 that sizes decide (see test_sanitized.py)."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from .test_sanitized import BOTH, SHAPES, input_of, of_rung, shape_of, values
 
 pytestmark = pytest.mark.skipif(not TENSOR_CORES, reason="the simulator has no tensor cores")
 
-CONSUMERS = 2  # warpgroups that multiply
+CONSUMERS = 2  # warpgroups
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,8 +40,8 @@ def rows(case):
 
 
 def windows(case):
-    """How the windows of a problem come: in boxes of rows as many of which begin unlike, or filled "in vectors" or "by
-    elements", which where it would stand in such a box or in one of aligned rows."""
+    """How a problem's windows arrive: in boxes of rows, with the number of rows that begin differently; or filled "in
+    vectors" or "by elements", with their place in such a box or in one of aligned rows."""
     config, p, described = k6(case), case.problem, rows(case)
     x, offset = input_of(case)
     if not described:
@@ -130,7 +130,7 @@ def test_k6():
         "runs that begin anywhere, by warps: rows in rounds, outputs at a time": {False}
         | {(rounds, outputs) for rounds in BOTH for outputs in (1, 2, 4)},
         "split, part, size of an element": {False} | {(part, size) for part in BOTH for size in (2, 4)},
-        # By kernels/common/tensor_core/store_runs.py, or in bulk, in one round or in two.
+        # By kernels/common/tensor_core/store_runs.py, or in bulk, in one round or two.
         "stores, paired": {(rounds, paired) for rounds in (0, 1, 2) for paired in BOTH},
         "stores, shape": {(False, shape) for shape in SHAPES} | {(True, "whole")},
         "stores, empty slots, size": {False} | {(b, empty, size) for b in BOTH for empty in BOTH for size in (2, 4)},
@@ -150,13 +150,13 @@ def test_k6():
         "shape, sheared": {(shape, several) for shape in SHAPES for several in BOTH},
         "groups, a tensor map": {(several, described) for several in BOTH for described in BOTH},
         "layout": set(LAYOUTS),
-        # Streamed weights are for both warpgroups at once.
+        # Both warpgroups share streamed weights.
         "turns": {(r, paired, m) for r, paired in ((True, False), (True, True), (False, True)) for m in BOTH},
     }
     assert found == expected
 
 
-# Resident or streamed, in every precision: the windows come in every way.
+# Resident or streamed, in every precision, windows arrive in every way.
 @pytest.mark.parametrize(
     ("precision", "resident", "empty_slots"),
     [
@@ -177,7 +177,7 @@ def test_k6_windows(precision, resident, empty_slots):
         if config.tile.whole and (config.resident, config.tile.empty_slots) == (resident, empty_slots)
         for window in windows(case)
     }
-    # Filled in vectors are rows at 16 bytes, which take one box.
+    # Vectors fill rows at 16 bytes, which take one box.
     filled = {("in vectors", False), ("by elements", True)}
     assert found >= filled | {1, 16 // DTYPES[precision].itemsize}, found
 

@@ -1,6 +1,6 @@
-"""What torch's tools make of a converted model: fx, export, ONNX, AOTInductor, TorchScript, fusion of batch norms.
+"""torch's tools on a converted model: fx, export, ONNX, AOTInductor, TorchScript, fusion of batch norms.
 
-CPU tensors are taken for those of a GPU, so that the operators are met.
+CPU tensors count as a GPU's, so that the tools meet the operators.
 """
 
 import io
@@ -27,7 +27,7 @@ def on_gpu(monkeypatch):
 
 @pytest.fixture
 def model():
-    """Two transposed convolutions, one of which has groups and a dilation."""
+    """Two transposed convolutions, one with groups and a dilation."""
     model = nn.Sequential(
         nn.Conv1d(4, 6, 3, padding=1),
         nn.ConvTranspose1d(6, 4, 8, stride=4, padding=2, output_padding=1),

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`: more configurations of kernels that it compiles, or runs, in others.
+"""Cases that `make test` leaves to `make test-all`: further configurations of kernels.
 
 A few tests that compile long are marked themselves.
 """
@@ -7,8 +7,8 @@ import pytest
 
 
 def thorough(every, always):
-    """The cases of a test, for ``parametrize``: all but those of ``always`` are for `make test-all`. A tuple holds the
-    values of several arguments."""
+    """The cases of a test, for ``parametrize``; all but ``always`` are for `make test-all`. A tuple holds the values of
+    several arguments."""
     every = list(every)
     assert set(always) <= set(every), "a case that always runs must be one"
     assert len(always) < len(every), "otherwise nothing is left out"

@@ -1,4 +1,4 @@
-"""Problem against torch: the same output length, the same refusals; its counts against a count by hand."""
+"""Problem against torch: equal output lengths and refusals. Its counts against a count by hand."""
 
 import dataclasses
 import pickle
@@ -37,7 +37,7 @@ def test_flops_are_two_for_every_product_of_the_definition(problem):
 
 @given(problems())
 def test_no_sum_has_more_terms(problem):
-    """Counted by a convolution of ones, without cropping, and by its gradients."""
+    """A convolution of ones, without cropping, and its gradients count the terms."""
     p = replace(problem, padding=0)
     x, w, _ = (None if t is None else torch.ones_like(t).requires_grad_() for t in operands(p, torch.float64))
     y = torch.conv_transpose1d(x, w, **parameters(p))
@@ -79,7 +79,7 @@ number = st.integers(-1, 4)
 def test_refuses_what_torch_refuses(arguments, sizes):
     batch, in_channels, out_per_group, kernel_size, length = sizes
     out_channels = out_per_group * arguments.get("groups", 1)
-    # In float32, torch's backend for batches of several samples takes a dilation of 0; its others refuse it.
+    # For batches, torch's float32 backend takes a dilation of 0; its others refuse it.
     x = torch.ones(batch, in_channels, length, dtype=torch.float64)
     w = torch.ones(in_channels, out_per_group, kernel_size, dtype=torch.float64)
     try:
@@ -90,7 +90,7 @@ def test_refuses_what_torch_refuses(arguments, sizes):
         ours = Problem(batch, in_channels, out_channels, kernel_size, length, **arguments).out_length
     except RuntimeError:
         ours = None
-    # Whether an output may have no samples differs between torch's own backends.
+    # torch's backends differ on outputs without samples.
     assert ours == theirs or (ours == 0 and theirs is None)
 
 

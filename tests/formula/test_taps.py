@@ -1,4 +1,4 @@
-"""Both readings of the index formula, phases and rows, computed with loops and held against the scatter reference."""
+"""Both readings of the index formula, phases and rows, in plain loops against the scatter reference."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_every_tap_belongs_to_its_one_phase_and_its_one_row(problem):
 @coprime
 @common
 def test_rows_of_samples_laid_end_to_end(problem):
-    """What a row-wise kernel does: every sample's columns in one long line, where a window may reach over the seam."""
+    """Row-wise kernels walk all samples' columns in one line, where a window may reach over a seam."""
     x, w, bias, expected = one_channel(problem)
     p, taps = problem, problem.taps
     columns = taps.columns(p.length, p.out_length, p.padding)

@@ -1,4 +1,4 @@
-"""What the GPU tests share: full-size problems, the pairs of dtype and precision, and the check of a rung."""
+"""Helpers of the GPU tests: full-size problems, pairs of dtype and precision, and the check of a rung."""
 
 import functools
 
@@ -18,7 +18,7 @@ def _problem(batch, channels, kernel_size, length, **parameters):
     return Problem(batch, *channels, kernel_size, length, **parameters)
 
 
-# What each row is there for, and the row: sizes that the simulator cannot walk.
+# Reason and problem: sizes too large for the simulator.
 LARGE = {
     "KernelBench 64's channels": _problem(2, (128, 128), 3, 2050),
     "KernelBench 74's channels and dilation": _problem(2, (32, 64), 5, 5003, dilation=3),
@@ -47,15 +47,15 @@ LARGE = {
     "batch of 200,000": _problem(200_000, (1, 2), 4, 3, stride=2, padding=1),
 }
 
-# For what does not depend on the index formula.
+# For tests that do not depend on the index formula.
 FEW = ["HiFi-GAN's third layer", "sizes that divide nothing", "groups of several channels"]
 
 ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[precision for _, precision in ARITHMETIC])
 
-# The rungs on tensor cores, by what no other rung does. They may form products with zeros: with those that pad a row's
-# taps to whole chunks, and with those around the signal; and only they split or round what they multiply.
+# Tensor-core rungs. They alone multiply padding zeros, of a row's taps to whole chunks and around the signal, and they
+# alone split or round operands.
 TENSOR_CORES = [
     rung for rung in RUNGS.values() if rung.supports(_problem(1, (16, 16), 3, 8), torch.float32, "tf32") is None
 ]
@@ -77,21 +77,21 @@ def in_float64(x, w, bias, problem):
 
 
 def expected(x, w, bias, problem, precision="ieee"):
-    """torch's own result, with TF32 allowed if ``precision`` is that, and the oracle."""
+    """torch's result, with TF32 allowed if ``precision`` is "tf32", and the oracle."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
         torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
     return torchs, in_float64(x, w, bias, problem)
 
 
 def rounding_of(result, operands, problem, precision):
-    """For ``verdict``: what a precision costs that torch computes nothing in, or does so at its own choice."""
+    """For ``verdict``: the error that a precision may cost where torch computes in another."""
     if precision not in accuracy.OPERANDS_SPREAD:
         return None
     return functools.partial(accuracy.rounding, result, operands, problem, precision)
 
 
 def check(rung, problem, dtype, precision, layout="contiguous", configs=(None,)):
-    """Skip what the rung cannot do; otherwise hold it against torch, on an output full of NaN."""
+    """Skip what the rung cannot do; else compare it with torch, on an output full of NaN."""
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda", layout)
     torchs, oracle = expected(x, w, bias, problem, precision)

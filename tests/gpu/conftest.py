@@ -1,4 +1,4 @@
-"""torch as the kernels' equal: float32 products without TF32; and a GPU's memory for one test at a time."""
+"""torch multiplies float32 without TF32; tests of many gigabytes take turns."""
 
 import fcntl
 import tempfile
@@ -16,7 +16,7 @@ def exact_torch():
 
 @pytest.fixture
 def much_memory():
-    """For tests of many gigabytes: those of processes that share the tests, and the GPU, take turns."""
+    """A lock for tests of many gigabytes: processes that share the GPU take turns."""
     with (Path(tempfile.gettempdir()) / "numba_tconv_much_memory").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield

@@ -2,13 +2,13 @@
 
     compute-sanitizer --tool memcheck --report-api-errors no python -m tests.gpu.sanitized [rung ...]
 
-Each result is held against float64, so that kernels that compute nothing do not pass. A sanitizer slows a kernel down
-up to a hundred times, and a kernel takes seconds to compile: so the problems are tiny, the configurations few, and many
-lengths and layouts share one. Small problems go the ways of large ones by ``as_if_large``.
+Each result is compared with float64, so a kernel that computes nothing fails. A sanitizer slows kernels down up to a
+hundred times, and a kernel takes seconds to compile. The problems are therefore tiny, the configurations few, and
+lengths and layouts share them. ``as_if_large`` gives small problems the code paths of large ones.
 
-torch computes on the CPU and moves whole storages, by copies that initcheck takes for writes: of what runs on the GPU
-only the copy that makes an input contiguous is torch's. Each storage is an allocation of its own, without a cache of
-torch's around it: so memcheck sees one byte too many, and initcheck what an earlier tensor would have left behind.
+torch computes on the CPU and moves whole storages, by copies that initcheck takes for writes. The only kernel of torch
+on the GPU is the copy that makes an input contiguous. Each storage is an allocation of its own, without torch's cache:
+memcheck sees one byte too many, and initcheck what an earlier tensor would have left behind.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float
 from .sanitized_depthwise import DEPTHWISE, depthwise_cases
 from .sanitized_doubles import double_cases
 
-MULTIPROCESSORS = 3  # that the rungs are told of
+MULTIPROCESSORS = 3  # as reported to the rungs
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Row:
     problem: Problem
     precisions: tuple[str, ...]
     layout: str = "contiguous"  # of input and weight
-    offset: int = 0  # elements by which the output begins after its allocation
+    offset: int = 0  # elements from the allocation's start to the output's
 
 
 def _row(sizes, kernel_size, length, *precisions, layout="contiguous", offset=0, **parameters):
@@ -66,17 +66,16 @@ def _row(sizes, kernel_size, length, *precisions, layout="contiguous", offset=0,
 
 
 _STRIDE_1 = dict(padding=1, bias=True)
-_GAPS = dict(stride=2, dilation=2, bias=True)  # KernelBench 79: every other output is reached by no tap
+_GAPS = dict(stride=2, dilation=2, bias=True)  # KernelBench 79: no tap reaches every other output
 _APART = dict(stride=4, dilation=134, padding=5, bias=True)
 _THIRDS = dict(stride=3, dilation=3)
 _DECODER = dict(stride=4, bias=True)
 _HALVES = dict(stride=2, padding=3, bias=True)
 
-# For the rungs on tensor cores and, in ieee and fp64, for k4. What each row is there for, and the row; k5 and k6 are
-# compiled once for the rows of a paragraph in one precision, k5 once more where rows of x are not at 16 bytes, and once
-# more where the elements of a row lie apart.
+# Reason and problem, for the tensor-core rungs and, in ieee and fp64, for k4. k5 and k6 are compiled once a paragraph
+# and precision; k5 once more where rows of x are not at 16 bytes, and where a row's elements lie apart.
 ROWS = {
-    # Stride 1, resident weights, two stages unrolled: cheap, so here are the ways in which rows lie in memory.
+    # Stride 1, resident weights, two stages unrolled: cheap, so the memory layouts of rows are tried here.
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
     "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", "ieee", **_STRIDE_1),
     "rows at 4 bytes, every fourth alike": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
@@ -96,14 +95,12 @@ ROWS = {
     "y one element past 16 bytes, for k4": _row((2, 16, 24), 5, 304, "ieee", offset=1, bias=True),
     "y one element past a sector": _row((2, 16, 24), 3, 304, "tf32", offset=1, **_STRIDE_1),
     "y of 8 bytes past a sector": _row((2, 16, 24), 3, 302, "tf32", offset=2, **_STRIDE_1),
-    # Resident weights beside which a round of rows has one buffer of both warpgroups: so that the ring is deeper, or
-    # because no more fits.
+    # Resident weights where a round of rows has one buffer for both warpgroups, for a deeper ring or for lack of space.
     "rows in rounds, a deeper ring": _row((2, 128, 128), 3, 302, "tf32", padding=2),
     "rows in rounds, a deeper ring, several turns": _row((1, 128, 128), 3, 1498, "tf32"),
     "rows in rounds, a buffer passed on": _row((2, 144, 120), 3, 301, "tf32", **_STRIDE_1),
     "rows in rounds, a buffer passed on, several turns": _row((1, 144, 120), 3, 1500, "tf32", bias=True),
-    # Resident weights of k5: beside one buffer for rounds, with tiles of rows, groups, chunks of taps, and phases that
-    # no tap reaches.
+    # Resident weights of k5: one buffer for rounds, tiles of rows, groups, chunks of taps, phases without taps.
     "resident, one buffer": _row((1, 128, 128), 3, 1496, "tf32", bias=True),
     "streamed, six warps a tile": _row((2, 16, 48), 3, 304, "tf32x3", **_STRIDE_1),
     "resident, tiles of rows": _row((1, 16, 144), 3, 1000, "tf32", **_STRIDE_1),
@@ -112,7 +109,7 @@ ROWS = {
     "resident, two of three phases empty": _row((2, 16, 24), 3, 304, "tf32", bias=True, **_THIRDS),
     "two of three phases empty, unaligned": _row((2, 16, 24), 3, 301, "tf32", bias=True, **_THIRDS),
     "phases empty, x every second": _row((2, 16, 24), 3, 301, "tf32", layout="every_second", bias=True, **_THIRDS),
-    # Weights that stream, with the most taps: several chunks of them.
+    # Streamed weights with the most taps, in several chunks.
     "streamed, several turns": _row((1, 16, 128), 41, 1000, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, every fourth row alike": _row((2, 16, 128), 41, 301, "tf32", "tf32x3", padding=20, bias=True),
     "streamed, filled in vectors": _row((9, 128, 128), 17, 4, "tf32", "tf32x3", padding=8),
@@ -129,31 +126,30 @@ ROWS = {
     "empty slots, y past a sector": _row((2, 16, 24), 3, 304, "tf32", "fp16", offset=1, output_padding=1, **_GAPS),
     "empty slots, x within a word": _row((2, 16, 24), 3, 302, "fp16", layout="misaligned", **_GAPS),
     "empty slots, x within a word, odd rows": _row((2, 16, 24), 3, 301, "fp16", layout="misaligned", **_GAPS),
-    # For k4: rows of unequal taps, so many that a block has those of one phase.
+    # k4: rows of unequal taps; a block has the rows of one phase.
     "unequal taps, a phase a block": _row((2, 16, 64), 11, 304, "ieee", stride=5, padding=3, bias=True),
-    # One column of a sample is more than whole tiles have; groups, and more samples than a block takes.
+    # A sample's last column needs more than whole tiles; groups, and more samples than a block takes.
     "a column left over": _row((3, 32, 24), 8, 128, "tf32", padding=2, groups=2, **_DECODER),
-    # More phases than a tile has rows: a part of them in each tile, two phases in the last.
+    # More phases than a tile's rows: each tile has a part, the last has two.
     "part of the phases": _row((2, 16, 2), 260, 40, "bf16", stride=130, padding=7, bias=True),
     "part of the phases, unaligned": _row((3, 16, 2), 260, 37, "bf16", stride=130, padding=7, bias=True),
-    # Phases of neighbouring outputs far apart: a single row of taps in a tile. Few channels, so that k6 has a stage
-    # without any.
+    # Phases of neighbouring outputs far apart: a tile has one row of taps. Few channels: a stage of k6 has none.
     "single row of taps": _row((2, 7, 9), 4, 400, "tf32", "ieee", **_APART),
     "single row of taps, unaligned": _row((2, 8, 9), 4, 401, "tf32", **_APART),
-    # Split operands; a decoder's layer, whose phases interleave, in two row tiles.
+    # Split operands; a decoder's layer with interleaved phases, in two row tiles.
     "split operands": _row((2, 16, 24), 8, 128, "tf32x3", "ieee", padding=2, **_DECODER),
     "split operands, every second row alike": _row((2, 16, 24), 8, 130, "tf32x3", padding=1, **_DECODER),
     "split operands, every fourth alike": _row((2, 16, 24), 8, 121, "tf32x3", padding=2, output_padding=1, **_DECODER),
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
     "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
-    # Split by the warps that copy, as they are where weights stream above, beside resident weights.
+    # Producer warps split, beside resident weights; above they do beside streamed ones.
     "split ahead, every fourth row alike": _row((2, 16, 24), 5, 301, "tf32x3", dilation=3, bias=True),
     "split ahead, filled by elements": _row((9, 16, 24), 5, 9, "tf32x3", dilation=3, bias=True),
-    # 16-bit elements without a stride: outputs side by side, in runs that begin at words, or by turns within one.
+    # 16 bits without a stride: outputs side by side, in runs that begin at words, or alternately within one.
     "halves side by side": _row((2, 16, 24), 3, 304, "bf16", bias=True),
     "halves side by side, odd rows": _row((2, 16, 24), 3, 301, "bf16", bias=True),
-    # 16-bit elements with streamed weights: two windows in a stage, every eighth row alike.
+    # 16 bits with streamed weights: two windows in a stage, every eighth row alike.
     "halves, streamed": _row((2, 256, 64), 8, 304, "bf16", **_HALVES),
     "halves, streamed, several turns": _row((1, 256, 64), 8, 1000, "bf16", **_HALVES),
     "halves, streamed, every eighth row alike": _row((2, 256, 64), 8, 301, "bf16", output_padding=1, **_HALVES),
@@ -164,9 +160,9 @@ ROWS = {
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
 }
 
-# Of SMALL: for what does not depend on the index formula. Several tiles, and groups.
+# Rows of SMALL for code that does not depend on the index formula: several tiles, and groups.
 FEW = ("positions past one tile, strided", "groups, unequal channels")
-# For the tiny tiles of the gradients, some of which take a part of the phases.
+# For the gradients' tiny tiles, some of which take a part of the phases.
 TENSOR_GRADIENTS = {
     "stride 1, odd padding": Problem(2, 24, 16, 3, 40, padding=1),
     "padding larger than the kernel": Problem(2, 24, 16, 3, 40, padding=5),
@@ -179,7 +175,7 @@ TENSOR_GRADIENTS = {
     "tiles of all kinds": Problem(1, 264, 136, 4, 300, stride=2),
     "many weights, a phase without its second tap": Problem(1, 264, 72, 15, 40, stride=8),
 }
-# For grad_input_wgmma: stages that run on through the channels, and rows that begin unlike, which it reads in place.
+# For grad_input_wgmma: stages that run on through the channels; rows that begin differently, read in place.
 INPUT_GRADIENTS = {
     "ten taps": Problem(1, 64, 40, 10, 40, stride=5, padding=3, output_padding=1),
     "eleven taps, every second row alike or all": Problem(2, 64, 24, 11, 36, stride=5, padding=3),
@@ -194,7 +190,7 @@ INPUT_GRADIENTS = {
     "parts of a tile, ten taps": Problem(1, 24, 96, 10, 37, stride=5, padding=2),
     "parts of a tile, eight taps": Problem(1, 24, 192, 8, 40, stride=4, padding=2),
 }
-# For grad_weight_wgmma: tiles that begin within a channel; of planes, stored as the gradient.
+# For grad_weight_wgmma: tiles that begin within a channel; planes, stored as the gradient.
 WEIGHT_GRADIENTS = {
     "eleven taps, rows that begin unlike": Problem(3, 264, 24, 11, 38, stride=5, padding=3),
     "eleven taps, warpgroups in turn": Problem(2, 24, 4, 11, 200, stride=5, padding=3),
@@ -220,7 +216,7 @@ class Forward:
         return RUNGS[self.rung].runs_on(device.current_device())
 
     def wrong(self, where: str = "cuda") -> str | None:
-        """Compute it; None if the result is right."""
+        """Compute the problem; None if the result is right."""
         p, dtype = self.problem, self.dtype
         x, w, bias = operands(p, dtype, "cpu", self.layout)
         y = poisoned(p, dtype)
@@ -231,7 +227,7 @@ class Forward:
         if not before.isnan().all():
             return "it wrote before the output"
         far = (y.view_as(poisoned(p, dtype)).double() - in_float64(x, w, bias, p)).abs()
-        wrong = ~(far <= bound("forward", (x, w, bias), p, dtype, self.precision))  # true for NaN too
+        wrong = ~(far <= bound("forward", (x, w, bias), p, dtype, self.precision))  # NaN too
         return f"{wrong.sum()} wrong outputs" if wrong.any() else None
 
 
@@ -261,15 +257,15 @@ class Gradient:
 
 
 def moved(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """The tensor with all of its storage: torch's own copy would make it contiguous, by a kernel."""
+    """The tensor with its whole storage: torch's copy would make it contiguous, by a kernel."""
     storage = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
     return storage.to(where, copy=True).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @contextlib.contextmanager
 def as_if_large() -> Iterator[None]:
-    """Few multiprocessors and blocks are enough: then a block of a small problem, too, takes several tiles (k6), a team
-    several passes (depthwise), and a split several stages (the gradients)."""
+    """Context: few multiprocessors and blocks are enough, so small problems have several tiles a block (k6), passes a
+    team (depthwise) and stages a split (gradients)."""
     of = device.of
     with (
         mock.patch.object(device, "of", lambda index: replace(of(index), multiprocessors=MULTIPROCESSORS)),
@@ -279,7 +275,7 @@ def as_if_large() -> Iterator[None]:
 
 
 def cases() -> list[Forward | Gradient]:
-    """All of them; within ``as_if_large``."""
+    """All cases; call within ``as_if_large``."""
     of_gradients = *_of_gradients(), *_of_gradients_on_tensor_cores()
     of_depthwise = (Forward(rung="depthwise", **case) for case in depthwise_cases())
     of_doubles = (Forward(rung="k5_dmma", **case) for case in double_cases(ROWS))
@@ -301,15 +297,15 @@ def _of_rows():
 
 
 def _highest(problem, precision):
-    """Configurations of k6 with the highest tile: all ways to store its outputs. The one that is chosen for so small a
-    problem would often have a lower tile, and then resident weights."""
+    """Configurations of k6 with the highest tile, for all ways to store its outputs. So small a problem would often get
+    a lower tile, and then resident weights."""
     configs = k6_config.configs(problem, precision)
     return [config for config in configs if config.tile.rows == configs[0].tile.rows]
 
 
 def _of_split_sums():
-    """k6 and the kernel that adds up its partial sums: the outputs of a whole tile and of a part of the phases. That
-    kernel stores vectors; where y begins elsewhere, their outputs; after k4 it adds up outputs one by one."""
+    """k6 and the kernel that adds its partial sums, for outputs of a whole tile and of a part of the phases. That
+    kernel stores vectors, or single outputs where y begins elsewhere and after k4."""
     whole = Problem(2, 64, 24, 8, 21, stride=4, padding=2, bias=True)
     part = Problem(3, 64, 2, 260, 37, stride=130, padding=7)
     for reason, problem in (("channels in parts", whole), ("channels in parts, part of the phases", part)):
@@ -323,21 +319,21 @@ def _of_split_sums():
 
 
 def _on_cuda_cores():
-    long = replace(LARGE["HiFi-GAN's third layer"], length=20)  # more channels than one sum, or one stage of k3, takes
+    long = replace(LARGE["HiFi-GAN's third layer"], length=20)  # more channels than one sum or a stage of k3 takes
     for name in ("k1_gather", "k2_polyphase", "k3_shared_tile"):
         for reason, problem in {**SMALL, "128 channels": long}.items():
             yield Forward(reason, name, problem, torch.float32, "ieee")
         for dtype, precision in ARITHMETIC:
             if RUNGS[name].supports(SMALL[FEW[0]], dtype, precision) is None:
                 yield Forward(FEW[0], name, SMALL[FEW[0]], dtype, precision, "transposed")
-    # One thread an output needs no tiny tiles.
+    # Rungs with one thread an output need no tiny tiles.
     for name, dtypes in (("k3_shared_tile", (torch.float32,)), ("k4_register_tile", (torch.float32, torch.float64))):
         for dtype in dtypes:
             for reason in FEW if dtype == torch.float32 else FEW[:1]:
                 for config in RUNGS[name].tiny_configs(SMALL[reason], dtype):
                     precision = "ieee" if dtype == torch.float32 else "fp64"
                     yield Forward(reason, name, SMALL[reason], dtype, precision, config=config)
-    ragged = "K not a multiple of the stride"  # the last tap of a row exists in some rows only
+    ragged = "K not a multiple of the stride"  # only some rows have a last tap
     for config in (None, *RUNGS["k4_register_tile"].tiny_configs(SMALL[ragged], torch.float32)):
         yield Forward(ragged, "k4_register_tile", SMALL[ragged], torch.float32, "ieee", config=config)
 
@@ -348,7 +344,7 @@ def _of_gradients():
             for config in (None, *rung.tiny_configs(SMALL[reason], torch.float32)):
                 yield Gradient(reason, name, SMALL[reason], torch.float32, config=config)
         yield Gradient("transposed", name, SMALL[FEW[0]], torch.float32, "transposed")
-        # Several tiles; x in vectors of 16 bytes; phases that no tap reaches.
+        # Several tiles; x in vectors of 16 bytes; phases without taps.
         for reason in (FEW[0], "stride 1, dilation", "K < s, phases without taps"):
             yield Gradient(reason, name, SMALL[reason], torch.float32)
         for dtype in (torch.float64, torch.bfloat16):

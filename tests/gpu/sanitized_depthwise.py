@@ -1,4 +1,4 @@
-"""The depthwise rung's part of the problems for compute-sanitizer (sanitized.py)."""
+"""The depthwise rung's problems for compute-sanitizer (sanitized.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPTHWISE = {
     "equal taps, a vector in a column": Problem(1, 3, 3, 32, 77, stride=16, padding=5, groups=3),
     "weights that stay in memory": replace(LARGE["PQMF: four input channels, long kernel"], length=400),
 }
-# For the form of long filters, in its largest tile and in that which is chosen for so few outputs.
+# For long filters: the form's largest tile, and the one chosen for so few outputs.
 LONG_FILTERS = {
     "four channels, rows at 16 bytes": replace(LARGE["PQMF: four input channels, long kernel"], length=4000),
     "rows anywhere, unequal taps": Problem(2, 6, 4, 37, 401, 3, padding=7, groups=2, bias=True),
@@ -44,7 +44,7 @@ FLOAT_AND_HALF = (torch.float32, "ieee"), (torch.bfloat16, "bf16")
 
 
 def depthwise_cases() -> Iterator[dict]:
-    """What each case states of itself, beside the rung; within ``as_if_large``."""
+    """Each case's own fields; call within ``as_if_large``."""
     yield from _of_few_taps()
     yield from _of_long_filters()
 
@@ -58,7 +58,7 @@ def _shifted(reason, *case, config=None):
 
 
 def _able(problem):
-    """The pairs of dtype and precision in which the rung computes it."""
+    """Pairs of dtype and precision in which the rung computes the problem."""
     return [pair for pair in ARITHMETIC if RUNGS["depthwise"].supports(problem, *pair) is None]
 
 

@@ -1,4 +1,4 @@
-"""The problems in float64 on tensor cores among those for compute-sanitizer (sanitized.py)."""
+"""k5_dmma's problems in float64 for compute-sanitizer (sanitized.py)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from numba_tconv.kernels.k5_dmma.tile import RING, candidates, make
 from numba_tconv.runtime.device import current_device
 
-# Of the rows of sanitized.py: rows of x in vectors and in elements; tiles of columns, of rows and of groups; unequal
-# and many taps; outputs that no tap reaches.
+# Rows of sanitized.py: x in vectors and in elements; tiles of columns, rows and groups; unequal and many taps; outputs
+# without taps.
 REASONS = (
     *("rows of x and y at 16 bytes", "rows at 4 bytes, every fourth alike", "several tiles a block and warpgroup"),
     *("samples that share windows, filled by elements", "tails of channels and rows", "groups of part of a stage"),
     *("x one element past 16 bytes", "x transposed", "y at 16 bytes, which k4 stores in vectors"),
     *("y one element past 16 bytes, for k4", "resident, tiles of rows", "resident, chunks of taps"),
-    "rows in rounds, a deeper ring",  # channels that fill a ring more than once
+    "rows in rounds, a deeper ring",  # channels that fill the ring more than once
     *("empty slots, by fours", "unequal taps, a phase a block", "a column left over", "split operands"),
 )
 
@@ -24,8 +24,8 @@ REASONS = (
 
 
 def double_cases(rows):
-    """Of each row the arguments of a Forward: with the tile that so small a problem gets, with one whose products take
-    eight channels, and with a ring of two stages of as many."""
+    """For each row the arguments of a Forward: with the tile that the problem gets, with products of eight channels,
+    and with a ring of two such stages."""
     for reason in REASONS:
         row = rows[reason]
         case = dict(reason=reason, problem=row.problem, dtype=torch.float64, precision="fp64")

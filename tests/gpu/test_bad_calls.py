@@ -1,6 +1,6 @@
 """Calls of bad_calls.py on CUDA tensors: refused as torch refuses them, before anything is allocated or launched.
 
-Of what is accepted only the output is made: no kernel is compiled, since parity is tested elsewhere.
+Accepted calls only make their output: no kernel is compiled, since parity is tested elsewhere.
 """
 
 import pytest
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Sparse CSR")]
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The rungs that were asked to compute something, which they do not."""
+    """The rungs that were asked to compute; they do not."""
     names = []
     for rung in RUNGS.values():
         monkeypatch.setattr(type(rung), "run", lambda rung, *_, **__: names.append(rung.name))
@@ -23,7 +23,7 @@ def ran(monkeypatch):
 
 
 def depends_on_the_backend(arguments):
-    """Whether torch would read tensors without memory, or which of its backends it takes decides what it accepts."""
+    """Whether torch would read tensors without memory, or accepts the call in some backends only."""
     return (
         any(tensor.is_meta for tensor in tensors_of(arguments))
         or is_huge(arguments)

@@ -1,4 +1,4 @@
-"""Measurement on a GPU: rows of every rung and direction, and none of what is wrong."""
+"""Measurement on a GPU: rows of every rung and direction, and none for a wrong result."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_no_row_comes_of_a_kernel_that_leaves_an_output_out(monkeypatch):
 
 
 def test_the_output_of_the_public_function_lies_where_nan_was(monkeypatch):
-    """The poison reaches what the selection returns: a function that writes nothing is caught."""
+    """A function that writes nothing is caught, because its output's memory held NaN."""
     shape = (4, 24, SMALL.problem.out_length)
     monkeypatch.setattr(functional, "conv_transpose1d", lambda x, *_, **__: torch.empty(shape, device=x.device))
     with pytest.raises(bench.WrongResult, match=r"auto \(error norm nan"):

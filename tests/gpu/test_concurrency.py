@@ -1,6 +1,6 @@
-"""First calls from eight threads at once, and from forked and spawned processes, in processes of their own.
+"""First calls from eight threads at once, and from forked and spawned processes.
 
-Whose first calls they are decides what is compiled, loaded and kept, so each test starts a process that has done none.
+First calls decide what is compiled, loaded and kept. Each test therefore starts a fresh process.
 """
 
 import os
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 8
 PROBLEM = LARGE["HiFi-GAN's third layer"]
-LIMIT_S = 280  # below that of a test (tests/conftest.py)
+LIMIT_S = 280  # below a test's limit (tests/conftest.py)
 
 
 def in_a_process(name, *arguments, cache=""):
-    """Call one of this module's functions in a new interpreter; ``cache``: the directory of compiled kernels."""
+    """Call a function of this module in a new interpreter; ``cache``: the directory of compiled kernels."""
     program = f"from tests.gpu import test_concurrency; test_concurrency.{name}(*{arguments!r})"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -48,7 +48,7 @@ def in_a_process(name, *arguments, cache=""):
 
 
 def check(problem, dtype, variant, precision):
-    """One call is right, on the current stream; returns the output."""
+    """Check one call on the current stream; returns the output."""
     x, w, bias = operands(problem, dtype, "cuda")
     choice = {"variant": variant, "precision": precision}
     y = numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), **choice)
@@ -58,7 +58,7 @@ def check(problem, dtype, variant, precision):
 
 
 def arithmetic_of(name):
-    """Dtypes and precisions in which a rung computes PROBLEM on this GPU."""
+    """Dtypes and precisions in which the rung computes PROBLEM on this GPU."""
     gpu = current_device()
     return [pair for pair in ARITHMETIC if RUNGS[name].refusal(PROBLEM, *pair, gpu) is None]
 
@@ -82,7 +82,7 @@ def first_calls_in_threads(name):
     assert all(len(outputs) == len(cases) for outputs in results)
 
 
-# Each rung in a process of its own: all of them in one would take minutes where other processes compile, too.
+# A process for each rung: all in one would take minutes where other processes compile, too.
 @pytest.mark.parametrize("kept", [False, True], ids=["compiled in memory", "kept on disk"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_eight_threads_call_first_time_kernels_on_their_own_streams(tmp_path, rung, kept):
@@ -115,7 +115,7 @@ def fork_before_cuda():
 
 
 def fork_after_cuda():
-    """A child cannot use its parent's GPU: torch says so, and so do we, of tensors that the child was given."""
+    """A child cannot use its parent's GPU. torch says so, and so do we for tensors that the child was given."""
     problem = SMALL["groups, unequal channels"]
     x, w, bias = operands(problem, torch.float32, "cuda")
     torch.cuda.synchronize()
@@ -148,7 +148,7 @@ def test_processes(start):
 
 @pytest.mark.parametrize("name", ["k6_wgmma", "grad_input_wgmma", "grad_weight_wgmma"])
 def test_a_thread_may_begin_with_what_no_thread_has_called(name):
-    """Torch gives a thread the GPU's context when it first launches or allocates new memory; here it has not."""
+    """torch gives a thread the GPU's context at its first launch or allocation; here the thread made none."""
     problem, direction = Problem(2, 64, 64, 4, 1111, stride=2), rung_direction(name)
     rung = rungs_of(direction)[name]
     if reason := rung.refusal(problem, torch.bfloat16, "bf16", current_device()):

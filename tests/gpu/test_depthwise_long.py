@@ -1,4 +1,4 @@
-"""The depthwise rung's form for long filters on the GPU, in each of its tiles, wherever rows begin in memory."""
+"""The depthwise rung's form for long filters on the GPU, in each tile, for rows that begin anywhere in memory."""
 
 import math
 
@@ -16,7 +16,7 @@ from .common import check, expected
 
 pytestmark = pytest.mark.gpu
 
-# What each row is there for, and the row.
+# Reason and problem.
 PROBLEMS = {
     "PQMF, rows at 16 bytes": Problem(3, 4, 1, 64, 20_000, 4, padding=31),
     "PQMF, rows anywhere": Problem(3, 4, 1, 64, 19_997, 4, padding=31, bias=True),
@@ -40,7 +40,7 @@ def asynchronous_copies():
 
 
 def configs(problem, dtype):
-    """Of each number of columns the largest block and the smallest, and tiny ones."""
+    """For each number of columns the largest and the smallest block, and tiny ones."""
     found = depthwise_long_config.tiles(problem, dtype)
     assert found
     ends = {config.columns: config for config in found} | {-config.columns: config for config in found[::-1]}
@@ -65,7 +65,7 @@ def test_layouts(reason, layout, dtype):
 
 @dtypes
 def test_an_output_that_begins_anywhere(dtype):
-    """What lies around it stays as it was."""
+    """The memory around the output stays as it was."""
     problem = PROBLEMS["PQMF, rows anywhere"]
     x, w, bias = operands(problem, dtype, "cuda")
     torchs, oracle = expected(x, w, bias, problem)

@@ -1,4 +1,4 @@
-"""Several GPUs in one process: tensors of a GPU that is not the current one, and of two at once."""
+"""Several GPUs in one process: tensors on another than the current GPU, and on two at once."""
 
 import copy
 
@@ -19,7 +19,7 @@ arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[na
 
 
 def step(x, w, bias, precision):
-    """The output, and the gradients of all three."""
+    """The output and the three gradients."""
     tensors = [tensor.detach().requires_grad_() for tensor in (x, w, bias)]
     y = numba_tconv.conv_transpose1d(*tensors, **parameters(PROBLEM), precision=precision)
     return y, *torch.autograd.grad(y, tensors, y.detach().cos())
@@ -27,7 +27,7 @@ def step(x, w, bias, precision):
 
 @arithmetic
 def test_tensors_of_a_gpu_that_is_not_the_current_one(dtype, precision):
-    """The same bits as on the first GPU, in turns, each on its own; and the current GPU stays current."""
+    """Both GPUs give the same bits, in turns; the current GPU stays current."""
     tensors = operands(PROBLEM, dtype, "cuda:0")
     there = [tensor.to("cuda:1") for tensor in tensors]
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):

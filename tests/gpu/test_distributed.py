@@ -1,7 +1,7 @@
 """Weights that collectives write: sharded and replicated training beside torch's layer in one process.
 
-A sharded layer's whole weight is gathered before each pass into memory that torch does not count as written. One
-process gathers, too; two exchange their shards.
+Each pass gathers a sharded layer's whole weight into memory whose writes torch does not count. One process gathers
+alone; two exchange their shards.
 """
 
 import os
@@ -44,7 +44,7 @@ def sharded_and_kept(module):
 
 
 def sharded_and_cast(module):
-    """Float32 parameters, gathered in bfloat16."""
+    """float32 parameters, gathered in bfloat16."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return fully_shard(module.float(), mp_policy=policy)
 
@@ -53,7 +53,7 @@ def replicated(module):
     return DistributedDataParallel(module)
 
 
-# How parameters are spread, the optimizer, and in which arithmetics.
+# How parameters are spread, the optimizer, and the arithmetics.
 WAYS = {
     "FSDP2": (sharded, adamw, ("ieee", "tf32", "bf16")),
     "FSDP2, whole weights kept": (sharded_and_kept, adamw, ("ieee", "tf32", "bf16")),
@@ -69,7 +69,7 @@ def whole(tensor):
 
 
 def trained(way, arithmetic, part=slice(None)):
-    """The losses of a training loop; afterwards the layer computes with its weights as they are."""
+    """The losses of a training loop; afterwards the layer must compute with its weights as they are."""
     spread, optimizer_of, _ = WAYS[way]
     torch.manual_seed(0)
     model = spread(layer(arithmetic))
@@ -86,7 +86,7 @@ def trained(way, arithmetic, part=slice(None)):
 
 
 def cast(module, dtype):
-    """A call of the module by its parameters in another dtype."""
+    """The module called with its parameters in another dtype."""
 
     def call(x):
         return torch.func.functional_call(module, {name: p.to(dtype) for name, p in module.named_parameters()}, x)
@@ -95,7 +95,7 @@ def cast(module, dtype):
 
 
 def alone(way, arithmetic):
-    """Those of torch's layer, by all the samples in one process."""
+    """torch's losses with all samples in one process."""
     torch.manual_seed(0)
     model = layer(arithmetic, nn.ConvTranspose1d)
     dtype = model.weight.dtype
@@ -119,7 +119,7 @@ def test_one_process_trains_as_torchs_layer(one_process, way, arithmetic):
 
 @arithmetics
 def test_a_sharded_layer_whose_shards_are_written(one_process, arithmetic):
-    """By an averaged model, for example: each call gathers them anew."""
+    """An averaged model, for example, writes shards, which each call gathers anew."""
     module = sharded(layer(arithmetic))
     for _ in range(6):
         x = fresh(module.weight.dtype).detach()
@@ -152,7 +152,7 @@ def work(rank, folder):
         found = trained(way, arithmetic, slice(rank * each, (rank + 1) * each))
         torch.save(found, Path(folder) / f"{way} {arithmetic} {rank}")
     dist.destroy_process_group()
-    os._exit(0)  # without Python's own end, in which threads of torch's abort the process every now and then
+    os._exit(0)  # at Python's own exit torch's threads sometimes abort the process
 
 
 @two_gpus

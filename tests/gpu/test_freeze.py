@@ -1,4 +1,4 @@
-"""Frozen layers on a GPU: the same bits, packed once for each order, streams, graphs, memory."""
+"""Frozen layers on a GPU: equal bits, one packing for each order, streams, graphs, memory."""
 
 import gc
 
@@ -30,7 +30,7 @@ def signal(problem, dtype=torch.float32, length=None):
 
 @pytest.fixture
 def packed(monkeypatch):
-    """A list that grows by an entry for each time that weights are packed."""
+    """A list that grows by one entry for each packing."""
     seen, pack = [], packed_weights.Packing.__call__
     monkeypatch.setattr(packed_weights.Packing, "__call__", lambda self, w: seen.append(self) or pack(self, w))
     return seen
@@ -89,7 +89,7 @@ def test_another_stream_waits_for_the_packing():
     torch.cuda.synchronize()
     packing, using = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(packing):
-        torch.cuda._sleep(1_000_000_000)  # about half a second, before the weights are packed
+        torch.cuda._sleep(1_000_000_000)  # about half a second, before the packing
         module(x)
     with torch.cuda.stream(using):
         y = module(x)
@@ -132,7 +132,7 @@ def test_what_was_packed_goes_with_the_layer():
     module(x)
     held = torch.cuda.memory_allocated() - before
     assert held > 1.9 * module.weight.nbytes
-    gc.disable()  # by reference counts alone
+    gc.disable()  # reference counts alone must free it
     try:
         numba_tconv.unfreeze(module)
         assert torch.cuda.memory_allocated() - before < 1.1 * module.weight.nbytes

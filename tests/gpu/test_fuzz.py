@@ -1,7 +1,7 @@
 """Random problems on every rung, in every precision, against float64.
 
-NUMBA_TCONV_FUZZ says how many. What a kernel is compiled for (stride, taps, the channels of a group) is drawn from a
-list, since compiling takes seconds; all else (lengths, batch, cropping, layouts) is drawn freely.
+NUMBA_TCONV_FUZZ is their number. Stride, taps and channels of a group come from a list, because kernels are compiled
+for them. Lengths, batch, cropping and layouts are drawn freely.
 """
 
 import os
@@ -27,12 +27,12 @@ PROBLEMS = int(os.environ.get("NUMBA_TCONV_FUZZ", 200))
 @st.composite
 def problems(draw, structure):
     stride, kernel_size, dilation, in_per_group, out_per_group = structure
-    # Around one tile of columns, and beyond it; few where each of them is many outputs.
+    # Around one tile of columns, and beyond; few where a column is many outputs.
     length = draw(st.integers(1, 140) | st.integers(1, max(1, 2000 // stride)))
     groups = draw(st.integers(1, 3))
     output_padding = draw(st.integers(0, max(stride, dilation) - 1))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
-    reach = dilation * (kernel_size - 1) + stride  # of most interest is padding up to this
+    reach = dilation * (kernel_size - 1) + stride  # padding up to this meets most edge cases
     return Problem(
         *(draw(st.integers(1, 5)), groups * in_per_group, groups * out_per_group, kernel_size, length),
         stride=stride,
@@ -67,7 +67,7 @@ def test_random_problems(structure, watchdog):
         RUNGS[name].run(x, w, bias, y, problem, precision=precision)
         oracle = in_float64(x, w, bias, problem)
         allowed = bound("forward", (x, w, bias), problem, dtype, precision)
-        right = (y.double() - oracle).abs() <= allowed  # false for NaN too
+        right = (y.double() - oracle).abs() <= allowed  # false for NaN
         assert right.all(), f"{name} in {precision}, {layout}, {problem}: {(~right).sum()} wrong outputs"
 
     run()

@@ -1,5 +1,5 @@
-"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element; its
-kernels, and what torch.autograd makes of them.
+"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element. Also
+its kernels, and torch.autograd's use of them.
 
 torch computes in the same precision, without TF32 (conftest.py). Results start as NaN.
 """
@@ -41,11 +41,11 @@ precisions = pytest.mark.parametrize(
     [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
     ids=["tf32", "tf32x3", "fp16", "bf16"],
 )
-# Those in which no gradient is torch's.
+# Problems without a gradient that torch computes.
 OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
 ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
 
-# grad_weight's and grad_bias's sums over millions of positions, whose error must not grow with their number.
+# Sums of grad_weight and grad_bias over millions of positions; the error must not grow with their number.
 LONG = {
     "four million positions": Problem(64, 16, 32, 3, 65536, bias=True),
     "four million positions, strided": Problem(4, 8, 16, 8, 2**20, stride=4, padding=2, bias=True),
@@ -54,7 +54,7 @@ LONG = {
 
 
 def expected(of, g, x, w, problem, precision="ieee"):
-    """torch's own gradient, with TF32 allowed if ``precision`` is that, and the oracle, on the operands' device."""
+    """torch's gradient, with TF32 allowed if ``precision`` is "tf32", and the oracle, on the operands' device."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
         torchs = torchs_gradient(of, g, x, w, problem)
     return torchs, torchs_gradient(of, g.double(), x.double(), w.double(), problem)
@@ -109,7 +109,7 @@ def test_large_problems_on_tensor_cores(rung, dtype, precision, reason):
     check(rung, LARGE[reason], dtype, precision=precision)
 
 
-# Lengths around the positions of a stage (32, or 64 of 16 bits) and of a tile (128, 256), and samples that end in them.
+# Lengths around a stage's positions (32, or 64 in 16 bits) and a tile's (128, 256), and samples that end in them.
 SEAMS = [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
 
 
@@ -123,8 +123,8 @@ def test_seams_on_tensor_cores(rung, dtype, precision, stride):
             check(rung, problem, dtype, precision=precision)
 
 
-# For grad_input_wgmma: stages that run on through the channels, and rows of grad_output that begin unlike, whose
-# neighbours a tap must not meet.
+# For grad_input_wgmma: stages that run on through the channels; rows of grad_output that begin differently, whose
+# neighbours no tap may meet.
 THROUGH = {
     "ten taps": Problem(3, 72, 40, 10, 501, stride=5, padding=3, output_padding=1),
     "eleven taps": Problem(3, 72, 40, 11, 500, stride=5, padding=3),
@@ -144,7 +144,7 @@ THROUGH = {
 @pytest.mark.parametrize("reason", THROUGH)
 @pytest.mark.parametrize("padding", [0, None])
 def test_stages_that_run_through(dtype, precision, reason, padding):
-    """Of lengths whose rows begin anywhere: each differs by one element from the next."""
+    """Rows begin anywhere: each length differs from the next by one element."""
     problem = THROUGH[reason]
     for more in range(4):
         p = replace(problem, length=problem.length + more)
@@ -159,7 +159,7 @@ def test_parts_are_bitwise_reproducible(dtype, precision):
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
 def test_rows_of_a_view_have_junk_between_them(dtype, precision):
-    """What lies before and after the rows is NaN, and must not reach a sum."""
+    """NaN lies before and after the rows, and must not reach a sum."""
     problem, rung = Problem(2, 64, 32, 11, 301, stride=5, padding=7), GRADIENTS["grad_input_wgmma"]
     for gap in range(8, 17):
 
@@ -304,15 +304,14 @@ def test_on_a_side_stream(reason):
 
 
 def layer(problem, dtype):
-    """grad_output, input and weight; and what the public function takes: the same with bias, all of which require
-    gradients."""
+    """grad_output, input and weight; and the public function's arguments: the same with bias, requiring gradients."""
     g, x, w = gradient_operands(problem, dtype, "cuda")
     bias = torch.randn(problem.out_channels, device="cuda", dtype=dtype)
     return (g, x, w), [tensor.detach().requires_grad_() for tensor in (x, w, bias)]
 
 
 def backward(function, g, tensors, problem, precision):
-    """The gradients for input, weight and bias, by the gradient that each is."""
+    """The gradients for input, weight and bias, by gradient name."""
     y = function(*tensors, **parameters(problem), precision=precision)
     return dict(zip(OF, torch.autograd.grad(y, tensors, g), strict=True))
 

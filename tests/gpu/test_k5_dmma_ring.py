@@ -1,5 +1,5 @@
-"""k5_dmma's ring on problems that are too small to get it: windows in one sample, or in several; stages that are fewer
-than the ring holds, or many rounds of it; tails of everything; rows of x in vectors and in elements."""
+"""k5_dmma's ring on problems too small to get it: windows in one sample or several; fewer stages than the ring holds,
+or many rounds; tails of everything; rows of x in vectors and in elements."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""The memory that a layer takes of torch's allocator, at its peak, beside what torch's layer takes.
+"""Peak memory of a layer in torch's allocator, beside torch's layer.
 
-Ours packs weights and keeps partial sums for a fixed order of addition; torch's has workspaces, which the search of
-cudnn.benchmark may make larger. Kept packed weights count, since they are made after the first look at the allocator.
+Ours packs weights and keeps partial sums, for a fixed order of addition. torch's has workspaces, which cudnn.benchmark
+may enlarge. Packed weights that are kept count, because the baseline is read before they are made.
 """
 
 import pytest
@@ -13,14 +13,14 @@ from numba_tconv.formula.problem import Problem
 
 pytestmark = pytest.mark.gpu
 
-TOLERANCE = 1.05  # packed weights and partial sums are a few megabytes, the signals hundreds
+TOLERANCE = 1.05  # packed weights and partial sums are megabytes, the signals hundreds
 LAYERS = {
     "stride 1": Problem(8, 128, 128, 3, 65536, bias=True),
     "the usual decoder layer": Problem(8, 128, 64, 4, 65536, stride=2, padding=1, bias=True),
     "many weights": Problem(16, 512, 256, 16, 4096, stride=8, padding=4, bias=True),
     "depthwise": Problem(8, 512, 512, 4, 8192, stride=2, padding=1, groups=512, bias=True),
 }
-ARITHMETICS = {  # dtype, and what float32 is computed in
+ARITHMETICS = {  # dtype, and float32's precision
     "ieee": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
     "bf16": (torch.bfloat16, None),
@@ -28,7 +28,7 @@ ARITHMETICS = {  # dtype, and what float32 is computed in
 
 
 def peak(layer, x, train):
-    """Bytes above what was there before the layer's first call, in a call that is not the first."""
+    """Bytes beyond those before the layer's first call, at the peak of a later call."""
 
     def call():
         if not train:

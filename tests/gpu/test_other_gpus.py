@@ -1,4 +1,4 @@
-"""What other GPUs get, tried on this one: torch's operator below compute capability 8.0, and PTX for 9.0 above it."""
+"""What other GPUs get, tried on this one: torch's operator below compute capability 8.0, PTX for 9.0 above it."""
 
 import copy
 
@@ -29,7 +29,7 @@ def forget():
 
 @pytest.fixture
 def turing(monkeypatch):
-    """This GPU is taken for an older one."""
+    """This GPU counts as an older one."""
     forget()
     monkeypatch.setattr(ops.device, "of", lambda index: GPUS["Tesla T4"])
     yield
@@ -65,12 +65,12 @@ def test_dense_layers_of_older_gpus_are_torchs(turing, monkeypatch, dtype, throu
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")])
 def test_ptx_for_newer_gpus_runs(monkeypatch, dtype, precision):
-    """Without what 9.0 alone has; the driver makes this GPU's machine code of it."""
+    """The PTX has none of 9.0a's own instructions; the driver makes this GPU's machine code of it."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("it is older than 9.0")
     monkeypatch.setattr(launch, "target", lambda cc: (9, 0))
     rung = RUNGS["k5_mma"]
     kernel = rung.kernel(rung.config_on(current_device(), PROBLEM, dtype, precision))
-    monkeypatch.setattr(kernel, "_handles", {})  # as if it had not been loaded
+    monkeypatch.setattr(kernel, "_handles", {})  # not loaded yet
     check(rung, PROBLEM, dtype, precision)
     assert kernel._handles

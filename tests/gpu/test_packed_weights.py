@@ -1,4 +1,4 @@
-"""Weights packed in every call, and those of FrozenWeights packed once for each order, by every rung that packs."""
+"""Every rung that packs weights: in every call, and with FrozenWeights once for each order."""
 
 import gc
 
@@ -33,7 +33,7 @@ def tensors():
 
 @pytest.fixture
 def packings(monkeypatch):
-    """A list that grows by an entry for each time that weights are packed."""
+    """A list that grows by one entry for each packing."""
     seen, pack = [], packed_weights.Packing.__call__
 
     def counted(packing, w):
@@ -108,7 +108,7 @@ def test_another_stream_waits_for_the_packing(tensors, choice):
     frozen = FrozenWeights(w)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(1_000_000_000)  # about half a second of clock cycles, before the weights are packed
+        torch.cuda._sleep(1_000_000_000)  # about half a second, before the packing
         compute(x, frozen.tensor, bias, choice)
     with torch.cuda.stream(torch.cuda.Stream()):
         y = compute(x, frozen.tensor, bias, choice)
@@ -125,7 +125,7 @@ def capture(work):
 
 def test_a_captured_graph_packs_at_every_replay(tensors, choice):
     x, w, bias = tensors
-    compute(x, w, bias, choice)  # compiled now
+    compute(x, w, bias, choice)  # compiles
     graph, y = capture(lambda: compute(x, w, bias, choice))
     for _ in range(3):
         w.data.copy_(torch.randn_like(w))
@@ -134,7 +134,7 @@ def test_a_captured_graph_packs_at_every_replay(tensors, choice):
 
 
 def test_a_graph_in_which_frozen_weights_come_first_packs_them_itself(tensors, choice, packings):
-    """What it packs is its own memory, which may be gone while the layer is called."""
+    """The graph packs into its own memory, which may be gone while the layer is called."""
     x, w, bias = tensors
     right = compute(x, w, bias, choice)
     frozen = FrozenWeights(w)

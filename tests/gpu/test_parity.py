@@ -1,6 +1,6 @@
 """Every rung on the GPU against float64: at most twice torch's own error, in norm and in the largest element.
 
-torch computes in the same precision, but for tf32x3, which is held against float32 without TF32. Outputs start as NaN.
+torch computes in the same precision, but for tf32x3 in float32 without TF32. Outputs start as NaN.
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_public_function(variant, dtype, precision, reason):
     x, w, bias = operands(problem, dtype, "cuda")
     torchs, oracle = expected(x, w, bias, problem, precision)
     choice = parameters(problem) | {"variant": variant, "precision": precision}
-    # The allocator hands memory out again, so the output most likely starts as NaN.
+    # The allocator reuses memory, so the output most likely starts as NaN.
     poisoned(problem, dtype, "cuda")
     y = numba_tconv.conv_transpose1d(x, w, bias, **choice)
     assert verdict(y, torchs, oracle, terms(problem), precision) is None
@@ -87,13 +87,13 @@ def test_bitwise_reproducible(rung, dtype, precision, reason):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("reason", FEW)
 def test_nan_and_infinity_go_where_the_definition_sends_them(rung, dtype, precision, value, reason):
-    """On tensor cores perhaps further, where taps reach that only pad a row or a chunk, but to no other sample; and an
-    infinity, split in two for tf32x3, may arrive as NaN."""
+    """On tensor cores perhaps further, through padding taps of a row or chunk, but to no other sample. An infinity that
+    tf32x3 splits may arrive as NaN."""
     problem = replace(LARGE[reason], batch=3)
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")
     x[1, 0, 0] = x[1, -1, problem.length // 2] = x[1, 1, -1] = value
-    # On the CPU, where torch scatters and invents no products with zero.
+    # On the CPU, where torch scatters and multiplies no zeros.
     oracle = in_float64(*(None if t is None else t.cpu() for t in (x, w, bias)), problem)
     y = poisoned(problem, dtype, "cuda")
     rung.run(x, w, bias, y, problem, precision=precision)
@@ -111,7 +111,7 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(rung, dtype, precis
 @arithmetic
 @pytest.mark.parametrize("reason", FEW)
 def test_a_weight_that_is_not_finite_reaches_every_output_it_has(rung, dtype, precision, reason):
-    # And perhaps a few at the edges: a kernel that reads zeros past the ends of the signal multiplies them too.
+    # A kernel that reads zeros beyond the signal multiplies them too, so a few edges may follow.
     problem = LARGE[reason]
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")
@@ -121,7 +121,7 @@ def test_a_weight_that_is_not_finite_reaches_every_output_it_has(rung, dtype, pr
     rung.run(x, w, bias, y, problem, precision=precision)
     reached, nan = oracle.isnan(), y.cpu().isnan()
     assert nan[reached].all()
-    if rung.name in ("k1_gather", "k2_polyphase"):  # which read nothing past the ends
+    if rung.name in ("k1_gather", "k2_polyphase"):  # they read nothing beyond the ends
         assert torch.equal(nan, reached)
     edge = problem.dilation * (problem.kernel_size - 1) + problem.stride + problem.output_padding
     assert torch.equal(nan[..., edge:-edge], reached[..., edge:-edge])
@@ -163,26 +163,26 @@ def test_more_than_2_to_the_31_outputs(rung, precision, much_memory):
     y = poisoned(problem, torch.float32, "cuda")
     rung.run(x, w, bias, y, problem, precision=precision)
     assert y.numel() > 2**31
-    # K = stride and no padding: an output depends on one input, so each end is the result of its own end.
+    # K = stride and no padding: an output depends on one input, and each end on its own.
     for ours, end in ((y[..., :2000], x[..., :1000]), (y[..., -2000:], x[..., -1000:])):
         piece = replace(problem, length=1000)
         assert verdict(ours, *expected(end, w, bias, piece, precision), precision=precision) is None
     assert not y.isnan().any()
 
 
-# The precision that is not named, and the one that stands in for another
+# Precisions that are not named, and their substitutes
 
 
 @pytest.mark.parametrize("reason", [*FEW, "depthwise, 512 groups"])
 def test_torchs_switch_decides_the_precision_that_is_not_named(reason):
-    """What TF32 is allowed for is computed in TF32 where a rung can, and otherwise as without the permission."""
+    """Where TF32 is allowed, a rung uses it if it can; else nothing changes."""
     problem = LARGE[reason]
     x, w, bias = operands(problem, torch.float32, "cuda")
 
     def ours(**choice):
         return numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), **choice)
 
-    assert torch.equal(ours(), ours(precision="ieee"))  # forbidden here (conftest.py)
+    assert torch.equal(ours(), ours(precision="ieee"))  # conftest.py forbids TF32
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         allowed = ours()
         assert torch.equal(ours(variant="k2_polyphase"), ours(variant="k2_polyphase", precision="ieee"))

@@ -1,5 +1,4 @@
-"""k5 with weights that stay in shared memory, on the GPU. Of few multiprocessors and tiles that is done for small
-problems, too."""
+"""k5 with resident weights on the GPU. With few multiprocessors and tiles small problems get them, too."""
 
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from .sanitized import as_if_large
 pytestmark = pytest.mark.gpu
 
 K5 = RUNGS["k5_mma"]
-# What each is there for. Rows of x begin at multiples of 16 bytes.
+# Reason and problem. Rows of x begin at multiples of 16 bytes.
 RESIDENT = {
     "stride 1, the last tile full": Problem(1, 24, 48, 3, 2872, bias=True),
     "stride 1, one output less": Problem(1, 24, 48, 3, 2872, padding=1),
@@ -56,7 +55,7 @@ def test_small_problems(reason, layout, dtype, precision):
 @pytest.mark.parametrize("reason", RESIDENT)
 @tensor_arithmetic
 def test_rows_that_begin_anywhere(reason, fewer, dtype, precision):
-    """Copied by words: rows at 4, 8 and 16 bytes or, of 16-bit elements, at 2, 4 and 8."""
+    """Rows are copied by words: at 4, 8 and 16 bytes or, in 16 bits, at 2, 4 and 8."""
     problem = replace(RESIDENT[reason], length=RESIDENT[reason].length - fewer)
     able(K5, problem, dtype, precision)
     with as_if_large():

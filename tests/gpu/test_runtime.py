@@ -1,4 +1,4 @@
-"""How the kernels run inside torch: streams, graphs, compilation, training, refusals before anything happens."""
+"""Kernels inside torch: streams, graphs, compilation, training, refusals before anything happens."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .common import LARGE, able, expected
 pytestmark = pytest.mark.gpu
 
 PROBLEM = LARGE["HiFi-GAN's third layer"]
-# Every rung that can do the problem, in its precisions of float32.
+# Every able rung, in its precisions of float32.
 VARIANTS = [
     (name, precision)
     for name, rung in RUNGS.items()
@@ -39,14 +39,14 @@ def run(x, w, bias, variant, precision):
 @parametrized
 def test_runs_on_the_current_stream_without_synchronising(variant, precision):
     x, w, bias = operands(PROBLEM, torch.float32, "cuda")
-    run(2 * x, 2 * w, bias, variant, precision)  # compiled now, not below
+    run(2 * x, 2 * w, bias, variant, precision)  # compiles
     torchs, oracle = expected(2 * x, w, bias, PROBLEM, precision)
     torch.cuda.synchronize()
 
     done = torch.cuda.Event()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(1_000_000_000)  # about half a second of clock cycles
-        doubled = 2 * x  # produced after the sleep: a launch on another stream would read memory not yet written
+        doubled = 2 * x  # after the sleep: a launch on another stream would read memory not yet written
         y = run(doubled, w, bias, variant, precision)
         done.record()
         assert not done.query(), "the call waited for the GPU"

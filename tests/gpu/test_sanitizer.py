@@ -1,14 +1,13 @@
 """Every kernel under compute-sanitizer, on the problems of sanitized.py: no invalid access, no race in shared memory,
-no misused barrier, no read of memory that nothing has written.
+no misused barrier, no read of unwritten memory.
 
-How much the tools see depends on their version; they come with the CUDA toolkit or, newer, in the package
+What the tools see depends on their version. They come with the CUDA toolkit or, newer, in the package
 nvidia-cuda-sanitizer-api. By their release notes, memcheck checks loads through tensor maps from 2026.2 on, initcheck
-bulk copies from 2025.4 on; before, both pass unseen. Version 2026.4 has no false findings in k6. That of CUDA 13.0
-takes a cp.async that fills up with zeros for one that reads all of its bytes, the publishing of a tensor map for a read
-of memory, an arrival of copies at an mbarrier for one that is not counted, and bulk copies for races; so older ones are
-asked about k6 and k5_dmma, and what runs them on planes, by memcheck alone, and about gradients by wgmma by all but
-initcheck. Loads through tensor maps belong to no thread in racecheck's eyes, so it does not see them race; the rest of
-shared memory it does see.
+bulk copies from 2025.4 on; older ones pass both. Version 2026.4 has no false findings in k6. CUDA 13.0's version takes
+a zero-filling cp.async for one that reads all of its bytes, publishing a tensor map for a read of memory, an arrival of
+copies at an mbarrier for one that is not counted, and bulk copies for races. So older versions check k6, k5_dmma and
+their uses on planes by memcheck alone, and the gradients by wgmma by all tools but initcheck. In racecheck, loads
+through tensor maps belong to no thread, so their races go unseen; it sees the rest of shared memory.
 """
 
 import fcntl
@@ -36,13 +35,13 @@ from .sanitized import Forward, as_if_large, cases
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-FOUND = 86  # exit code of a sanitizer that has found something
-NO_FALSE_FINDINGS = (2026, 4)  # the version that has none
+FOUND = 86  # exit code of a sanitizer with findings
+NO_FALSE_FINDINGS = (2026, 4)  # the first such version
 REPORT_LINES = 60
 
-# Errors of calls to CUDA are left to torch and runtime/kernel.py, which raise what they do not expect: torch and CUDA's
-# bindings also ask for what an older driver does not have. The padding is there because an allocation's neighbour would
-# hide an access beyond its end. k6 makes its mbarriers in a loop, of which the tools' own count may see too few.
+# torch and runtime/kernel.py raise unexpected errors of CUDA calls; torch and CUDA's bindings also ask for what an
+# older driver lacks. Without padding an allocation's neighbour would hide an access beyond its end. k6 makes its
+# mbarriers in a loop, of which the tools' own count may see too few.
 OPTIONS = {
     "memcheck": ("--report-api-errors", "no", "--padding", "1024"),
     "racecheck": ("--num-cuda-barriers", "64"),
@@ -60,12 +59,17 @@ GROUPS = {
 }
 GROUPS["gradients"] = [name for name in GRADIENTS if name not in GROUPS]
 RINGS, PUBLISH = ("k5_dmma", "k6_wgmma", "grad_input_planes"), ("grad_input_wgmma", "grad_weight_wgmma")
-FALSE_FINDINGS = {"memcheck": (), "racecheck": RINGS, "synccheck": RINGS, "initcheck": RINGS + PUBLISH}  # of older ones
+FALSE_FINDINGS = {
+    "memcheck": (),
+    "racecheck": RINGS,
+    "synccheck": RINGS,
+    "initcheck": RINGS + PUBLISH,
+}  # older versions
 
 
 @pytest.fixture(scope="session")
 def sanitizer():
-    """The program; the newest comes as a package."""
+    """The program; its newest version comes as a package."""
     usual = Path("/usr/local/cuda/bin/compute-sanitizer")
     found = offline.tool("compute-sanitizer", optional=True) or (str(usual) if usual.exists() else None)
     if found is None:
@@ -75,8 +79,8 @@ def sanitizer():
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
-    """All of it has run without a sanitizer, so the kernels are in the caches on disk: this package's, the driver's."""
-    # Of the processes of pytest-xdist, which share a folder, the first that comes here compiles; the others wait.
+    """Run everything without a sanitizer, so that the kernels are in this package's and the driver's caches on disk."""
+    # The first of pytest-xdist's processes, which share a folder, compiles; the others wait.
     folder = tmp_path_factory.getbasetemp()
     with Path(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, "sanitized").open("a+") as done:
         fcntl.flock(done, fcntl.LOCK_EX)
@@ -86,7 +90,7 @@ def compiled(tmp_path_factory):
         with as_if_large():
             here = current_device()
             rungs = [name for name, rung in (RUNGS | GRADIENTS).items() if rung.runs_on(here) is None]
-            # Tiny tiles and gradients, which compile faster, are left to the run.
+            # The run itself compiles tiny tiles and gradients, which take less time.
             named = [case for case in cases() if isinstance(case, Forward) and case.rung in rungs]
             forward = [case for case in named if not case.config]
             configs = dict.fromkeys(case.config for case in named if case.rung == search.RUNG)
@@ -105,7 +109,7 @@ def command(*rungs):
 
 
 def run(arguments, timeout):
-    """Exit code and output. A program that hangs is ended with what it has started."""
+    """Exit code and output. A program that hangs is ended with all that it started."""
     process = subprocess.Popen(
         arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -124,13 +128,13 @@ def version(sanitizer):
 
 
 def clean(tool, output):
-    """Whether the report ends without a finding, warnings included, and is not said to be unreliable."""
+    """Whether the report has no finding or warning and is not called unreliable."""
     summary = r"RACECHECK SUMMARY: 0 hazards" if tool == "racecheck" else r"ERROR SUMMARY: 0 errors"
     return re.search(summary, output) is not None and "Results might be incorrect" not in output
 
 
 def excerpt(output):
-    """The report's first lines, and the last ones of all."""
+    """The report's first lines, and the last of all."""
     lines = output.splitlines()
     report = [line for line in lines if line.startswith("=====")]
     return "\n".join([*report[:REPORT_LINES], "...", *lines[-15:]])
@@ -144,7 +148,7 @@ def test_clean(tool, group, sanitizer, compiled, watchdog):
     if group in FALSE_FINDINGS[tool] and version(sanitizer) < NO_FALSE_FINDINGS:
         pytest.skip("{} of {} needs compute-sanitizer {}.{} or above".format(tool, group, *NO_FALSE_FINDINGS))
     watchdog()
-    # A busy machine may take long to start the program, and runs as many of these at a time as it has processors.
+    # A busy machine may start the program late, and runs as many at a time as it has processors.
     options = ["--error-exitcode", str(FOUND), "--launch-timeout", "120", "--max-connections", "100", *OPTIONS[tool]]
     code, output = run([sanitizer, "--tool", tool, *options, *command(*GROUPS[group])], GPU_TEST_LIMIT - 20)
     if "Device not supported" in output:

@@ -1,5 +1,5 @@
-"""What the driver's compiler makes of the rungs on tensor cores. It is not the ptxas of tests/lab/test_offline.py, and
-the PTX may be another: that depends on the version of Python."""
+"""What the driver's compiler makes of the tensor-core rungs. Its ptxas is not that of tests/lab/test_offline.py, and
+the PTX depends on the version of Python."""
 
 import pytest
 import torch

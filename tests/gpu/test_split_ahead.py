@@ -1,4 +1,4 @@
-"""tf32x3 by k6 where the warps that copy split x: they must take for x what is x, whatever else a stage holds."""
+"""tf32x3 by k6 where producer warps split x: they must read x alone, whatever else a stage holds."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_what_is_beside_a_row_counts_for_nothing(reason, beside, before, behind)
 @reasons
 @pytest.mark.parametrize("smaller", [2.0**-10, 2.0**-30])
 def test_samples_of_other_sizes(reason, smaller):
-    """Every second one is much smaller, and loses no more than it may beside a large one."""
+    """Every second sample is much smaller, and loses no more than it may beside a large one."""
     problem = problem_of(reason)
     x, w, _ = operands(problem, DTYPE, "cuda")
     x[1::2] *= smaller
@@ -73,7 +73,7 @@ def test_samples_of_other_sizes(reason, smaller):
 
 @reasons
 def test_stages_of_other_sizes(reason):
-    """Each has a scale of its own: half of the channels are larger, and the weights make up for it."""
+    """Each stage has its own scale: half of the channels are larger, and the weights make up for it."""
     problem = problem_of(reason)
     x, w, _ = operands(problem, DTYPE, "cuda")
     half = problem.in_channels // 2

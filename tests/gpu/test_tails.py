@@ -1,4 +1,4 @@
-"""k6 without overlapping tiles, and with a sample's last column computed apart, on the GPU."""
+"""k6 without overlapping tiles, where a sample's last column is computed apart, on the GPU."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from .common import able, check, tensor_arithmetic
 pytestmark = pytest.mark.gpu
 
 K6 = RUNGS["k6_wgmma"]
-# What each is there for. All leave one column of a sample over.
+# Reason and problem. All leave one column of a sample over.
 TAILS = {
     "a decoder's layer": Problem(3, 72, 40, 16, 128, stride=8, padding=4, bias=True),
     "unequal taps, two tiles": Problem(2, 40, 24, 11, 256, stride=5, padding=3, output_padding=1),
@@ -23,7 +23,7 @@ TAILS = {
 
 
 def configs_of(problem, precision):
-    """With the highest tile: those that compute each column once, with the last columns apart and without."""
+    """Highest tiles that compute each column once, with the last columns apart and without."""
     found = [config for config in k6_config.configs(problem, precision) if not config.tile.aligned]
     return [config for config in found if config.tile.rows == found[0].tile.rows]
 

@@ -1,4 +1,4 @@
-"""Training on the GPU as torch's users do it: compiled, captured in CUDA graphs, under autocast, on side streams."""
+"""Training on the GPU as users of torch do it: compiled, in CUDA graphs, under autocast, on side streams."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ autocasts = pytest.mark.parametrize("arithmetic", AUTOCAST)
 
 @pytest.fixture(autouse=True)
 def repeatable_torch(exact_torch):
-    """What is left to torch is computed in float32's own precision, by algorithms that give the same bits again."""
+    """torch's own part is computed in float32, by algorithms that repeat their bits."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield
 
@@ -31,7 +31,7 @@ def autocast(arithmetic):
 
 
 def decoder(layer=ConvTranspose1d, arithmetic="ieee"):
-    """Of equal parameters for every kind of layer; ours compute float32 in ``arithmetic``."""
+    """A decoder with equal parameters for every kind of layer; ours compute float32 in ``arithmetic``."""
     torch.manual_seed(2)
     model = training.decoder(layer, (32, 24)).cuda()
     for module in model:
@@ -52,7 +52,7 @@ def plain(arithmetic):
 
 
 def data(seed, batch=4, length=LENGTH):
-    """What the decoder is given, and the waveforms that it shall make of it."""
+    """The decoder's inputs, and the waveforms to learn."""
     generator = torch.Generator("cuda").manual_seed(seed)
     waves = training.waveforms(batch, length * training.FRAME, generator)
     return training.representation(waves), waves
@@ -63,7 +63,7 @@ def loss_of(rebuilt, waves):
 
 
 def outcome(model, arithmetic, inputs, waves):
-    """The output, the gradient of the inputs, and those of all parameters in one tensor."""
+    """The output, the inputs' gradient, and the parameters' gradients in one tensor."""
     inputs = inputs.detach().requires_grad_()
     with autocast(arithmetic):
         rebuilt = model(inputs)
@@ -77,7 +77,7 @@ def exact(inputs, waves):
 
 
 def no_worse(found, than, oracle):
-    """Every tensor at most twice as far from the oracle as its counterpart."""
+    """Check that every tensor is at most twice as far from the oracle as its counterpart."""
     for number, tensors in enumerate(zip(found, than, oracle, strict=True)):
         assert verdict(*tensors) is None, number
         assert tensors[0].dtype == tensors[1].dtype
@@ -126,7 +126,7 @@ def test_graphs_of_torch_compile_are_replayed_with_new_data(arithmetic):
 
 @arithmetics
 def test_graphs_of_torch_compile_see_changed_weights(arithmetic):
-    """In inference the packed weights are kept, but not in the graph's memory."""
+    """Inference keeps packed weights, but not in the graph's memory."""
     torch.compiler.reset()
     model, inputs = plain(arithmetic), data(1)[0]
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
@@ -143,7 +143,7 @@ def test_graphs_of_torch_compile_see_changed_weights(arithmetic):
 
 @arithmetics
 def test_a_captured_training_step_is_replayed_with_new_data(arithmetic):
-    """To the bit what eager steps do; and what replays did to the weights is seen outside of them."""
+    """Replays give the bits of eager steps, and their writes to the weights are seen outside."""
     model, twin = plain(arithmetic), plain(arithmetic)
     inputs, waves = (tensor.clone() for tensor in data(0))
 
@@ -200,7 +200,7 @@ def test_what_would_be_compiled_inside_a_capture_is_refused(monkeypatch):
             torch.cuda.graph(graph),
         ):
             layer(x)
-        y = layer(x)  # the refusal broke nothing, and now there is a kernel to capture
+        y = layer(x)  # the refusal broke nothing, and made a kernel to capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = layer(x)
@@ -233,7 +233,7 @@ def test_the_backward_pass_may_run_under_autocast_too(arithmetic):
 
 
 def test_scaled_losses():
-    """GradScaler's steps in float16, the first of which it must skip: none but finite parameters, and a lower loss."""
+    """GradScaler skips the first float16 step; parameters stay finite and the loss falls."""
     model = decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
     scaler, losses, scales = torch.amp.GradScaler("cuda", init_scale=2.0**40, backoff_factor=2.0**-30), [], []
@@ -262,7 +262,7 @@ def test_a_training_step_on_a_side_stream(arithmetic):
     here = outcome(model, arithmetic, *given)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(500_000_000)  # a kernel on another stream would read the inputs before they are written
+        torch.cuda._sleep(500_000_000)  # a kernel on another stream would read inputs not yet written
         there = outcome(model, arithmetic, *(tensor * 1 for tensor in given))
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

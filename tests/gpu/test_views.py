@@ -1,7 +1,6 @@
-"""Every rung and gradient on views of any strides, which they leave alone, between fences; and values at the ends of a
-dtype's range.
+"""Every rung and gradient on views of any strides, between fences; values at the ends of a dtype's range.
 
-What is read beyond a tensor is NaN (fences.py), so a result that is right has not read there, or not used it.
+Memory beyond a tensor is NaN (fences.py), so a right result has not used it.
 """
 
 import itertools
@@ -39,7 +38,7 @@ def test_rungs(rung, dtype, precision, view, shift):
             lambda *tensors, problem=problem: rung.run(*tensors, problem, precision=precision),
             *((x, w, bias), poisoned(problem, dtype, "cuda"), shift),
         )
-        # A number that is repeated is rounded the same way everywhere, so errors do not average out as torch's do.
+        # A repeated number is rounded the same way everywhere, so errors do not average out as torch's do.
         far = (y.double() - in_float64(x, w, bias, problem)).abs()
         assert (far <= fuzz.bound("forward", (x, w, bias), problem, dtype, precision)).all(), reason
 
@@ -65,7 +64,7 @@ def test_gradients(rung, dtype, precision, view, shift):
 @pytest.mark.parametrize("name", RANGES)
 @pytest.mark.parametrize("reason", ["groups, unequal channels", "K = 2s, the usual decoder layer", "stride 1"])
 def test_the_ends_of_a_range(rung, name, reason):
-    """On tensor cores for float16 alone: what they make of numbers below those of float32 and bfloat16 is their own."""
+    """On tensor cores for float16 alone: they treat the small numbers of float32 and bfloat16 in their own way."""
     problem, dtype = SMALL[reason], RANGES[name][0]
     precision = EXACT[dtype]
     able(rung, problem, dtype, precision)
@@ -80,7 +79,7 @@ def test_the_ends_of_a_range(rung, name, reason):
 
 @pytest.mark.parametrize("variant", [None, *RUNGS])
 def test_outputs_have_memory_of_their_own(variant):
-    """Also where the output is the input, or of its size, and for one sample without its dimension."""
+    """Even where the output could be the input, has its size, or has one sample without its dimension."""
     dtype = torch.float64 if variant == "k5_dmma" else torch.float32
     x, w = torch.randn(2, 16, 300, device="cuda", dtype=dtype), torch.eye(16, device="cuda", dtype=dtype)[:, :, None]
     choice = {"variant": variant, "precision": EXACT[dtype]}

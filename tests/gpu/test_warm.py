@@ -1,4 +1,4 @@
-"""What ``warm`` has compiled is what a model then launches: in a process that has compiled nothing, nothing else is."""
+"""A model launches only kernels that ``warm`` has compiled, in a process that has compiled nothing."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def model_and_input():
 
 
 def step(precision):
-    """A training step in a process whose first it is, after ``warm``: no kernel is compiled."""
+    """A process's first training step, after ``warm``: no kernel is compiled."""
     torch.backends.cudnn.allow_tf32 = precision != "ieee"
     model, x = model_and_input()
     assert numba_tconv.convert(model).replaced == 3

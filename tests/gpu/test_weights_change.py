@@ -1,6 +1,6 @@
 """A layer computes with its weights as they are now, whatever wrote them: forward, and both gradients.
 
-By each change of weight_writes.py, optimizers, averages, CUDA graphs, and on several streams; and no memory is kept.
+Writers are weight_writes.py's changes, optimizers, averages and CUDA graphs, on several streams. No memory is kept.
 """
 
 import gc
@@ -36,7 +36,7 @@ from .weights_now import (
 
 pytestmark = pytest.mark.gpu
 
-# The learning rates of training loops, by which each optimizer changes the weights much in STEPS steps.
+# Learning rates that change the weights much in STEPS steps of each optimizer.
 RATES = {
     "AdamW": 1e-2,
     "Adam": 1e-2,
@@ -90,7 +90,7 @@ def test_every_rung_that_packs(rung, change):
 
 @arithmetics
 def test_weights_in_the_memory_of_others_are_not_mistaken_for_them(arithmetic):
-    """The allocator hands the same memory to each of these layers' weights."""
+    """The allocator gives each layer's weights the same memory."""
     module, places = layer(arithmetic), set()
     for _ in range(4):
         module.weight = None
@@ -105,7 +105,7 @@ def test_weights_in_the_memory_of_others_are_not_mistaken_for_them(arithmetic):
 
 
 def optimizer_of(name, kind, parameters, **options):
-    """Skips what torch itself does not do on this GPU."""
+    """Skips optimizers that torch does not have on this GPU."""
     make = getattr(torch.optim, name)
     probe = nn.Parameter(torch.ones(4, device="cuda"))
     probe.grad = torch.ones_like(probe)
@@ -168,7 +168,7 @@ def test_an_averaged_model(arithmetic, average):
 
 
 def captured(work, warm_up=3):
-    """A graph of ``work``, and what it returned."""
+    """A graph of ``work``, and its return value."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -203,7 +203,7 @@ IN_PLACE = [change for change in CHANGES if change not in (other_data, another_p
 @pytest.mark.parametrize("change", IN_PLACE, ids=name_of)
 @arithmetics
 def test_a_graph_of_the_forward_pass_alone(arithmetic, change):
-    """Packing is part of the graph: a replay computes with the weights as they are by then."""
+    """Packing is part of the graph: a replay computes with the weights of that moment."""
     module = layer(arithmetic)
     x = fresh(module.weight.dtype).detach()
     steps = change(module)
@@ -285,12 +285,12 @@ def test_training_by_graphed_callables_beside_torchs_layer(arithmetic):
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
-CYCLES = 200_000_000  # a tenth of a second: what is queued behind this has not run when the host goes on
+CYCLES = 200_000_000  # a tenth of a second: work queued behind it has not run when the host goes on
 
 
 @arithmetics
 def test_weights_written_on_the_stream_of_the_call(arithmetic):
-    """The call reads the weights after what its stream has been given before, not when the host gets there."""
+    """The call reads the weights in the order of its stream, not when the host gets there."""
     module = layer(arithmetic)
     call_often(module, arithmetic)
     x, new = fresh(module.weight.dtype).detach(), another(module.weight)
@@ -306,7 +306,7 @@ def test_weights_written_on_the_stream_of_the_call(arithmetic):
 
 @arithmetics
 def test_two_streams_call_a_layer_at_once(arithmetic):
-    """What one call packs is not memory that another one has or is given."""
+    """One call's packed weights are not memory that another one has or gets."""
     module = layer(arithmetic)
     call_often(module, arithmetic)
     inputs = [fresh(module.weight.dtype).detach() for _ in range(4)]
@@ -351,7 +351,7 @@ def test_a_model_that_is_gone_gives_its_memory_back(arithmetic, train):
                     y.backward(torch.randn_like(y))
 
     with precision_of(arithmetic):
-        use(model(nn.ConvTranspose1d))  # what torch's libraries take once
+        use(model(nn.ConvTranspose1d))  # memory that torch's libraries take once
     before = memory()
     ours = model(ConvTranspose1d, precision=precision)
     use(ours)

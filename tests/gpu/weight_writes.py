@@ -1,6 +1,6 @@
-"""Every way in which weights change between calls, many of which leave ``weight._version`` as it was.
+"""Every way in which weights change between calls; many leave ``weight._version`` as it was.
 
-A change is a generator: what it prepares, the calls that make the layer hot where it yields, and the write.
+A change is a generator: it prepares, yields for the calls that make the layer hot, and writes.
 """
 
 import torch
@@ -110,7 +110,7 @@ def a_factor_of_low_rank(module):
 
 
 def in_one_buffer(module):
-    """The parameters' memory, laid side by side; they become views of it."""
+    """Lay the parameters side by side in one buffer; they become its views, and it is returned."""
     flat = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
     first = 0
     for parameter in module.parameters():
@@ -147,7 +147,7 @@ def a_view_by_set(module):
 
 @change
 def a_buffer_used_again_for_other_weights(module):
-    """Two tensors, one after the other on the same memory, of which torch counts the same number of writes."""
+    """Two tensors use the same memory one after the other, with equal counts of writes."""
     memory = another(module.weight)
 
     def weights():

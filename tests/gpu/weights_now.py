@@ -1,7 +1,7 @@
-"""A layer in three arithmetics, and whether it computes with its weights as they are now.
+"""A layer in three arithmetics, and checks that it computes with its weights as they are now.
 
-A result is right if it is at most twice as far from float64 as torch's in the same precision, in norm and in the
-largest element (tests/parity.py).
+A right result is at most twice as far from float64 as torch's in the same precision, in norm and in the largest element
+(tests/parity.py).
 """
 
 import pytest
@@ -25,14 +25,14 @@ ARITHMETICS = {
     "bf16": (torch.bfloat16, "bf16"),
 }
 arithmetics = pytest.mark.parametrize("arithmetic", ARITHMETICS)
-HOT = 5  # calls after which whatever is kept of weights has been kept
+HOT = 5  # calls after which anything that may be kept of weights is kept
 
 STEPS = 20
-CLOSE = {"ieee": 1e-4, "tf32": 2e-3, "bf16": 1e-2}  # losses, relative to the first one
+CLOSE = {"ieee": 1e-4, "tf32": 2e-3, "bf16": 1e-2}  # losses, relative to the first
 
 
 def layer(arithmetic, kind=ConvTranspose1d, **choice):
-    """One of ours, or torch's, on the GPU, of random weights and biases."""
+    """Our layer, or torch's, on the GPU, with random weights and biases."""
     dtype, precision = ARITHMETICS[arithmetic]
     if kind is ConvTranspose1d:
         choice["precision"] = precision
@@ -42,7 +42,7 @@ def layer(arithmetic, kind=ConvTranspose1d, **choice):
 
 
 def precision_of(arithmetic):
-    """A context in which torch computes in the precision."""
+    """A context in which torch computes in the arithmetic's precision."""
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=arithmetic == "tf32")
 
 
@@ -58,7 +58,7 @@ def copied(module):
 
 
 def assert_results(results, x, parameters, precision, grad_output=None):
-    """``results``, by their names, are those of these operands."""
+    """Check that ``results``, by name, belong to these operands."""
     given = Operands(x.detach(), *parameters, grad_output)
     for name, result in results.items():
         with precision_of(precision):
@@ -74,7 +74,7 @@ def gradients(y, x, module, grad_output):
 
 
 def assert_step(module, arithmetic):
-    """Output and gradients of fresh random operands."""
+    """Check output and gradients of fresh operands."""
     x = fresh(module.weight.dtype)
     y = module(x)
     g = torch.randn_like(y)
@@ -82,7 +82,7 @@ def assert_step(module, arithmetic):
 
 
 def assert_right(module, arithmetic):
-    """In a training step, and in a call of each way to want no gradient; twice."""
+    """Check a training step and a call of each kind without a gradient, twice."""
     for _ in range(2):
         assert_step(module, arithmetic)
         for mode in (torch.no_grad, torch.inference_mode):
@@ -93,7 +93,7 @@ def assert_right(module, arithmetic):
 
 
 def call_often(module, arithmetic):
-    """HOT training steps and calls without a gradient, by the same weights."""
+    """HOT training steps and calls without a gradient, on the same weights."""
     x = fresh(module.weight.dtype)
     for _ in range(HOT):
         assert_step(module, arithmetic)
@@ -102,7 +102,7 @@ def call_often(module, arithmetic):
 
 
 def losses(model, optimizer, dtype, part=slice(None)):
-    """Those of STEPS steps towards a layer of other weights, on ``part`` of each batch."""
+    """The losses of STEPS steps towards a layer of other weights, on ``part`` of each batch."""
     generator = torch.Generator("cuda").manual_seed(3)
     teacher = layer("ieee", nn.ConvTranspose1d)
     for parameter in teacher.parameters():
@@ -121,7 +121,7 @@ def losses(model, optimizer, dtype, part=slice(None)):
 
 
 def assert_close(ours, theirs, arithmetic):
-    """Two runs of losses, which fall, are the same but for rounding."""
+    """Check that two runs of losses fall, and agree but for rounding."""
     apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / theirs[0]
     assert apart <= CLOSE[arithmetic], f"losses are {apart:.2g} apart"
     assert theirs[-1] < 0.8 * theirs[0], "the weights must have changed, or nothing is compared"

@@ -1,4 +1,4 @@
-"""Which rung computes what, on which GPU, in which precision, when the caller does not say."""
+"""Which rung computes a call that names none: by problem, GPU and precision."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ DEPTHWISE = workloads.get("depthwise").problem
 
 @pytest.mark.parametrize("problem", [KB64, SMALL, workloads.get("dac_u1").problem], ids=str)
 def test_below_8_0_dense_layers_are_torchs(problem):
-    """In whatever arithmetic there is, by every name that a call may give it but tensor cores' own."""
+    """In every arithmetic, by every name that a call may give it but tensor cores' own."""
     asked = [(torch.float16, "fp16"), (torch.float64, "fp64")]
     asked = [(problem, *one) for one in [*asked, *((torch.float32, p) for p in ("ieee", "tf32x3", TF32_ALLOWED))]]
     asked = [one for one in asked if name(one[0], one[1], one[2], TURING) != "k2_polyphase"]  # a small sum in float64
@@ -88,7 +88,8 @@ def test_below_8_0_dense_layers_are_torchs(problem):
 
 
 def test_bfloat16_needs_8_0():
-    """Which has the first instruction that converts to it: by name it is refused, and torch computes the rest."""
+    """8.0 has the first instruction that converts to bfloat16: below, a named rung refuses, and torch computes the
+    rest."""
     why = "bfloat16 needs a GPU of compute capability 8.0 or above, not 7.5"
     for problem in (KB64, DEPTHWISE, TINY):
         assert ops._plan(problem, torch.bfloat16, "", "bf16", TURING) == (None, "bf16")
@@ -102,7 +103,7 @@ def test_bfloat16_needs_8_0():
 
 
 def test_what_is_torchs_is_computed_by_torch(monkeypatch):
-    """Contiguous, whatever its strides; without a sample, nothing."""
+    """The result is contiguous for all strides; without a sample it is empty."""
     monkeypatch.setattr(ops.device, "of", lambda _: TURING)
     for function in (ops.ready, ops.ready_input, ops.ready_weight):
         function.cache_clear()
@@ -133,7 +134,7 @@ def test_special_problems_have_their_own_rungs(dtype, precision):
 
 def test_small_problems_of_longer_sums_are_worth_packed_weights():
     assert name(SMALL, torch.float32, "ieee", H200) == "k4_register_tile"
-    assert name(SMALL, torch.float64, "fp64", H200) == "k2_polyphase"  # whose weights are packed at every call
+    assert name(SMALL, torch.float64, "fp64", H200) == "k2_polyphase"  # others pack weights in every call
     for device in (H200, A100):
         assert name(SMALL, torch.bfloat16, "bf16", device) == HIGHEST[device]
         assert ops._plan(SMALL, torch.float32, "", TF32_ALLOWED, device)[1] == "tf32"
@@ -166,7 +167,7 @@ def test_warpgroups_are_for_large_tiles(dtype, precision):
     ],
 )
 def test_warpgroups_are_for_few_rows_where_sums_are_long(workload, precision, rung):
-    """Where the recorded rows say that they are faster."""
+    """The recorded rows say where they are faster."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     assert name(workloads.get(workload).problem, dtype, precision, H200) == rung
 
@@ -214,13 +215,13 @@ def test_a_precision_that_is_named_stays(precision):
 
 
 def few_inputs(channels, groups=1):
-    """A problem of so many input channels a group, with work for tensor cores."""
+    """A problem with this many input channels a group, and work for tensor cores."""
     return Problem(16, groups * channels, groups * 64, 8, 65_536, 4, groups=groups)
 
 
 @devices
 def test_tf32x3_needs_eight_input_channels_a_group(device):
-    """Where a sum is short, tensor cores' errors are more than twice torch's; TF32's own are far larger than that."""
+    """In short sums tensor cores' errors exceed twice torch's; TF32's own are far larger."""
 
     def refusal(channels, precision="tf32x3", groups=1):
         return RUNGS[HIGHEST[device]].refusal(few_inputs(channels, groups), torch.float32, precision, device)
@@ -274,6 +275,6 @@ def test_a_plan_is_remembered_for_each_gpu():
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")], ids=str)
 @pytest.mark.parametrize("workload", ["kb74", "kb79"])
 def test_the_gradient_for_the_input_of_few_channels_is_for_warpgroups_too(workload, dtype, precision):
-    """Whose tiles have 32 rows, and whose rows begin anywhere: k5 would copy them by elements."""
+    """Its tiles have 32 rows, and rows begin anywhere: k5 would copy them by elements."""
     config = GRADIENTS["grad_input_planes"].config(workloads.get(workload).problem, dtype, H200, precision)
     assert config[1] == "k6_wgmma"

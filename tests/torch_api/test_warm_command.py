@@ -166,5 +166,7 @@ def test_the_commands_mistakes_get_one_line(filled, capsys):
     assert "k6_wgmma cannot do" in mistake("small", "--rung", "k6_wgmma", "--precision", "ieee")
     assert "no precision 'tf32'" in mistake("small", "--dtype", "float64", "--precision", "tf32")
     assert "torch's own operator computes" in mistake("kb64", "--cc", "7.5")
-    assert "a model is compiled for the forward pass or a step" in mistake(HERE + "example", "--direction", "grad_input")
+    assert "a model is compiled for the forward pass or a step" in mistake(
+        HERE + "example", "--direction", "grad_input"
+    )
     assert "give --out-channels, --kernel-size, --length too" in mistake("--in-channels", 16)
