@@ -1,4 +1,4 @@
-"""The distance from float64, of the output and of every gradient, and what counts as right."""
+"""Errors of the output and of every gradient against float64, and which results count as right."""
 
 import math
 
@@ -24,7 +24,7 @@ def operands_of(problem, dtype=torch.float32):
 
 @pytest.fixture(params=RESULTS)
 def measured(monkeypatch, request):
-    """torch's result, and the error of any other, with one sample at a time held against float64."""
+    """torch's result, and a function for the error of any other; one sample at a time is compared with float64."""
     monkeypatch.setattr(accuracy, "ORACLE_ELEMENTS", 1)
     operands = operands_of(PROBLEM)
     y = by_torch(request.param, operands, PROBLEM)
@@ -92,7 +92,7 @@ def test_tf32_is_held_against_torchs_tf32_or_where_torch_has_not_used_it_against
 
 @results
 def test_tf32_rounds_products_alone(result):
-    """Where torch has not used TF32 its bound stands in, but not for a sum without products."""
+    """Where torch did not use TF32 its bound stands in, except for a sum without products."""
     of_torch, error = Error(1e-7, 1e-7), Error(3e-4, 3e-4)
     assert right(result, error, of_torch, operands_of(PROBLEM), "tf32", PROBLEM) == (result != "grad_bias")
     assert not right(result, error, of_torch, operands_of(PROBLEM), "ieee", PROBLEM)
@@ -108,7 +108,7 @@ def test_the_rounding_of_float64_follows_the_longest_sum(result):
 
 
 def test_only_float64_is_allowed_the_rounding_of_its_sums():
-    """Sums of eight products are rounded by about sqrt(8) spacings."""
+    """Rounding changes sums of eight products by about sqrt(8) spacings."""
     exact = Error(0.0, 0.0)
     for dtype, spacings in ((torch.float64, math.sqrt(8)), (torch.float32, 1)):
         edge = spacings * torch.finfo(dtype).eps
@@ -118,8 +118,8 @@ def test_only_float64_is_allowed_the_rounding_of_its_sums():
 
 
 def test_the_longest_sums():
-    """An output sums 4 channels of 2 taps; its 5 channels have 4 taps, and there are 3 samples of 50 positions, of 100
-    in the output."""
+    """An output sums 4 channels of 2 taps. Its 5 channels have 4 taps; 3 samples have 50 positions, 100 in the
+    output."""
     assert {result: PROBLEM.terms(result) for result in RESULTS} == {
         "forward": 8, "grad_input": 20, "grad_weight": 150, "grad_bias": 300
     }  # fmt: skip

@@ -74,7 +74,7 @@ def test_where_no_rung_computes_torch_is_recorded():
 
 
 def test_a_row_in_tf32x3_was_computed_in_it():
-    """The public function computes a depthwise problem in "ieee" instead: no contestant in "tf32x3"."""
+    """A depthwise problem is computed in "ieee" instead, so it has no contestant in "tf32x3"."""
     p = workloads.get("depthwise").problem
     assert named.rungs_for(["all"], p, torch.float32, "tf32x3", H200)[0] == ["cudnn"]
     with pytest.raises(NotImplementedError, match=r"no rung can do .* in tf32x3"):
@@ -83,7 +83,7 @@ def test_a_row_in_tf32x3_was_computed_in_it():
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_where_tf32_is_allowed_the_selection_may_make_no_use_of_it(direction):
-    """As torch's own convolutions: of a depthwise problem, which no rung computes in TF32, there is an ``auto``."""
+    """As torch's convolutions: a depthwise problem, which no rung computes in TF32, still has an ``auto``."""
     p = workloads.get("depthwise").problem
     assert named.rungs_for(["all"], p, torch.float32, "tf32", H200, direction)[0][-1] == "auto"
     assert named.rungs_for(["auto"], p, torch.float32, "tf32", H200, direction)[0] == ["auto"]
@@ -162,7 +162,7 @@ def test_powers_of_two():
 
 
 TINY = Workload("tiny test", Problem(2, 4, 6, 4, 50, stride=2, padding=1, bias=True), "", "")
-X, W, Y, B = 2 * 4 * 50, 4 * 6 * 4, 2 * 6 * 100, 6  # elements of its tensors
+X, W, Y, B = 2 * 4 * 50, 4 * 6 * 4, 2 * 6 * 100, 6  # elements of the problem's tensors
 
 
 class Right(Rung):
@@ -184,7 +184,7 @@ class Right(Rung):
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """``measure`` as if on an H200 on which the first contestant takes 1 ms, the second 2 ms and so on; memory moves 8
+    """``measure`` as if on an H200 where the first contestant takes 1 ms, the second 2 ms and so on, and memory moves 8
     bytes a nanosecond."""
     made, make_operands = [], bench.make_operands
 
@@ -266,7 +266,7 @@ def test_every_result_of_a_step_is_checked(on_the_cpu, monkeypatch, wrong):
 
 def test_what_is_selected_is_the_operators_of_this_package(on_the_cpu, monkeypatch):
     monkeypatch.setattr(functional, "_ours", lambda *_: True)
-    monkeypatch.setattr(functional.sharding, "prepare", lambda: None)  # which would take what is below for operators
+    monkeypatch.setattr(functional.sharding, "prepare", lambda: None)  # it would take the stand-ins for operators
     called = []
 
     def recorded(module, name):

@@ -1,4 +1,4 @@
-"""The command line: what it does, without a GPU too. `figures`: test_cli_figures.py; mistakes: test_cli_mistakes.py."""
+"""The command line, also without a GPU. `figures`: test_cli_figures.py; mistakes: test_cli_mistakes.py."""
 
 import os
 import re
@@ -29,7 +29,7 @@ RUNGS_OF = {"forward": RUNGS} | {
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures, the first with rows in it."""
+    """Directories for rows and figures; the first has rows."""
     data = tmp_path / "data"
     rows.append(data / "some.csv", [*ladder(), *sweep()])
     return "--data", data, "--plots", tmp_path / "plots"
@@ -37,7 +37,7 @@ def places(tmp_path):
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """As if there were a GPU, on which a measurement returns made-up rows; the workloads that were measured."""
+    """Measurements return made-up rows, as if on a GPU; returns the workloads measured."""
     seen = []
 
     def measure(workload, rungs, dtype, precision, direction, *, weights, repeats, budget_s):
@@ -171,7 +171,7 @@ def test_inspect_works_without_a_gpu(capsys, cc):
 
 
 def test_what_is_inspected_is_the_configuration_of_the_gpu(monkeypatch):
-    """Tiles go by its shared memory."""
+    """Tiles depend on its shared memory."""
     monkeypatch.setattr(inspection.offline, "report", lambda *arguments: arguments)
     problem = workloads.get("kb64").problem
     for device in GPUS.values():
@@ -198,7 +198,7 @@ def test_inspect_shows_every_kernel_of_a_gradient(capsys):
 
 
 def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):
-    """Rungs on tensor cores have a configuration for each precision."""
+    """Tensor-core rungs have a configuration for each precision."""
     asked = []
     rung = GRADIENTS["grad_input_gather"]
     monkeypatch.setattr(type(rung), "config", lambda _, problem, dtype, **given: asked.append(given))
@@ -280,7 +280,7 @@ def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
 
 @pytest.mark.parametrize("right", [True, False, None])
 def test_check_that_no_rung_can_do_is_a_mistake(capsys, monkeypatch, right):
-    """None: all rungs refuse, and what is compared is torch with itself."""
+    """All rungs refuse, and torch is compared with itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(check, "where", lambda: "here")
     done = None if right is None else accuracy.Error(0, 0)

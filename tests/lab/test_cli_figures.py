@@ -1,4 +1,4 @@
-"""The command that draws figures and fills the README: all of it or nothing."""
+"""The command `figures` writes all files or none."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.samples import EMPTY_README, EMPTY_RESULTS, ladder, sweep
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures, the first with rows in it."""
+    """Directories for rows and figures; the first has rows."""
     rows.append(tmp_path / "data" / "some.csv", [*ladder(), *sweep()])
     return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
 
@@ -65,7 +65,7 @@ def files_in(folder):
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-# What `figures` lacks: a file that is there instead, the arguments, and what it says.
+# A file in the way, the arguments, and the message.
 LACKING = {
     "no rows": ({}, ["--data", "plots"], "plots holds no rows: they are in a checkout of the repository"),
     "no folder": ({}, ["--data", "nope"], "there is no folder nope"),

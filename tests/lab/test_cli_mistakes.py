@@ -1,4 +1,4 @@
-"""The command line: help for every command, and one clear line for every mistake."""
+"""The command line has help for every command, and one clear line for every mistake."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whole decoders timed: what is timed and checked, rows, table and figure; on a GPU, the whole of it."""
+"""Whole decoders timed: times and checks, rows, table and figure; all of it on a GPU."""
 
 import importlib.util
 import itertools
@@ -23,7 +23,7 @@ needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers")
 
 
 class Double(torch.nn.Module):
-    """A decoder of two layers, and of a call of the function on an expanded filter."""
+    """A decoder of two layers and a call of the function on an expanded filter."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Double(torch.nn.Module):
 
 
 class Clock:
-    """Stands for a CUDA event: a record takes a millisecond of its own."""
+    """Stands for a CUDA event: each record takes a millisecond."""
 
     now = itertools.count()
 
@@ -52,12 +52,12 @@ class Clock:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """``measure`` as if on an H200 whose time goes by the events alone: four rounds to warm up, in which ours is
-    slower, then three timed ones. What our function was called with."""
+    """``measure`` as if on an H200 whose time passes by events alone: four warm-up rounds with a slower ours, then
+    three timed ones. Returns the calls of our function."""
 
     def ours(x, weight, *others, **named):
         calls.append((x.dtype, weight.shape, functional.default_precision(x.dtype), torch.backends.cudnn.benchmark))
-        for _ in range(50 if len(calls) <= 4 * 3 else 1):  # so ours takes a millisecond more than torch's
+        for _ in range(50 if len(calls) <= 4 * 3 else 1):  # ours takes a millisecond more than torch's
             Clock(True).record()
         return torch.conv_transpose1d(x, weight, *others, **named)
 
@@ -94,7 +94,7 @@ def test_a_row_has_the_calls_and_the_whole(on_the_cpu, dtype):
     name = str(dtype).removeprefix("torch.")
     assert (row.decoder, row.dtype, row.batch, row.seconds, row.calls) == ("double", name, 2, 1.0, 3)
     assert row.precision == ("tf32" if dtype == torch.float32 else name)
-    # An event to another is a millisecond: three calls between two each, of ours with a third one inside.
+    # From event to event is a millisecond: three calls between two each, ours with a third inside.
     assert (row.torch_layers_ms_p50, row.layers_ms_p50) == (3, 6)
     assert (row.torch_ms_p50, row.ms_p50) == (7, 10)
     assert 0 < row.relerr == row.torch_relerr < (1e-5 if dtype == torch.float32 else 3e-2)
@@ -104,7 +104,7 @@ def test_a_row_has_the_calls_and_the_whole(on_the_cpu, dtype):
 
 
 def test_the_wall_time_is_of_the_model_and_of_its_converted_copy(on_the_cpu, monkeypatch):
-    """A clock that every call of torch's layer advances by a second, and every one of ours by two."""
+    """Every call of torch's layer advances the clock by a second, every call of ours by two."""
     now = [0.0]
 
     def counted(seconds, function):
@@ -151,7 +151,7 @@ def test_a_decoder_on_the_gpu(dtype):
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """As if there were a GPU and transformers, where a measurement returns a made-up row; what was measured."""
+    """Measurements return a made-up row, as if with a GPU and transformers; returns what was measured."""
     seen = []
 
     def measure(name, dtype, *, batch, seconds, repeats):
@@ -238,7 +238,7 @@ def test_what_is_compiled_ahead_is_what_is_called(monkeypatch, tmp_path):
     decoder_run.compile_all([decoders.get("bigvgan")], dtypes, 2, 0.5)
     assert asked == [(decoders.get("bigvgan"), 2, 0.5)]
     found = {(call.dtype, call.problem, call.precision) for call in filled}
-    # The filter gains nothing by TF32.
+    # TF32 gains nothing for the filter.
     precisions = ("tf32", "ieee"), ("bf16", "bf16")
     assert found == {
         (dtype, problem, precision)
@@ -305,7 +305,7 @@ def test_bars_are_shares_of_torchs_whole_time():
 @pytest.mark.parametrize("slower", [5, 43])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
 def test_labels_stay_in_the_figure_and_apart_and_ours_may_be_slower(share, slower):
-    """Whatever the share of the transposed convolutions, and if it is one decoder of one panel that is slower."""
+    """For any share of the transposed convolutions, also if one decoder of one panel is slower."""
     times = dict(torch_ms_p50=100.0, torch_layers_ms_p50=100 * share, ms_p50=100.0 + slower)
     times["layers_ms_p50"] = times["ms_p50"] * share
     first, *others = (replace(one, **times) for one in RECORDED)

@@ -1,4 +1,4 @@
-"""Decoders of published models, built by transformers' classes with random weights: converted, they decode the same."""
+"""Decoders of published models, built by transformers with random weights: converted, they decode the same."""
 
 import copy
 import importlib.util
@@ -14,7 +14,7 @@ from numba_tconv.lab.studies import decoders
 from numba_tconv.lab.studies.decoder_times import error
 from numba_tconv.lab.studies.decoders import DECODERS, decode
 
-# Found, not imported: every process that collects the tests would have to wait for it.
+# Found, not imported: every process that collects the tests would wait for the import.
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
 FRAMES = 9
@@ -37,12 +37,12 @@ TINY = {
     "vits": dict(flow_size=10, speaker_embedding_size=0, **TINY_HIFIGAN),
     "bigvgan": dict(mel_dim=10, **TINY_HIFIGAN),
 }
-# Of each, its transposed layers: of the tiny one, and of the published one.
+# Transposed layers of each decoder: of the tiny one and of the published one.
 LAYERS = {"encodec": (3, 4), "dac": (3, 4), "speecht5": (2, 4), "mimi": (4, 5), "vits": (2, 4), "bigvgan": (2, 6)}
 
 
 def tiny(name):
-    """The decoder with tiny sizes, with weight_norm where its class applies it when it is told to, and an input."""
+    """The decoder in tiny sizes, with weight_norm where its class can apply it, and an input."""
     decoders.require_transformers()
     model, hop, draw = DECODERS[name].build(**TINY[name])
     if hasattr(model, "apply_weight_norm"):
@@ -53,7 +53,7 @@ def tiny(name):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Decoders this small wait for each other's threads longer than they compute."""
+    """In decoders this small, threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -150,7 +150,7 @@ def test_every_transposed_layer_is_heard(name):
 @needs_transformers
 @pytest.mark.parametrize("name", DECODERS)
 def test_problems_are_those_of_the_published_sizes(name):
-    """Found without computing them, which would take minutes."""
+    """Found without computing, which would take minutes."""
     found = decoders.problems(DECODERS[name], 3, 1.5)
     layers, filters = LAYERS[name][1], 6 if name == "bigvgan" else 0
     assert len(found) == layers + filters

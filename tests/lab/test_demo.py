@@ -1,4 +1,4 @@
-"""The demonstration: a few lines, what was drawn is left alone, and what is wrong is said."""
+"""`demo` prints a few lines, leaves drawn figures alone, and reports what is wrong."""
 
 import re
 from pathlib import Path
@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures, the first with rows in it."""
+    """Directories for rows and figures; the first has rows."""
     data = tmp_path / "data"
     rows.append(data / "some.csv", [*ladder(), *sweep()])
     return "--data", data, "--plots", tmp_path / "plots"
 
 
 class Simulator:
-    """As if `check --small` had run: some results right, and perhaps one wrong."""
+    """A finished `check --small`: some results right, perhaps one wrong."""
 
     def __init__(self, returncode=0):
         self.returncode = returncode

@@ -1,4 +1,4 @@
-"""The formulation by ordinary conv1d that measurements are held against: the same function, and where it applies."""
+"""The conv1d formulation that measurements compare with: the same function, wherever it applies."""
 
 import pytest
 import torch

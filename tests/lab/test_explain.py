@@ -1,4 +1,4 @@
-"""``explain``: it says what the calls do, by the same rules, and why."""
+"""``explain`` reports what calls do, by the same rules, and why."""
 
 import re
 import xml.etree.ElementTree as xml
@@ -33,7 +33,7 @@ ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for prec
 
 
 def of(found, rung):
-    """What an explanation says of a rung."""
+    """The explanation's candidate for a rung."""
     return next(one for one in found.candidates if one.rung == rung)
 
 
@@ -204,7 +204,7 @@ def test_without_rows_it_says_so(data):
     assert "no row on NVIDIA H200" in str(explain("kb64", device=H200, data=data))
 
 
-# What can be explained
+# Arguments that can be explained
 
 
 def test_a_layer_is_explained_by_its_sizes():
@@ -318,7 +318,7 @@ def test_jupyter_gets_the_picture_and_text_without_markup():
 
 
 def test_gpus_are_known_by_torchs_names(monkeypatch):
-    """As if there were two."""
+    """As if there were two GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

@@ -1,4 +1,4 @@
-"""What the figures of full-size rows show: the numbers of the rows, in their places."""
+"""Figures of full-size rows show the rows' numbers in their places."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ TENSOR = {"k5_mma": 2.6, "k6_wgmma": 1.2}
 
 
 def whole_ladder(workload="kb64", **values):
-    """The rungs in full precision, and those on tensor cores in TF32."""
+    """Rungs in full precision, and tensor-core rungs in TF32."""
     tensor = [row(workload, name, slower=slower, precision="tf32", **values) for name, slower in TENSOR.items()]
     return [*ladder(workload, **values), *tensor]
 
@@ -28,7 +28,7 @@ def texts(figure):
 
 
 def points(axes, marker):
-    """Where the marks of one kind are."""
+    """The positions of one kind of mark."""
     return [tuple(xy) for line in axes.lines if line.get_marker() == marker for xy in line.get_xydata()]
 
 
@@ -55,7 +55,7 @@ def test_bars_of_all_precisions_are_shares_of_one_roofline():
 
 
 def test_a_ladder_is_one_panel_a_workload_and_says_every_time():
-    recorded = [*whole_ladder(), *ladder("hifigan_u3")]  # of which the second was not measured on tensor cores
+    recorded = [*whole_ladder(), *ladder("hifigan_u3")]  # the second has no rows on tensor cores
     figure = plotting.ladder(recorded)
     assert [axes.get_title().split("'")[0] for axes in figure.axes] == ["kb64", "hifigan_u3"]
     assert [len(axes.patches) for axes in figure.axes] == [6, 4]
@@ -139,7 +139,7 @@ KB64 = workloads.get("kb64").problem
 
 
 def tried(slower=1.0, **values):
-    """A search over all configurations of kb64 that took ``slower`` times what is predicted."""
+    """A search over all configurations of kb64 that took ``slower`` times the prediction."""
     common = dict(time="2026-01-02T03:04:05Z", commit="0123abc", gpu="NVIDIA H200", workload="kb64", precision="tf32")
     return [
         search.Tried(

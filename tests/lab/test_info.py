@@ -1,4 +1,4 @@
-"""What `info` says is missing, and what to do about it."""
+"""`info` reports missing things and their remedies."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def installed(monkeypatch):
-    """A dictionary of versions that differ from those that are installed; None is missing."""
+    """A dictionary of versions that differ from the installed ones; None is missing."""
     others, really = {}, importlib.metadata.version
 
     def version(package):
@@ -110,7 +110,7 @@ def test_a_gpu_that_can_do_all_needs_no_advice(monkeypatch):
 
 
 def fake_gpu(monkeypatch, cuda="13.0", driver="580.1", visible=None, cc=None):
-    """torch's and the driver's answers; ``cc``: the compute capability of the GPU that torch sees, if it sees one."""
+    """Set torch's and the driver's answers; ``cc``: compute capability of the GPU that torch sees, if any."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(machine, "driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cc is not None)

@@ -1,4 +1,4 @@
-"""The KernelBench entries: constructors, weights and sizes of the benchmark, and on a GPU its rules."""
+"""The KernelBench entries: the benchmark's constructors, weights and sizes, and on a GPU its rules."""
 
 import inspect
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_right_is_at_most_twice_torchs_error_and_of_its_shape():
 
 @pytest.fixture
 def judging(monkeypatch):
-    """As if there were a GPU, on which problem 74 is computed wrongly; what was judged."""
+    """As if on a GPU that computes problem 74 wrongly; returns the problems judged."""
     seen = []
 
     def judge(number):

@@ -1,6 +1,6 @@
-"""What the compiler makes of every rung, found out without a GPU: registers, no spill, and the rung's own instructions.
+"""What the compiler makes of every rung, without a GPU: registers, no spill, and the rung's own instructions.
 
-A rung that lost them could still compute the right thing, only slowly, and nothing else here would notice.
+A rung that lost them could still compute the right result, only slowly, and no other test would notice.
 """
 
 import os
@@ -43,7 +43,7 @@ SIMPLE = [
     for rung in BUDGETS
     for dtype, cc in ((F32, AMPERE), (F32, HOPPER), (F64, HOPPER), (F16, HOPPER), (BF16, AMPERE))
 ]
-# k4 compiles for seconds: the tiles that its chooser picks, with copies of 16 bytes and of one element.
+# k4 takes seconds to compile: only tiles that its chooser picks, with copies of 16 bytes and of one element.
 SEVERAL_PHASES = "unequal taps, several phases a block"
 TILES = {
     "128 channels, stride 1": ("kb64", F32, 4, HOPPER),
@@ -93,7 +93,7 @@ def simple_report(case):
 
 
 def tile(reason):
-    """k4's configuration in a row of TILES."""
+    """k4's configuration for a row of TILES."""
     workload, dtype, x_vector, cc = TILES[reason]
     name, _, batch = workload.partition("@batch")
     problem = workloads.expand([name], int(batch) if batch else None)[0].problem
@@ -111,12 +111,12 @@ def tile_report(reason):
 
 
 def check_order(report):
-    """No atomic, whose order nobody decides."""
+    """Check that there is no atomic, whose order is undefined."""
     assert not re.search(r"\b(atom|red)\.", report.ptx)
 
 
 def check_memory(report, budget):
-    """Everything stays in registers, and in no more than ``budget`` of them."""
+    """Check that everything stays in registers, at most ``budget`` of them."""
     assert 0 < report.registers <= budget
     assert report.spill_bytes == 0
     assert report.local_bytes == 0
@@ -133,7 +133,7 @@ def test_simple_rungs_stay_in_their_registers(case):
 def test_simple_rungs_are_what_they_claim(case):
     ptx = simple_report(case).ptx
     inner = min(product_loops(ptx), key=len)
-    if case[0] == "k1_gather":  # the divisibility test: a remainder by a stride that is known at run time only
+    if case[0] == "k1_gather":  # it divides by a stride that is known at run time only
         assert any(re.search(r"\brem\.s64\b", loop) for loop in product_loops(ptx))
     elif case[0] == "k2_polyphase":
         assert re.search(r"\bdiv\.s64\b", ptx), "the phase is worked out somewhere"
@@ -149,7 +149,7 @@ def test_simple_rungs_are_what_they_claim(case):
 @tiles
 def test_k4_stays_in_its_registers(reason):
     config = tile(reason)
-    # The blocks that must fit on a multiprocessor share its registers, in units of eight a thread; 255 is the most.
+    # Blocks share a multiprocessor's registers, in units of eight a thread, at most 255.
     share = REGISTERS // (config.threads * config.min_blocks) // 8 * 8
     check_memory(tile_report(reason), min(255, share))
 
@@ -172,7 +172,7 @@ def test_k4_copies_ahead_and_loads_vectors(reason):
     assert "cp.async.wait_group" in ptx
     inner = min(product_loops(ptx), key=len)
     assert ("ld.shared.v2.f64" if config.dtype == F64 else "ld.shared.v4.f32") in inner
-    if config.block_k > 2:  # otherwise a stage is one turn, and its copies stand in the same loop
+    if config.block_k > 2:  # otherwise a stage is one turn, and its copies are in the same loop
         assert not re.search(r"\b(ld|st)\.(global|f32|f64)\b|\bbar\.sync\b", inner)
 
 
@@ -189,13 +189,13 @@ def test_k4_machine_code(reason):
     "reason", thorough(["128 channels, stride 1", "the same on Ampere"], always=["128 channels, stride 1"])
 )
 def test_k4_multiplies_most_of_the_time(reason):
-    """More than nine tenths of what the inner loop issues are the multiply-adds themselves."""
+    """More than nine tenths of the inner loop's instructions are multiply-adds."""
     inner = min(product_loops(tile_report(reason).sass), key=len)
     mix = offline.instructions(inner)
     assert mix["FFMA"] / mix.total() > 0.9
 
 
-# The depthwise rung, inputs in shared memory: what each row is there for; workload, dtype, compute capability.
+# The depthwise rung, inputs in shared memory: reason; workload, dtype, compute capability.
 FEW_CHANNELS = {
     "float32": ("depthwise", F32, HOPPER),
     "on Ampere": ("depthwise", F32, AMPERE),
@@ -214,7 +214,7 @@ few_channels = pytest.mark.parametrize(
 
 @cache
 def depthwise_report(reason):
-    """The configuration, and what became of it."""
+    """The configuration and its report."""
     name, dtype, cc = FEW_CHANNELS[reason]
     rung, problem = RUNGS["depthwise"], workloads.get(name).problem
     config = depthwise_config.choose(problem, dtype)
@@ -238,7 +238,7 @@ def test_depthwise_moves_vectors(reason):
     assert "bar.sync" in report.ptx
     inner = min(product_loops(report.ptx), key=len)
     assert "ld.shared" in inner
-    if config.keeps_weights:  # the inner loop is a pass: shared memory in, output out
+    if config.keeps_weights:  # the inner loop is a pass: from shared memory to the output
         assert re.search(rf"\bst\.global\.{vector}", inner)
         assert "ld.global" not in inner
 
@@ -246,7 +246,7 @@ def test_depthwise_moves_vectors(reason):
 @needs_sass
 @few_channels
 def test_depthwise_has_few_instructions_an_output(reason):
-    """Those of a pass, with the branch that writes the end of a row, which is hardly ever taken."""
+    """A pass has few, including the branch for the end of a row, which is hardly ever taken."""
     config, report = depthwise_report(reason)
     if config.keeps_weights:
         products = config.vector * config.in_per_group * config.taps.taps_per_row
@@ -257,24 +257,24 @@ def test_depthwise_has_few_instructions_an_output(reason):
             assert "STG.E.128" in inner
 
 
-# The rungs on tensor cores: workload, precision.
+# Tensor-core rungs: workload, precision.
 MATRIX_PRODUCTS = [
     *[(workload, "tf32") for workload in ("kb64", "kb79", "hifigan_u1")],
     *[("kb64", "tf32x3"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "f16", "fp16": "f16", "bf16": "bf16"}
-# Compilations may take as long as so many of k3's, measured beside them: seconds depend on what else runs. On average
-# k6's take 9, k5's 6; one by itself may take half as much again.
+# Compilations may take as long as this many of k3's, timed beside them: seconds depend on other work. k6's take 9 on
+# average, k5's 6; a single one may take half as much again.
 LONGEST_COMPILATION = 13
-BESIDE = 20  # seconds; in as many, what else runs stays much the same
-# The instruction that multiplies, in PTX and in SASS.
+BESIDE = 20  # seconds in which other work stays much the same
+# The multiplying instruction, in PTX and in SASS.
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 EVERY_MATRIX_PRODUCT = [
     *((name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS),
-    # A part of a long stride's phases, stored from registers, of split operands, too; parts of sums in bfloat16.
+    # A part of a long stride's phases, stored from registers, also for split operands; partial sums in bfloat16.
     *(("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))),
 ]
-# What `make test` compiles: with resident weights and with weights that stream, and with split operands.
+# `make test` compiles these: resident weights, streamed weights, and split operands.
 ALWAYS = [
     *[("k5_mma", *case) for case in (("kb64", "tf32"), ("kb74", "tf32x3"))],
     *[("k6_wgmma", *case) for case in (("hifigan_u1", "tf32"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"))],
@@ -285,13 +285,13 @@ matrix_products = pytest.mark.parametrize(
 
 
 def not_kept():
-    """While this lasts, what is compiled is not taken from the disk."""
+    """Context: compiled kernels are not taken from the disk."""
     return mock.patch.dict(os.environ, {"NUMBA_TCONV_CACHE": ""})
 
 
 @lru_cache(1)
 def k3_seconds(when):
-    """How long k3 takes to compile in this stretch of time, when something has been compiled before."""
+    """Seconds that k3 takes to compile in this stretch of time, after a first compilation."""
     simple_report(K3)
     with not_kept():
         return simple_report.__wrapped__(K3).seconds
@@ -299,7 +299,7 @@ def k3_seconds(when):
 
 @cache
 def matrix_report(name, workload, precision):
-    """The configuration, what became of it, and how long that took, in compilations of k3."""
+    """The configuration, its report, and its compile time in compilations of k3."""
     simpler = k3_seconds(time.monotonic() // BESIDE)
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
@@ -316,7 +316,7 @@ def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     blocks = getattr(config, "min_blocks", 1)
     check_memory(report, min(255, REGISTERS // (report.threads * blocks) // 8 * 8))
     assert report.blocks_per_multiprocessor >= blocks
-    if name == "k6_wgmma":  # with some to spare: the PTX of another version of Python is not the same
+    if name == "k6_wgmma":  # with some to spare: another version of Python gives other PTX
         assert offline.spill_bytes_with_fewer(report, 8) == 0
 
 
@@ -326,7 +326,7 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
     word, sass = MULTIPLIERS[name]
     kind = OPERANDS[precision]
     assert re.search(rf"\b{word}\.\S*\.f32\.{kind}\.{kind}\b", report.ptx)
-    # Between two asynchronous products ptxas waits, with a warning, where it cannot prove that nobody else needs them.
+    # ptxas waits between asynchronous products, with a warning, where it cannot prove that their registers are free.
     assert "serialized" not in report.log
     check_order(report)  # grad_input_planes runs them too
     if report.sass:
@@ -337,7 +337,7 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
     ("workload", "resident"), thorough([("kb74", True), ("hifigan_u1", False)], always=[("kb74", True)])
 )
 def test_k5_compiles_for_ampere(workload, resident):
-    """With weights that stay in shared memory, and with weights that stream."""
+    """With resident and with streamed weights."""
     rung, problem = RUNGS["k5_mma"], workloads.get(workload).problem
     config = rung.config_on(A100, problem, F32, "tf32")
     assert (config.resident_weights > 0) == resident
@@ -354,14 +354,14 @@ def test_k5_compiles_for_ampere(workload, resident):
     ),
 )
 def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
-    """Without a spill, and with no element by itself but at the ends of a signal."""
+    """Without a spill; only the ends of a signal are copied by single elements."""
     config = k5_choice.choose(workloads.get(workload).problem, precision, aligned=False)
     assert (config.resident_weights > 0) == resident
     report = offline.report(RUNGS["k5_mma"].kernel(config), HOPPER, config.shared_bytes)
     assert report.spill_bytes == 0
     assert report.blocks_per_multiprocessor >= config.min_blocks
     of_a_stage = -(-config.depth // config.rows_at_once) * config.row_copies
-    pieces = 2 if resident else 1  # of code: the first stages are loaded by another
+    pieces = 2 if resident else 1  # separate code loads the first stages
     copies = re.findall(r"cp\.async\.ca\.shared\.global \[%r\d+\], \[%rd\d+\], 4;", report.ptx)
     assert len(copies) == of_a_stage * pieces
     assert ("st.shared.u16" in report.ptx) == (precision == "bf16")
@@ -372,7 +372,7 @@ def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, reside
     thorough([("k5_mma", "kb64"), ("k5_mma", "kb74"), ("k6_wgmma", "kb64")], always=[("k5_mma", "kb74")]),
 )
 def test_split_operands_are_split_once(name, workload):
-    """Two numbers at a time, by what the larger parts are; three products have them, and their sums are scaled back."""
+    """Two numbers at a time, by their larger parts; three products use them, and sums are scaled back."""
     config, report, _ = matrix_report(name, workload, "tf32x3")
     ptx, tile = report.ptx, config.tile
     window, halo = (config.window, config.halo) if name == "k5_mma" else (4 + tile.halo, tile.halo)
@@ -386,7 +386,7 @@ def test_split_operands_are_split_once(name, workload):
 
 
 def test_k6_loads_biases_together():
-    """Not one by one, each behind stores that it would have to wait for."""
+    """Single loads would each wait for the stores before."""
     _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")
     assert max(part.count("ld.shared.f32") for part in report.ptx.split("st.shared")) >= BATCH
 
@@ -395,7 +395,7 @@ def test_k6_loads_biases_together():
 @pytest.mark.parametrize("cases", ["some", "all"])
 @pytest.mark.parametrize("name", MULTIPLIERS)
 def test_tensor_core_rungs_compile_in_seconds(name, cases):
-    """From scratch: what a kernel is made of is compiled once in a process, so nothing can be measured again."""
+    """A process compiles a kernel's parts once, so only a fresh one can be timed."""
     cases = {"some": ALWAYS, "all": EVERY_MATRIX_PRODUCT}[cases]
     took = [matrix_report(rung, *case)[2] for rung, *case in cases if rung == name]
     assert statistics.mean(took) < LONGEST_COMPILATION

@@ -1,4 +1,4 @@
-"""What the compiler makes of the depthwise kernels that read memory into registers: few of them, vectors, no spill."""
+"""The depthwise kernels that read memory into registers, as compiled: few registers, vectors, no spill."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ from .test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, che
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 STRIDE_1 = Problem(16, 512, 512, 7, 16384, padding=3, groups=512)
-# What each row is there for; problem, dtype, compute capability.
+# Reason; problem, dtype, compute capability.
 FORWARD = {
     "two taps a phase": (workloads.get("mimi").problem, BF16, HOPPER),
     "on Ampere": (workloads.get("mimi").problem, BF16, AMPERE),
@@ -39,7 +39,7 @@ LOADS = {1: r"ld\.global\.u16", 2: r"ld\.global\.u32", 4: r"ld\.global\.v2\.u32"
 
 @cache
 def forward_report(reason):
-    """The configuration, and what became of it."""
+    """The configuration and its report."""
     problem, dtype, cc = FORWARD[reason]
     rung = RUNGS["depthwise"]
     config = rung.config(problem, dtype)
@@ -65,7 +65,7 @@ def test_forward_moves_vectors(reason):
 @needs_sass
 @forward
 def test_forward_converts_by_pairs(reason):
-    """As many conversions as pairs of outputs, and as single outputs at the ends of a row."""
+    """A conversion for each pair of outputs, and for single outputs at the ends of a row."""
     config, report = forward_report(reason)
     mix = offline.instructions(report.sass)
     assert mix["STG.E.128"] == config.runs
@@ -80,14 +80,14 @@ def test_float16_needs_no_instruction_of_amperes():
 @needs_sass
 @forward
 def test_forward_multiplies_as_often_as_it_must(reason):
-    """One multiply-add a product, in every case of the quick path and of the one for the ends of rows."""
+    """One multiply-add a product, in each case of the quick path and of the path for the ends of rows."""
     config, report = forward_report(reason)
     products = sum(map(len, config.cases))
     assert offline.instructions(report.sass)["FFMA"] == (config.runs + 1) * products
 
 
 PQMF = workloads.get("pqmf").problem
-# Filters that are too long for registers: what each row is there for; problem, dtype, compute capability.
+# Filters too long for registers: reason; problem, dtype, compute capability.
 LONG = {
     "float32": (PQMF, F32, HOPPER),
     "bfloat16": (PQMF, BF16, HOPPER),
@@ -107,7 +107,7 @@ long_filters = pytest.mark.parametrize(
 
 @cache
 def long_report(reason):
-    """The configuration, and what became of it."""
+    """The configuration and its report."""
     problem, dtype, cc = LONG[reason]
     rung = RUNGS["depthwise"]
     config = depthwise_long_config.choose(problem, dtype)
@@ -125,8 +125,8 @@ def test_long_filters_stay_in_their_registers(reason):
 @needs_sass
 @long_filters
 def test_long_filters_are_nearly_nothing_but_products(reason):
-    """As many as there are, each once; and in the loop over channels or chunks little else: loads of weights and
-    windows, conversions, and sums of parts."""
+    """Each product occurs once. The loop over channels or chunks has little else: loads of weights and windows,
+    conversions, and sums of parts."""
     config, report = long_report(reason)
     multiply = "DFMA" if config.dtype == F64 else "FFMA"
     chunks = [config.products(taps) for taps in (config.chunk, config.last_taps)]
@@ -150,7 +150,7 @@ def test_long_filters_move_vectors(reason):
     assert len(re.findall(weights, report.ptx)) >= config.chunk // 4
 
 
-# What each row is there for; workload, dtype.
+# Reason; workload, dtype.
 GRADIENT_TILES = {
     "float32": ("depthwise", F32),
     "float32, six taps a phase": ("bigvgan_24", F32),
@@ -197,7 +197,7 @@ def test_gradients_move_vectors(name, reason):
 @gradients
 @gradient_tiles
 def test_gradients_multiply_as_often_as_they_must(name, reason):
-    """In place, once for every place of the first element; and once for the ends of rows."""
+    """For every place of the first element, and once for the ends of rows."""
     config, report = gradient_report(name, reason)
     multiply = "DFMA" if config.dtype == F64 else "FFMA"
     assert offline.instructions(report.sass)[multiply] == len(config.products) * (1 + 8 * config.in_place)

@@ -1,5 +1,5 @@
-"""What the compiler makes of the gradients' kernels, found out without a GPU: registers, no spill, vector loads, and no
-atomic, whose order nobody decides."""
+"""The gradients' kernels as compiled, without a GPU: registers, no spill, vector loads, and no atomic, whose order is
+undefined."""
 
 import math
 import re
@@ -41,7 +41,7 @@ from .test_offline import (
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
-# What each row is there for; workload, dtype, compute capability.
+# Reason; workload, dtype, compute capability.
 TILES = {
     "128 channels, stride 1": ("kb64", F32, HOPPER),
     "the same on Ampere": ("kb64", F32, AMPERE),
@@ -68,7 +68,7 @@ large_tiles = pytest.mark.parametrize("reason", thorough(LARGE_TILES, [r for r i
 
 @cache
 def tile_report(name, reason):
-    """The configuration, and what became of its main kernel."""
+    """The configuration and its main kernel's report."""
     workload, dtype, cc = TILES[reason]
     rung = GRADIENTS[name]
     config = rung.config(workloads.get(workload).problem, dtype, DEVICES[cc])
@@ -124,7 +124,7 @@ def test_copies_of_16_bytes(reason):
 @matrix_products
 @large_tiles
 def test_large_tiles_multiply_most_of_the_time(name, reason):
-    """More than four fifths of what the inner loop issues are the multiply-adds themselves."""
+    """More than four fifths of the inner loop's instructions are multiply-adds."""
     inner = min(product_loops(tile_report(name, reason)[1].sass), key=len)
     mix = offline.instructions(inner)
     assert mix["FFMA"] / mix.total() > 0.8
@@ -134,8 +134,7 @@ def test_large_tiles_multiply_most_of_the_time(name, reason):
 @matrix_products
 @large_tiles
 def test_a_stage_is_mostly_products(name, reason):
-    """Two thirds at least of all that it issues, even if what is seldom done is done in every stage: its copies find
-    their places in few instructions."""
+    """At least two thirds of a stage's instructions, counting rare branches too: copies find their places in few."""
     config, report = tile_report(name, reason)
     found = product_loops(report.sass)
     inner, stage = (offline.instructions(pick(found, key=len)) for pick in (min, max))
@@ -160,7 +159,7 @@ def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
         check(report, min(255, REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
         assert not re.search(r"\bcall\b", report.ptx)
     both, whole = ([offline.instructions(loop) for loop in product_loops(report.sass)] for report in reports)
-    assert len(both) == 2 * len(whole) == 4  # a turn's loop and that of the stages around it
+    assert len(both) == 2 * len(whole) == 4  # a turn's loop and the loop over stages around it
     inner = sorted(both, key=lambda mix: mix.total())[:2]
     turns = [tile.sums * tile.vector * tile.vectors_a_turn for tile in config.tiles]
     assert sorted(mix["FFMA"] for mix in inner) == sorted(turns)
@@ -169,7 +168,7 @@ def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
     assert most <= 1.02 * min(mix.total() for mix in whole)
 
 
-# What each row is there for; gradient, workload, precision.
+# Reason; gradient, workload, precision.
 ON_TENSOR_CORES = {
     "three taps, 192 sums": ("grad_weight_wgmma", "kb64", "tf32"),
     "words at odd places": ("grad_weight_wgmma", "kb74", "bf16"),
@@ -200,7 +199,7 @@ ON_TENSOR_CORES = {
     ),
 )
 def test_gradients_on_tensor_cores(reason):
-    """All in registers, whose number a warpgroup changes later, and products that ptxas does not wait between."""
+    """All in registers, whose number a warpgroup changes later; ptxas inserts no waits between products."""
     name, workload, precision = ON_TENSOR_CORES[reason]
     rung, dtype = GRADIENTS[name], DTYPES[precision]
     kernel, shared_bytes = rung.kernels(rung.config(workloads.get(workload).problem, dtype, precision=precision))[0]
@@ -232,7 +231,7 @@ def test_a_stage_that_runs_through_costs_eight_loads(workload, precision):
         assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (2 * operands, 8, 0)
     else:
         assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (0, 0, operands + 8)
-    # An address and a load of each element, a word of two; the places; and what a stage takes.
+    # An address and a load for each element, a word for two; the places; and the stage's own.
     elements = 2 * operands if config.halves else operands
     assert stage.total() < 2 * elements + (operands if config.halves else 0) + 8 + 4 * config.blocks + 64
 
@@ -270,7 +269,7 @@ def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype)
 @needs_sass
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
-    """All vectors of a thread are under way together; once they have met in shared memory, vectors go to the planes."""
+    """A thread's vectors are all loaded together; from shared memory, vectors go to the planes."""
     report = offline.report(planes.make_kernel(planes.make_config(workloads.get("waveglow").problem, dtype)), HOPPER)
     check(report, 56)
     assert report.occupancy > 0.5
@@ -317,13 +316,13 @@ SUMS = {
     **LARGE,
     **{name: workload.problem for name, workload in workloads.WORKLOADS.items()},
 }
-# Products that a float32 sum may take: with 371, of as many in all, the error on a GPU was more than twice torch's.
+# Most products of a float32 sum: sums of 371 had errors above twice torch's on a GPU.
 MOST_TERMS = 128
 
 
 @pytest.mark.parametrize("reason", SUMS)
 def test_float32_sums_are_short(reason):
-    """The error of a sum grows with its length, and that of the sum of partial sums with theirs."""
+    """The error of a sum grows with its length, and that of a sum of partial sums with their number."""
     problem = SUMS[reason]
     config = grad_input_few.choose(problem, F32)
     depth = problem.out_channels_per_group * problem.kernel_size
@@ -331,13 +330,13 @@ def test_float32_sums_are_short(reason):
     terms = config.partial * config.channels * config.channel_taps if config.partial else depth
     most_terms = MOST_TERMS * (2 if depth >= 4 * MOST_TERMS else 1)
     assert terms <= max(most_terms, math.isqrt(depth))
-    assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are a sum too
+    assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are added, too
 
     config = grad_weight_tiles.choose(problem, F32)
     splits, length = grad_weight_tiles.splits_of(problem, config)
     assert (splits - 1) * length < config.stages(problem) <= splits * length
     for tile in config.tiles:
         length = -(-tile.stages(problem) // splits)
-        a_stage = tile.block_l // tile.slices  # products of a thread, for each of its sums
+        a_stage = tile.block_l // tile.slices  # products of a thread for each of its sums
         assert (tile.partial or length) * a_stage <= MOST_TERMS
         assert length * a_stage <= MOST_TERMS**2 / 2

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels that add up parts of sums, and of those that are launched early."""
+"""Kernels that add partial sums, and kernels that are launched early, as compiled."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from .test_offline import AMPERE, BF16, F16, F32, HOPPER, check_memory
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 
-# What is launched early waits itself for what is before it, whose blocks let it begin.
+# Kernels launched early wait for the kernel before, whose blocks let them begin.
 @pytest.mark.parametrize("what", ["last columns", "parts of sums", "splits"])
 def test_what_is_launched_early_waits(what):
     tile = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u1").problem, BF16, "bf16").tile
@@ -34,7 +34,7 @@ def test_sums_on_other_gpus_do_not_wait():
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize(("early", "cc"), [(True, HOPPER), (False, AMPERE)])
 def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
-    """Those of a batch of parts under way together, of neighbouring outputs."""
+    """Loads of a batch of neighbouring outputs' parts are issued together."""
     report = offline.report(partial_sum.make_kernel(dtype, early), cc)
     check_memory(report, 64)
     assert max(part.count("ld.global.v4") for part in report.ptx.split("add.f32")) == partial_sum.BATCH
@@ -44,5 +44,5 @@ def test_partial_sums_are_loaded_and_stored_in_vectors(dtype, early, cc):
 def test_k6_lets_the_next_kernel_begin():
     config = RUNGS["k6_wgmma"].config(workloads.get("oobleck_u4").problem, BF16, "bf16")
     ptx = RUNGS["k6_wgmma"].kernel(config).kept_ptx(HOPPER)
-    # Once for the warps that copy and once for those that multiply, each behind its wait for the packed weights.
+    # Once for producer and once for consumer warps, each after its wait for the packed weights.
     assert ptx.count("griddepcontrol.launch_dependents") == ptx.count("griddepcontrol.wait") == 2

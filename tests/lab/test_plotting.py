@@ -1,4 +1,4 @@
-"""Figures and tables: drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
+"""Figures and tables are drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def of_direction(direction, workload="kb64"):
-    """Rows of the direction's rungs and of ``auto``, the faster the later."""
+    """Rows of the direction's rungs, the later the faster, and of ``auto``."""
     values = dict(direction=direction) | ({} if direction == "forward" else dict(conv1d_ms_p50=None))
     names = SLOWER if direction == "forward" else ([] if direction == "step" else rungs_of(direction))
     made = [row(workload, name, slower=9.0 - number, **values) for number, name in enumerate(names)]
@@ -33,7 +33,7 @@ def swept(direction):
 
 
 def text_of(path: Path) -> str:
-    """An SVG's text; the style keeps it as text."""
+    """An SVG's text, which the style keeps as text."""
     return path.read_text(encoding="utf-8")
 
 
@@ -53,7 +53,7 @@ def test_one_length_is_no_sweep(tmp_path):
 
 @pytest.fixture(scope="module")
 def every_direction(tmp_path_factory):
-    """The figures of all directions at full size, and of a sweep of the forward pass and of a gradient, as SVG."""
+    """SVG figures of all directions at full size, of a forward sweep and of a gradient's."""
     recorded = [one for direction in DIRECTIONS for one in of_direction(direction)]
     paths = plotting.draw_all([*recorded, *sweep(), *swept("grad_input")], tmp_path_factory.mktemp("plots"))
     return {path.stem: path for path in paths if path.suffix == ".svg"}
@@ -228,7 +228,7 @@ def test_every_direction_has_its_own_table_after_the_forward_pass():
 
 
 def column(rendered, name):
-    """The cells of a column of a table, by workload; without the column, none."""
+    """A table column's cells by workload; empty without the column."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
     header, _, *lines = lines
     return {line[0]: line[header.index(name)] for line in lines} if name in header else {}

@@ -1,4 +1,4 @@
-"""In which order k4 and grad_input_tile multiply: registers of one bank seldom make products wait."""
+"""The order of products in k4 and grad_input_tile: registers of one bank seldom make them wait."""
 
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ def line(text):
 
 
 def test_the_count():
-    """Of two banks, what is kept, and what waits."""
+    """Two banks, kept registers, and waits."""
     balanced = [line("FFMA R8, R0, R3.reuse, R9"), line("FFMA R9, R1, R3.reuse, R10")] * 50
     assert clocks_a_product("\n".join(balanced)) == pytest.approx(1, abs=0.02)
     one_bank = [line("FFMA R8, R0, R3.reuse, R8"), line("FFMA R10, R2, R3.reuse, R10")] * 50
@@ -42,12 +42,12 @@ def test_the_count():
 
 
 def clocks_of(kernel):
-    """Of each loop of products, the inner one first."""
+    """Clocks of each product loop, the inner one first."""
     report = offline.report(kernel, HOPPER)
     return [clocks_a_product(loop) for loop in sorted(product_loops(report.sass), key=len)]
 
 
-# The kernels are not to be kept: a test changes what they are, by ``exchanged``.
+# Kernels must not be cached: a test changes them by ``exchanged``.
 @cache
 def clocks(workload, exchanged=True):
     config = choose(workloads.get(workload).problem, torch.float32).alone
@@ -75,7 +75,7 @@ def test_products_seldom_wait_for_registers(workload, most):
 
 @needs_sass
 def test_nor_where_phases_have_unequal_taps():
-    """Around the loop of those with a tap less are the products of the others."""
+    """The loop of phases with a tap less is inside the others' products."""
     inner, channel, _ = clocks("seamless_u1")
     assert inner < 1.22
     assert channel < 1.22
@@ -84,7 +84,7 @@ def test_nor_where_phases_have_unequal_taps():
 @needs_sass
 @pytest.mark.thorough
 def test_sums_in_the_bank_of_their_columns_would_wait(monkeypatch):
-    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")  # where the kernel is kept as it is
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", "")  # the cache has the unchanged kernel
     own, forward = clocks("patch")[0], clocks_forward("patch")[0]
     monkeypatch.setattr(WarpTile, "exchanged", False)
     assert clocks("patch", exchanged=False)[0] > 1.05 * own

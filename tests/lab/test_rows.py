@@ -1,4 +1,4 @@
-"""Rows files: the columns, reading what was written, and never a damaged file."""
+"""Rows files: columns, reading back what was written, and never a damaged file."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""k6's choice of a configuration against the recorded search over all of them, and the search's own file."""
+"""k6's choice of a configuration against the recorded search over all, and the search's own file."""
 
 import math
 from collections import defaultdict
@@ -44,7 +44,7 @@ def test_the_choice_is_near_the_best_found():
 
 def test_the_model_tells_the_time_of_split_operands():
     for row in search.read(RECORDED):
-        if row.precision == "tf32x3" and row.chosen and row.ms_p50 > 0.08:  # shorter ones are mostly a launch
+        if row.precision == "tf32x3" and row.chosen and row.ms_p50 > 0.08:  # shorter ones are mostly launch
             problem = workloads.get(row.workload).problem
             assert 0.8 < row.ms_p50 / cost(problem, choose(problem, row.precision), H200) < 1.25, row
 
@@ -57,7 +57,7 @@ def test_the_search_was_over_everything():
     precisions = defaultdict(set)
     for name, precision in recorded():
         precisions[name].add(precision)
-    # Of the workloads that are work for large tiles.
+    # Workloads for large tiles.
     for workload in workloads.WORKLOADS.values():
         found = configs(workload.problem, "tf32")
         if workload.problem.groups == 1 and found and found[0].tile.whole and found[0].tile.rows >= 64:

@@ -1,4 +1,4 @@
-"""The traffic that is counted from a problem and a tile: against the machine code, and against the taps one by one."""
+"""Traffic counted from a problem and a tile, against the machine code and against single taps."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ LADDER = ("k1_gather", "k2_polyphase", "k3_shared_tile", "k4_register_tile")
 
 
 def a_multiply_add(ptx, space):
-    """Elements that the inner loop loads from ``space``, for each of its multiply-adds."""
+    """Elements that the inner loop loads from ``space`` for each multiply-add."""
     inner = min(offline.product_loops(ptx), key=len)
     widths = re.findall(rf"\bld\.{space}(?:\.v(\d))?\.[fb]32", inner)
     return sum(int(width or 1) for width in widths) / inner.count("fma.rn.f32")
@@ -38,7 +38,7 @@ def test_loads_a_multiply_add_are_those_of_the_compiled_loop(workload):
 
 @pytest.mark.parametrize(("stride", "dilation", "kernel_size"), [(1, 1, 3), (2, 1, 4), (2, 2, 3), (3, 2, 7)])
 def test_a_block_fetches_what_its_outputs_need_and_little_else(stride, dilation, kernel_size):
-    """Long signals, so that the blocks at the ends do not count: the inputs are found by the definition."""
+    """The definition finds the inputs; in long signals the blocks at the ends do not count."""
     p = Problem(2, 32, 64, kernel_size, 120_000, stride, dilation=dilation)
     config = RUNGS["k3_shared_tile"].config(p, torch.float32)
     first, last = 6000, 6000 + config.outputs - 1
@@ -48,7 +48,7 @@ def test_a_block_fetches_what_its_outputs_need_and_little_else(stride, dilation,
     assert needed <= fetched <= 1.01 * (needed + 2)
 
     config = RUNGS["k4_register_tile"].config_on(H200, p, torch.float32, "ieee")
-    channels = p.out_channels * config.parts / config.row_tiles(p)  # of a block, on average
+    channels = p.out_channels * config.parts / config.row_tiles(p)  # of an average block
     a_block = traffic("k4_register_tile", p, config).from_global * channels * config.phases * config.block_n
     reach = config.block_n + (p.taps.taps_per_row - 1) * p.taps.step
     needed = p.in_channels * (reach + channels * kernel_size / config.parts)
@@ -68,7 +68,7 @@ def test_partial_sums_are_loaded_again():
 
 @pytest.mark.parametrize("name", LADDER)
 def test_turns_hold_the_multiply_adds(name):
-    """A long signal whose phases have equally many taps, too many for one window of k4: k1 tests every tap, the others
+    """A long signal whose phases have equally many taps, too many for one window of k4. k1 tests every tap; the others
     multiply in every turn."""
     p = Problem(4, 64, 64, 32, 65536, 4, padding=14)
     counted = traffic(name, p, RUNGS[name].config_on(H200, p, torch.float32, "ieee"))

@@ -1,4 +1,4 @@
-"""The decoder and what it is trained on, and the rows of a run, on the CPU."""
+"""The training study on the CPU: the decoder, its data, and the rows of a run."""
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_the_command_records_every_arithmetic(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(training, "warm_up", lambda sizes: asked.append(sizes))
     monkeypatch.setattr(training, "train", on_the_cpu)
-    for steps in (1, 2):  # the second takes the place of the first
+    for steps in (1, 2):  # the second replaces the first
         assert cli.main(["train", "--steps", str(steps), "--out", str(path)]) == 0
     assert asked == 2 * [Sizes(), *((arithmetic, Sizes(), "cuda") for arithmetic in training.ARITHMETICS)]
     written = rows.read(path, training.Step)

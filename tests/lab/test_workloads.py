@@ -1,4 +1,4 @@
-"""The named workloads: sizes as published, names that resolve, lengths for sweeps."""
+"""The named workloads: published sizes, resolving names, lengths for sweeps."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ def test_sets_are_the_rows_of_that_table():
 
 
 def test_decoders_feed_the_next_layer():
-    """Layers of one decoder that crop their seams: what one puts out is as long and as wide as the next takes."""
+    """In decoders that crop their seams, each output has the length and channels of the next input."""
     for family in ("hifigan", "dac", "oobleck"):
         layers = [w.problem for name, w in WORKLOADS.items() if name.startswith(f"{family}_u")]
         for layer, following in pairwise(layers):

@@ -1,4 +1,4 @@
-"""Which inputs are copied before the kernels that load each element several times."""
+"""Which inputs are copied before kernels that load each element several times."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The public API against torch's, on the CPU: signatures, the layer, the operator's registration and its gradients."""
+"""The public API against torch's, on the CPU: signatures, the layer, the operator's registration and gradients."""
 
 import inspect
 import re
@@ -240,8 +240,8 @@ def test_fake_cuda_tensors_through_the_public_function(reason, dtype):
 
 @pytest.fixture
 def autocast(monkeypatch):
-    """A function that turns autocast on for CUDA tensors: torch's switches itself off where there is no GPU, so its two
-    questions are answered here."""
+    """A function that turns autocast on for CUDA tensors. Without a GPU torch turns it off, so its two queries are
+    answered here."""
 
     def turn_on(dtype):
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
@@ -269,7 +269,7 @@ def test_under_autocast_a_precision_of_float32_counts_for_float32_alone(monkeypa
     own = PRECISIONS[dtype]
     with FakeTensorMode():
         tensors = [torch.empty(shape, device="cuda") for shape in ((2, 4, 9), (4, 6, 5), (6,))]
-        for input in (tensors[0], tensors[0].to(dtype)):  # what the layer before gave has autocast's dtype already
+        for input in (tensors[0], tensors[0].to(dtype)):  # the layer before may give autocast's dtype
             for precision in PRECISIONS[torch.float32]:
                 y = numba_tconv.conv_transpose1d(input, *tensors[1:], precision=precision)
                 assert y.dtype == dtype
@@ -288,7 +288,7 @@ def test_under_autocast_a_precision_of_float32_counts_for_float32_alone(monkeypa
 
 @pytest.fixture
 def passed(monkeypatch):
-    """The precisions that the function passes to the operator, for CPU tensors as if they were on a GPU."""
+    """The precisions that the function passes to the operator, for CPU tensors as if on a GPU."""
     seen, compute = [], ops.conv_transpose1d
 
     def conv_transpose1d(*arguments):
@@ -302,7 +302,7 @@ def passed(monkeypatch):
 
 @pytest.fixture
 def switches():
-    """Torch's switches as they are after its import, before and after the test."""
+    """torch's switches as after its import, before and after the test."""
 
     def reset():
         for settings in (torch.backends, torch.backends.cudnn):

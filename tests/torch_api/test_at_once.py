@@ -1,4 +1,4 @@
-"""Calls that are found by one look-up: what is remembered of a call is for those like it, and for no others."""
+"""Calls found by one look-up: a remembered call serves calls like it, and no others."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def moved(tensor):
     return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
 
-# What makes a call another one: its tensors, and its arguments beside them.
+# Differences that make another call: in tensors, and in other arguments.
 OTHER = {
     "stride of input": lambda x, w, bias: ((padded(x), w, bias), {}),
     "stride of weight": lambda x, w, bias: ((x, padded(w), bias), {}),

@@ -1,7 +1,6 @@
-"""Calls of bad_calls.py: what torch refuses is refused with the same type, what it accepts has its shape and kind.
+"""Calls of bad_calls.py: refusals have torch's type; accepted calls have torch's shape and kind of result.
 
-As CPU and meta tensors, which go to torch; and, as in test_errors.py, as CPU tensors that are taken as a GPU's are, so
-that whoever refuses is known.
+CPU and meta tensors go to torch. CPU tensors that count as a GPU's (as in test_errors.py) tell who refuses.
 """
 
 import pytest
@@ -21,8 +20,7 @@ def test_what_goes_to_torch(pair, device):
 
 
 def only_on_the_cpu(arguments):
-    """What some of torch's CPU backends accept and its others refuse: tensors without memory; a bias of another dtype;
-    a dilation of 0."""
+    """Whether torch's CPU backends differ: tensors without memory; a bias of another dtype; a dilation of 0."""
     x, bias = arguments["input"], arguments.get("bias")
     return (
         any(tensor.is_meta for tensor in tensors_of(arguments))

@@ -1,4 +1,4 @@
-"""The layer, made and called with bad arguments: torch's refusals, of the same type, and what torch accepts."""
+"""The layer, made and called with bad arguments: torch's types of refusals, and what torch accepts."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ VALUES = {
 
 
 def of_each_kind(make):
-    """Of torch's layer and ours, made after the same seed, what ``make`` makes or raises."""
+    """What ``make`` makes or raises for torch's layer and ours, each after the same seed."""
     outcomes = []
     for kind in KINDS:
         torch.manual_seed(7)
@@ -38,7 +38,7 @@ def of_each_kind(make):
 
 
 def difference(theirs, ours):
-    """What is different between two layers, or two refusals, if anything is."""
+    """The difference between two layers, or two refusals, or None."""
     if not isinstance(theirs, nn.Module) or not isinstance(ours, nn.Module):
         return None if type(ours) is type(theirs) else f"torch: {theirs!r}, ours: {ours!r}"
     parameters = [{n: (p.shape, p.dtype, p.device) for n, p in one.named_parameters()} for one in (theirs, ours)]
@@ -72,7 +72,7 @@ CHANGES = [
 
 
 def called(kind, made_with, change, x, output_size):
-    """The output of a layer whose attributes were changed."""
+    """The output of a layer with changed attributes."""
     layer = kind(**MADE_WITH | made_with)
     for name, value in change.items():
         setattr(layer, name, value)

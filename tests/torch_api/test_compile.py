@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of decoders, on CPU tensors taken as if on a GPU, so that the operators are traced."""
+"""torch.compile and torch.export of decoders, on CPU tensors that count as a GPU's, so that operators are traced."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Compiling ahead: the kernels are those that the rungs launch, the files those that a first launch looks for."""
+"""Compiling ahead: the rungs launch the compiled kernels, and a first launch finds their files."""
 
 import itertools
 from unittest.mock import MagicMock
@@ -32,12 +32,12 @@ from tests.gradient_parity import OF, as_on_a_gpu, forget_what_is_ready, operato
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 ARITHMETICS = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
-# Kernels in float16 are those in bfloat16, but for the type.
+# Kernels in float16 differ from those in bfloat16 by the type alone.
 arithmetics = pytest.mark.parametrize(
     "arithmetic",
     [pytest.param(a, id=a[1], marks=[pytest.mark.thorough] if a[1] == "fp16" else []) for a in ARITHMETICS],
 )
-# Lengths that are no multiple of a vector, and of half of one.
+# Lengths that are no multiple of a vector, and of half a vector.
 ODD = [Problem(2, 32, 24, 4, length, 2, 1) for length in (301, 302)]
 OPERANDS = ("grad_input", "grad_weight", "forward")  # have the shapes of input, weight and grad_output
 PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
@@ -46,7 +46,7 @@ PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
-    # As where there is no GPU, so that no other one decides what is compiled.
+    # As without a GPU, so that the machine's own does not decide what is compiled.
     monkeypatch.setattr(compile_run, "current_device", lambda: H200)
     return tmp_path / "kernels"
 
@@ -57,7 +57,7 @@ def run(capsys, *argv):
 
 
 def as_the_driver_wants_it(precision, sizes, distances, box, swizzled=False):
-    """In the place of tensor_map.encode: what the driver would refuse."""
+    """Replaces tensor_map.encode: checks what the driver would refuse."""
     assert len(sizes) == len(box) == len(distances) + 1
     assert not any(distance % ALIGNMENT for distance in distances)
     assert all(0 < size <= LARGEST_BOX for size in box)
@@ -66,11 +66,11 @@ def as_the_driver_wants_it(precision, sizes, distances, box, swizzled=False):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The kernels of a call of a rung, found out by the call itself, on tensors without memory."""
+    """A function for the kernels that a rung's call launches, by the call itself, on tensors without memory."""
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
-    for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # tensor maps are made by the driver
+    for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # the driver makes tensor maps
         monkeypatch.setattr(module, "encode", as_the_driver_wants_it)
 
     def of(call):
@@ -82,7 +82,7 @@ def launched(monkeypatch):
             (p.batch, p.out_channels, p.out_length),
         )
         kernels.clear()
-        with torch.inference_mode():  # whose weights are packed at every call
+        with torch.inference_mode():  # packs weights in every call
             x, w, y = (torch.empty(size, dtype=call.dtype, device="meta") for size in sizes)
             if call.rung in RUNGS:
                 RUNGS[call.rung].run(x, w, None, y, p, precision=call.precision)
@@ -107,15 +107,15 @@ def test_the_kernels_of_a_call_are_those_that_it_launches(launched, arithmetic, 
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
 def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
-    """So their kernel is another one: which, the test above asks."""
+    """Their kernel then differs; the test above asks which it is."""
     call = compile_ahead.Call("k4_register_tile", workloads.get("head").problem, torch.float32, "ieee", gpu)
     (sums,) = [kernel for kernel in call.kernels() if kernel.name == "partial_sum"]
     assert sums is partial_sum.make_kernel(torch.float32, gpu == H200)
 
 
 def but_for_sums(kernels, launched):
-    """The kernels that were not launched, but for those that add up the parts of a sum, which may have one part, and
-    that copy an operand in rows, which may lie so."""
+    """The kernels that were not launched, except those that add partial sums (there may be one part) and that copy an
+    operand in rows (it may lie so)."""
     assert launched <= kernels
     return {kernel.name for kernel in kernels - launched if not kernel.name.endswith(("_sum", "row_copy"))}
 
@@ -152,7 +152,7 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
         monkeypatch.setattr(device, "of", lambda _: gpu)
         forget_what_is_ready()
         launched.kernels.clear()
-        with torch.inference_mode():  # as above
+        with torch.inference_mode():  # packs weights in every call
             x, w, g = (torch.empty(shape_of(of, problem), dtype=dtype, device="meta") for of in OPERANDS)
             for of, asked in itertools.product(OF, (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)):
                 as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
@@ -277,7 +277,7 @@ def test_what_the_compiler_raises_in_its_process_is_raised():
 
 
 def test_kernels_of_one_name_are_told_apart():
-    """The parts of this sum are added up by one of several kernels, as many as they are."""
+    """One of several kernels adds this sum's parts, by their number."""
     problem = Problem(32, 512, 256, 8, 2048, stride=4, padding=2, bias=True)
     call = compile_ahead.Call("grad_weight_wgmma", problem, torch.bfloat16, "bf16", H200)
     sums = [kernel for kernel in call.kernels() if kernel.name == "grad_weight_sum"]

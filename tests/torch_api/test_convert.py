@@ -1,4 +1,4 @@
-"""``convert``: what it replaces, what stays as it was, and that nothing is left without a word."""
+"""``convert``: the replaced layers, what stays as it was, and a reason for each layer left."""
 
 import copy
 import io
@@ -37,7 +37,7 @@ class Cropping(nn.ConvTranspose1d):
 
 
 class Squeezing(Cropping):
-    """Two forwards, each of which calls the next; the second as a decorated function of its own class."""
+    """Two forwards, each calling the next; the second is a decorated function of its own class."""
 
     @torch.no_grad()
     def forward(self, x):
@@ -129,7 +129,7 @@ def test_a_layer_stays_what_it_is_but_for_who_computes_it(what, calls):
     assert int(convert(module)) == 1
     assert isinstance(module, numba_tconv.ConvTranspose1d)
     assert type(module).__name__ == name
-    # The parameters and buffers, the hooks, the mode: what the object holds is what it held.
+    # Parameters, buffers, hooks and mode: the object holds what it held.
     assert vars(module).keys() - {"variant", "precision"} == attributes.keys()
     assert all(vars(module)[name] is value for name, value in attributes.items())
     assert dict(module.named_parameters()).keys() == parameters.keys()
@@ -340,7 +340,7 @@ def test_a_forward_that_calls_torchs_gets_this_packages(cls, x, norm, calls):
     assert torch.equal(module(x), expected)
     assert calls == [6]
     assert isinstance(module, cls)
-    if norm is not parametrizations.weight_norm:  # which torch does not pickle
+    if norm is not parametrizations.weight_norm:  # torch does not pickle it
         with torch.no_grad():
             module(x)  # the old weight_norm leaves a weight without a graph
         for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):

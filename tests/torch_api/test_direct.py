@@ -1,5 +1,4 @@
-"""Calls around the dispatcher: what they compute is what the operator computes, and whatever else is active in torch
-takes the operator itself."""
+"""Calls around the dispatcher compute what the operator computes; anything else active in torch takes the operator."""
 
 import contextlib
 import functools
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("made_ready")
 REASONS = ["groups, unequal channels", "output_padding and padding", "one output sample left", "stride 1, dilation"]
 
 
-# What takes which way
+# Which call takes which way
 
 
 def plainly():
@@ -132,7 +131,7 @@ def of_a_negation_not_yet_done(x, w, bias):
 
 def of_zeros_without_memory(x, w, bias):
     zeros = torch._efficientzerotensor(bias.shape, dtype=bias.dtype)
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # which torch's own convolution cannot do either
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # torch's own convolution cannot do these either
         call(x, w, zeros)
 
 
@@ -156,11 +155,11 @@ THROUGH = (
 
 @pytest.mark.parametrize("situation", THROUGH, ids=lambda situation: situation.__name__)
 def test_whatever_else_is_active_takes_the_operator(routes, situation):
-    call(*tensors_of(PROBLEM))  # what is remembered of this one is not for the others
+    call(*tensors_of(PROBLEM))  # remembered, but not for the others
     routes["at once"].clear()
     situation(*tensors_of(PROBLEM))
     assert ops.conv_transpose1d in routes["through"]
-    assert not routes["at once"] or situation is of_a_negation_not_yet_done  # which compares with a plain call
+    assert not routes["at once"] or situation is of_a_negation_not_yet_done  # it compares with a plain call
 
 
 def test_a_function_mode_is_given_the_function(routes):
@@ -169,14 +168,14 @@ def test_a_function_mode_is_given_the_function(routes):
         found = call(*tensors)
     assert_same([found], [call(*tensors)])
     assert mode.passed == [numba_tconv.conv_transpose1d]
-    assert len(routes["at once"]) == 2  # of the mode too, which is not asked again
+    assert len(routes["at once"]) == 2  # the mode is not asked again
 
 
 def test_an_operator_that_nobody_described_is_called_itself():
     assert direct.route(torch.ops.aten.relu.default, (torch.randn(3),)) is torch.ops.aten.relu.default
 
 
-# What it computes
+# The results
 
 
 def everything(f, wanted, problem=PROBLEM, hooks=contextlib.nullcontext):

@@ -1,5 +1,5 @@
-"""Data parallel training: two processes (on the CPU by gloo, on two GPUs by NCCL) have the gradients of one, and the
-parameters after some steps of an optimizer, whose state they may share out."""
+"""Data parallel training: two processes (gloo on the CPU, NCCL on two GPUs) have one process's gradients and, after
+some optimizer steps, its parameters; the optimizer's state may be spread."""
 
 import faulthandler
 import os
@@ -61,7 +61,7 @@ def adamw(model):
 
 
 def adamw_shared_out(model):
-    """Each process steps the parameters of which it has the state, and sends them to the others."""
+    """Each process steps the parameters whose state it has, and sends them to the others."""
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE)
 
 
@@ -86,7 +86,7 @@ def whole(tensors):
 
 
 def work(rank, device, folder):
-    faulthandler.enable()  # a process that torch's threads abort says where
+    faulthandler.enable()  # a process that torch's threads abort prints its stack
     if device == "cuda":
         torch.cuda.set_device(rank)
     meeting = f"file://{folder}/meeting"
@@ -101,13 +101,13 @@ def work(rank, device, folder):
             torch.save(whole(trained(model, optimizer(model), x, wanted)), Path(folder) / f"{name}{rank}")
     finally:
         dist.destroy_process_group()
-    # Without Python's own end, in which, all of this done, threads of torch's abort the process every now and then.
+    # At Python's own exit torch's threads sometimes abort the process.
     os._exit(0)
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def of_processes(request):
-    """What each process has, by name and rank."""
+    """Each process's results, by name and rank."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(work, args=(request.param, folder), nprocs=PROCESSES)
         yield {

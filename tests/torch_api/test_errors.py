@@ -1,7 +1,7 @@
-"""Bad and odd calls by the hundred: what torch refuses is refused with the same type, what it accepts gives its result.
+"""Hundreds of bad and odd calls: refusals have torch's type, accepted calls have torch's result.
 
-The checks that guard the CUDA path read shapes, dtypes and values only. Here they see CPU tensors: `_ours`, which
-decides who computes, is told to take these, and torch's own function is watched, so that a refusal is known to be ours.
+The CUDA path's checks read shapes, dtypes and values only. Here they see CPU tensors: `_ours`, which decides who
+computes, accepts them. torch's own function is watched, so a refusal is known to be ours.
 """
 
 import itertools
@@ -22,15 +22,15 @@ INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def outcome(function, arguments):
-    """The result of a call, or the exception it raised."""
+    """The call's result, or the exception that it raised."""
     try:
         return function(*arguments.get("positional", ()), **{k: v for k, v in arguments.items() if k != "positional"})
-    except Exception as error:  # whatever it is, its type is compared
+    except Exception as error:  # any: types are compared
         return error
 
 
 class Watched:
-    """torch's function, remembering whether it was reached."""
+    """torch's function, which remembers whether it was called."""
 
     def __init__(self):
         self.reached = False
@@ -53,7 +53,7 @@ def taken(monkeypatch):
     decide = functional._ours
 
     class OnCuda:
-        """What `_ours` asks an input, with the one answer changed."""
+        """An input as `_ours` sees it, with one answer changed."""
 
         is_cuda = True
 
@@ -64,7 +64,7 @@ def taken(monkeypatch):
 
 
 def agree(arguments, watched, named=(), delegated=False):
-    """Our outcome is torch's; a refusal is our own, made before torch is asked, and mentions one of ``named``."""
+    """Check that our outcome is torch's; a refusal is made before torch is asked, and mentions one of ``named``."""
     theirs, ours = outcome(TORCHS, arguments), outcome(numba_tconv.conv_transpose1d, arguments)
     if isinstance(theirs, torch.Tensor):
         assert isinstance(ours, torch.Tensor), f"torch accepts it, we raise {ours!r}"
@@ -72,7 +72,7 @@ def agree(arguments, watched, named=(), delegated=False):
         assert torch.equal(ours, theirs)
         return
     assert type(ours) is type(theirs), f"torch raises {theirs!r}, ours is {ours!r}"
-    # Some of torch's backends refuse an output of no samples and others do not, so that is left to torch.
+    # torch's backends differ on outputs without samples, so torch decides.
     if not delegated and "Output size is too small" not in str(theirs):
         assert not watched.reached, f"only torch refused it: {theirs}"
         assert any(name in str(ours) for name in named), f"{ours} names none of {named}"
@@ -112,7 +112,7 @@ def test_geometry(stride, padding, output_padding, dilation, dtype, taken, watch
     agree(call(**arguments, dtype=dtype), watched, named=["output_padding must be smaller", "negative output length"])
 
 
-NO_OUT_CHANNELS = (4, 0, 3)  # of a weight, which torch takes on CUDA alone, so it is asked too
+NO_OUT_CHANNELS = (4, 0, 3)  # a weight that torch takes on CUDA alone, so torch is asked
 SHAPES = {
     "input": [(2, 4, 7), (4, 7), (7,), (), (1, 2, 4, 7), (2, 3, 7), (3, 7), (2, 4, 0), (4, 0), (2, 0, 7)],
     "weight": [(4, 6, 3), (4, 6), (6,), (), (1, 4, 6, 3), NO_OUT_CHANNELS, (4, 6, 0), (0, 6, 3), (5, 6, 3), (3, 6, 3)],
@@ -130,7 +130,7 @@ def test_shapes(x_shape, w_shape, groups, taken, watched):
 @pytest.mark.parametrize("w_shape", SHAPES["weight"], ids=str)
 @pytest.mark.parametrize("padding", [0, 1, 5])
 def test_empty_inputs(x_shape, w_shape, padding, taken, watched):
-    """torch knows best what it makes of an empty batch, and is asked."""
+    """torch decides about empty batches."""
     delegated = len(x_shape) == 3 or w_shape == NO_OUT_CHANNELS
     agree(call(x_shape, w_shape, padding=padding), watched, delegated=delegated, named=["must"])
 
@@ -170,7 +170,7 @@ def test_mixed_bias_dtypes(dtype, other, taken, watched):
     arguments["bias"] = arguments["bias"].to(other)
     if dtype == torch.float32:
         agree(arguments, watched, named=["bias must have the dtype of input"])
-    else:  # torch takes some on the CPU, which ones the processor decides; on CUDA it takes none
+    else:  # torch takes some on the CPU, depending on the processor, and none on CUDA
         with pytest.raises(RuntimeError, match="bias must have the dtype of input"):
             numba_tconv.conv_transpose1d(**arguments)
         assert not watched.reached
@@ -235,7 +235,7 @@ def test_a_tensor_on_another_device():
             ops.check(*arguments.values(), 1, 0, 0, 1, 1)
 
 
-# What torch does not have: variant and precision.
+# Arguments that torch does not have: variant and precision.
 
 
 def test_unknown_variant_lists_the_rungs():

@@ -1,4 +1,4 @@
-"""torch's flop counter: what it counts for our operators is what it counts for torch's."""
+"""torch's flop counter counts the same for our operators as for torch's."""
 
 import functools
 
@@ -17,7 +17,7 @@ PROBLEMS = [PROBLEM, SMALL["output_padding and padding"], SMALL["one output samp
 
 
 def counts(function, tensors, wanted):
-    """Of the forward pass, and of the gradients for the tensors ``wanted``."""
+    """Counts of the forward pass, and of the gradients for the tensors ``wanted``."""
     tensors = [tensor.requires_grad_(index in wanted) for index, tensor in enumerate(tensors)]
     with FlopCounterMode(display=False) as forward:
         y = function(*tensors)

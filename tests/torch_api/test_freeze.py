@@ -1,4 +1,4 @@
-"""``freeze``: the same numbers, nothing computed twice, and every way in which it ends."""
+"""``freeze``: equal results, nothing computed twice, and every way in which it ends."""
 
 import copy
 import gc
@@ -110,7 +110,7 @@ def test_a_parametrization_rests_while_the_layer_is_frozen():
 
 @pytest.mark.parametrize("name", [name for name in KINDS if "old" in name or name == "pruned"])
 def test_a_tensor_that_a_hook_sets_is_computed_anew(name):
-    """Parameters that were loaded since the last call are not yet in what the hook set then."""
+    """The hook's last result predates parameters that were loaded since."""
     layer, loaded = KINDS[name](), KINDS[name]()
     with torch.no_grad():
         for parameter in loaded.parameters():
@@ -212,7 +212,7 @@ ENDINGS += (gradient_wanted, container, unfreeze)
 @pytest.mark.parametrize("end", ENDINGS, ids=lambda end: end.__name__)
 @pytest.mark.parametrize("make", [plain, old_weight_norm, KINDS["weight_norm"]], ids=["plain", "old", "new"])
 def test_what_ends_it(make, end):
-    """Afterwards a write to the weights is seen, which it is not while the layer is frozen."""
+    """Afterwards a write to the weights is seen; while the layer is frozen it is not."""
     layer = make()
     freeze(layer)
     called(layer)
@@ -220,7 +220,7 @@ def test_what_ends_it(make, end):
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.data.mul_(1.5)
-    y, other = called(layer), plain()  # the call lets the hook of the old weight_norm set the weight
+    y, other = called(layer), plain()  # in the call the old weight_norm's hook sets the weight
     other.weight, other.bias = nn.Parameter(layer.weight.detach()), layer.bias
     assert torch.allclose(y, called(other))
     assert not is_frozen(layer)
@@ -324,7 +324,7 @@ def test_compiled_code_takes_the_parameters_as_they_are(make):
 
 
 def test_what_is_kept_goes_with_the_layer():
-    gc.disable()  # by reference counts alone
+    gc.disable()  # reference counts alone must free it
     try:
         layer = KINDS["weight_norm"]()
         report = freeze(layer)

@@ -1,5 +1,5 @@
-"""The operators of the backward pass: their derivatives on CPU tensors, what torch.library's own check says, what is
-computed for whom, and which gradients a GPU leaves to torch."""
+"""The operators of the backward pass: derivatives on CPU tensors, torch.library's own check, who computes what, and the
+gradients that a GPU leaves to torch."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def differentiable(problem):
 
 @pytest.fixture
 def through_the_operator(monkeypatch):
-    """The public function takes CPU tensors as if they were on a GPU, and does not hand them to torch."""
+    """The public function takes CPU tensors as a GPU's, and does not hand them to torch."""
     monkeypatch.setattr(functional, "_ours", lambda *_: True)
 
 
@@ -169,7 +169,7 @@ def test_only_what_is_wanted_is_kept_and_computed(through_the_operator, wanted):
 
 
 def test_a_training_step_is_compiled_whole(through_the_operator):
-    """One graph forward and one backward, for any batch and length, whose operators stay opaque."""
+    """One graph forward and one backward, for any batch and length; the operators stay opaque."""
     from torch._dynamo.backends.common import aot_autograd  # takes seconds
     from torch._functorch.aot_autograd import make_boxed_func
 
@@ -198,12 +198,12 @@ def test_a_training_step_is_compiled_whole(through_the_operator):
     assert [backward.count(operator) for operator in OPERATORS.values()] == [1, 1, 1]
 
 
-# What a GPU leaves to torch
+# Gradients that a GPU leaves to torch
 
 KB64, SMALL_LAYER, DEPTHWISE, PQMF = (workloads.get(name).problem for name in ("kb64", "small", "depthwise", "pqmf"))
 FOUR_A_GROUP, SHORT_SUMS = replace(DEPTHWISE, groups=128), replace(SMALL_LAYER, in_channels=16)
 STRIDED, DAC = (workloads.get(name).problem for name in ("hifigan_u1", "dac_u1"))
-# In which precision this package computes grad_input, grad_weight and grad_bias; None: torch does.
+# This package's precisions of grad_input, grad_weight and grad_bias; None: torch computes it.
 DECISIONS = {
     "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, ["ieee"] * 3),
     "float64": (KB64, torch.float64, "fp64", H200, ["fp64"] * 3),
@@ -244,7 +244,7 @@ def test_what_no_kernel_can_do_on_a_gpu_is_left_to_torch():
 
 
 def test_the_bias_is_summed_by_our_kernels_whatever_the_channels():
-    """The sum is no product of as many channels, so no work for tensor cores."""
+    """The sum has no products over channels, so it is no work for tensor cores."""
     problem = ops.sum_problem((16, 512, 4096))
     assert problem == Problem(16, 512, 512, 1, 4096, groups=512)
     for device in (H200, A100):

@@ -1,4 +1,4 @@
-"""The layer where torch puts layers: copies, files, parametrizations, autocast."""
+"""The layer in torch's surroundings: copies, files, parametrizations, autocast."""
 
 import copy
 import io
@@ -40,7 +40,7 @@ def test_copies(copied):
     assert not again.training
     assert [p.requires_grad for p in again.parameters()] == [False, True]
     x = torch.randn(2, 4, 7)
-    again.variant = layer.variant = None  # which CPU tensors do not take
+    again.variant = layer.variant = None  # CPU tensors do not take it
     assert torch.equal(again(x), layer(x))
     with torch.no_grad():
         again.weight.zero_()
@@ -55,7 +55,7 @@ def test_copies(copied):
     ],
 )
 def test_what_no_call_would_take_is_refused_when_a_layer_is_made(choice, said):
-    """By the exception of a call, which asks again, since attributes change."""
+    """The exception is a call's; a call checks again, since attributes change."""
     with pytest.raises(ValueError, match=said):
         made(**choice)
     layer = made()
@@ -97,7 +97,7 @@ def test_autocast_on_the_cpu_is_torchs(dtype):
         with torch.autocast("cpu", dtype):
             y = layer(x)
             assert layer(x.to(dtype)).dtype == dtype
-            with pytest.raises(RuntimeError):  # float64 is left as it is
+            with pytest.raises(RuntimeError):  # autocast leaves float64 as it is
                 layer(x.double())
         y.float().square().sum().backward()
         results.append((y, layer.weight.grad, layer.bias.grad))
@@ -107,7 +107,7 @@ def test_autocast_on_the_cpu_is_torchs(dtype):
 
 @pytest.mark.parametrize("precision", PRECISIONS[torch.float32])
 def test_a_model_of_a_named_precision_runs_under_autocast(precision):
-    """Its second layer is given what the first one made of autocast's dtype."""
+    """The second layer gets the first one's output in autocast's dtype."""
     theirs, ours = (
         nn.Sequential(*(kind(4, 4, 3, **choice) for _ in range(2)))
         for kind, choice in ((nn.ConvTranspose1d, {}), (ConvTranspose1d, {"precision": precision}))
@@ -124,7 +124,7 @@ def test_a_model_of_a_named_precision_runs_under_autocast(precision):
 
 
 def test_scaled_losses():
-    """GradScaler's steps, one of which it must skip, on the CPU."""
+    """GradScaler's steps on the CPU, one of which it must skip."""
     models = [made(nn.ConvTranspose1d), made()]
     for layer in models:
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""``routed``: torch's functional transposed convolution is this package's while it is active, and torch's otherwise."""
+"""``routed``: torch's functional transposed convolution is this package's while it is active, else torch's."""
 
 import contextlib
 import os
@@ -145,14 +145,14 @@ def test_what_a_backward_pass_computes_again_is_ours_too(calls, tensors, reentra
 
 
 def test_nothing_is_in_the_way_of_other_calls(tensors):
-    """No function mode, for which every function of torch would call Python; and our own calls take the short way."""
+    """No function mode, through which every torch function would call Python; our own calls take the short way."""
     with routed():
         assert torch._C._len_torch_function_stack() == 0
         assert direct.is_clear(*tensors)
 
 
 def test_other_functions_pass_by(calls, tensors):
-    """Operators of higher order among them, which ask the dispatcher's keys themselves."""
+    """Also higher-order operators, which read the dispatcher's keys themselves."""
 
     class Doubled(torch.autograd.Function):
         generate_vmap_rule = True
@@ -242,7 +242,7 @@ def test_a_cuda_tensor_gets_to_our_operator():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """CPU tensors are taken for those of a GPU, so that the operator is traced."""
+    """CPU tensors count as a GPU's, so that the operator is traced."""
     monkeypatch.setattr(functional, "_ours", lambda *_: True)
     torch.compiler.reset()
     yield
@@ -274,7 +274,7 @@ def test_what_torch_compile_compiled_inside_is_not_used_outside(on_gpu, tensors,
 
 
 def test_graphs_that_torch_keeps_on_the_disk_are_told_apart(tensors):
-    """It finds them by the names of the functions, which are the same inside and outside."""
+    """torch finds them by function names, which are the same inside and outside."""
     before = torch.compiler.config.cache_key_tag
     route = routed()
     with route:
@@ -327,7 +327,7 @@ assert described()[1:] == before[1:]
 
 
 def test_torch_is_as_it_was_before_and_after_without_a_word():
-    """In a fresh interpreter, since the kernel stays once it is registered."""
+    """In a fresh interpreter, since the kernel stays registered."""
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", SCRIPT], capture_output=True, text=True, env=os.environ
     )

@@ -1,4 +1,4 @@
-"""Tensors that are shared out to several devices: two processes, by gloo, compute what one computes."""
+"""Tensors sharded over several devices: two processes, by gloo, compute what one computes."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from numba_tconv.torch_api import functional
 PROCESSES = 2
 DENSE = dict(stride=2, padding=1)
 GROUPS = dict(DENSE, groups=2)
-# How input, weight and bias are placed, with which parameters, and how the output is then.
+# Placements of input, weight and bias, the parameters, and the output's placement.
 CASES = {
     "batch": ((Shard(0), Replicate(), Replicate()), DENSE, Shard(0)),
     "output channels": ((Replicate(), Shard(1), Shard(0)), DENSE, Shard(1)),
@@ -41,7 +41,7 @@ def operands(name):
 
 
 def outcome(function, tensors, parameters):
-    """The output, and the gradients of the tensors that there are."""
+    """The output, and the gradients of the given tensors."""
     tensors = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
     y = function(*tensors, **parameters)
     y.square().sum().backward()
@@ -56,7 +56,7 @@ def model():
 
 
 def tensor_parallel(model, mesh):
-    """The first layer's output channels, and so the second layer's input channels, are shared out."""
+    """Shard the first layer's output channels, and so the second layer's input channels."""
     places = {"0": dict(weight=Shard(1), bias=Shard(0)), "2": dict(weight=Shard(0), bias=Replicate())}
 
     def place(name, module, mesh):
@@ -76,7 +76,7 @@ def whole(tensors):
 
 
 def work(rank, folder):
-    functional._ours = lambda *_: True  # as for tensors on GPUs: the operators
+    functional._ours = lambda *_: True  # tensors count as a GPU's: the operators compute
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
     try:
         mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
@@ -100,7 +100,7 @@ def work(rank, folder):
 
 @pytest.fixture(scope="module")
 def found():
-    """What each process found."""
+    """Each process's results."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(work, args=(folder,), nprocs=PROCESSES)
         yield [torch.load(Path(folder) / str(rank), weights_only=False) for rank in range(PROCESSES)]
@@ -123,7 +123,7 @@ def test_a_tensor_parallel_model_has_the_gradients_of_one_process(found):
 
 
 def test_a_plain_import_leaves_distributed_tensors_alone():
-    """They take long to import; the rules are registered when there can be any."""
+    """They are slow to import; the rules are registered once they are loaded."""
     program = "import sys, numba_tconv; assert not {'torch.distributed.tensor', 'torch._dynamo'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""Forward mode and torch.func: the derivatives of the public function there are those of torch's.
+"""Forward mode and torch.func: the public function's derivatives are torch's.
 
-On the CPU the operators compute as they do under a trace: the tensors are taken as if they were on a GPU.
+CPU tensors count as a GPU's, so the operators compute as they do under a trace.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def device(request, monkeypatch):
 
 
 def ours_and_torchs(problem, device):
-    """Both functions of x, w and b, and operands for them, short ones."""
+    """Both functions of x, w and b, and short operands."""
     x, w, _ = operands(problem, torch.float64, device)
     bias = torch.randn(problem.out_channels, dtype=torch.float64, device=device)
     functions = (
@@ -37,7 +37,7 @@ def ours_and_torchs(problem, device):
 
 @pytest.fixture
 def agree(device):
-    """Checks that ``transformed``, of a function and its operands, is the same for our function and torch's."""
+    """Checks that ``transformed``, of a function and its operands, is equal for our function and torch's."""
 
     def agree(transformed, problem):
         ours, torchs, tensors = ours_and_torchs(problem, device)
@@ -100,7 +100,7 @@ def test_hessians(agree, problem):
 
 @problems
 def test_third_derivatives(agree, problem):
-    """What the operators of the backward pass have for derivatives, under a transform again."""
+    """Derivatives of the backward pass's operators, under a transform again."""
 
     def third(f, tensors):
         def second(*tensors):
@@ -135,7 +135,7 @@ def test_gradients_for_each_sample(agree, problem):
 
 
 def test_torch_compile_refuses_what_it_cannot_trace(device):
-    """Not so the operator alone, whose tangents would be lost."""
+    """The operator alone would lose its tangents."""
     ours, _, tensors = ours_and_torchs(PROBLEMS[0], device)
     torch.compiler.reset()
     compiled = torch.compile(lambda w: func.jvp(lambda w: ours(tensors[0], w), (w,), (w,)), fullgraph=True)

@@ -1,4 +1,4 @@
-"""``warm``: the transposed convolutions of a call are found without computing anything, and their kernels compiled."""
+"""``warm`` finds a call's transposed convolutions without computing, and compiles their kernels."""
 
 import importlib
 
@@ -36,7 +36,7 @@ def settings(tmp_path, monkeypatch):
 
 
 def layers(kind=nn.ConvTranspose1d):
-    """Two layers that are alike but for their lengths, and others that are no transposed convolutions."""
+    """Two layers that differ in length alone, and layers that are no transposed convolutions."""
     return nn.Sequential(
         *(nn.Conv1d(8, 16, 3, padding=1), kind(16, 24, 8, 4, 2), nn.LeakyReLU()),
         *(nn.Conv1d(24, 16, 3, padding=1), kind(16, 24, 8, 4, 2)),
@@ -73,7 +73,7 @@ def test_weights_may_be_computed(norm):
 
 
 def test_sizes_alone_count():
-    """Terabytes, on the device that has no memory."""
+    """Terabytes, on the device without memory."""
     with torch.device("meta"):
         model, x = layers(), torch.empty(2, 8, 10**10)
     assert [one.problem for one in transposed_convolutions(model, x)] == [of_length(10**10), of_length(4 * 10**10)]
@@ -164,7 +164,7 @@ def test_no_fake_tensor_stays_behind():
         assert torch.is_autocast_cache_enabled()
         assert type(model.decode(x)) is torch.Tensor
         layer = nn.ConvTranspose1d(16, 24, 8, 4, 2)
-        assert len(transposed_convolutions(lambda x: layer(x), x)) == 1  # of which autocast casts the weight itself
+        assert len(transposed_convolutions(lambda x: layer(x), x)) == 1  # autocast casts the weight itself
         assert type(layer(x)) is torch.Tensor
 
 
@@ -197,7 +197,7 @@ def test_what_depends_on_values_is_an_error():
 
 
 class Padded(nn.Module):
-    """Pads by numbers that are buffers, as EnCodec and Mimi do, and counts its calls in one."""
+    """Pads by numbers in buffers, as EnCodec and Mimi do, and counts its calls in one."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command that compiles ahead: of a model that a function makes, of sizes, of workloads; and its mistakes."""
+"""The command that compiles ahead: for a function's model, for sizes, for workloads; and its mistakes."""
 
 import importlib
 
@@ -59,14 +59,14 @@ def test_the_command_takes_sizes(filled, capsys):
     assert [(call.problem.batch, call.problem.length) for call in filled.calls] == [(3, 77)]
     assert run(capsys, "kb64", HERE + "example", "--rung", "auto")[0] == 0
     assert len(filled.calls) == len(FOUND) + 1
-    assert run(capsys, "--batch", 1, "--precision", "ieee")[0] == 0  # of the usual workloads
+    assert run(capsys, "--batch", 1, "--precision", "ieee")[0] == 0  # the default workloads
     assert len(filled.calls) == len(workloads.expand(compile_run.SETS))
 
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "step"])
 def test_what_is_named_by_sizes_or_workload_is_what_a_call_launches(filled, capsys, tf32, direction):
-    """By what torch's switch allows, as a call goes by it."""
+    """In the precision that torch's switch allows, as in a call."""
     p = workloads.get("hifigan_u3").problem
     layer = nn.ConvTranspose1d(p.in_channels, p.out_channels, p.kernel_size, p.stride, p.padding, bias=False)
     sizes = ("--in-channels", p.in_channels, "--out-channels", p.out_channels, "--kernel-size", p.kernel_size)
