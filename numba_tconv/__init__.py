@@ -41,7 +41,11 @@ __version__ = "0.1.0"
 
 
 def rungs() -> dict[str, str]:
-    """One line about each rung, by the name that ``variant=`` takes, slowest first."""
+    """One line about each rung, by the name that ``variant=`` takes, slowest first.
+
+    >>> list(rungs())[:3]
+    ['k1_gather', 'k2_polyphase', 'k3_shared_tile']
+    """
     return {name: rung.idea for name, rung in RUNGS.items()}
 
 

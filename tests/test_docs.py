@@ -1,5 +1,6 @@
 """The documentation: no broken links; every name in the API reference has a docstring."""
 
+import doctest
 import importlib
 import inspect
 import re
@@ -10,7 +11,12 @@ import pytest
 
 from . import links
 
-MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+    for path in (ROOT / "numba_tconv").rglob("*.py")
+}
 
 
 def words_of(variable):
@@ -55,6 +61,13 @@ def test_public_names_have_docstrings(name):
         shown |= {f"{cls.__name__}.{key}": value for key, value in members(cls).items()}
     # A dataclass without a docstring gets its signature for one.
     assert [key for key, value in shown.items() if not value.__doc__ or value.__doc__.startswith(f"{key}(")] == []
+
+
+@pytest.mark.parametrize("name", sorted(name for name, source in MODULES.items() if ">>> " in source))
+def test_examples_in_docstrings_give_what_they_show(name):
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed
 
 
 def test_no_default_is_a_path_of_the_machine_that_builds():

@@ -22,6 +22,9 @@ class Problem:
     kernel_size), the input (batch, in_channels, length), the output (batch, out_channels, out_length).
 
     Raises RuntimeError for the values that torch's conv_transpose1d refuses.
+
+        >>> Problem(batch=1, in_channels=8, out_channels=4, kernel_size=6, length=10, stride=2).out_length
+        24
     """
 
     batch: int

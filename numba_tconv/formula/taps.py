@@ -21,7 +21,12 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Taps:
-    """Phases, shifts and rows of a kernel of ``kernel_size`` taps. All values are in samples."""
+    """Phases, shifts and rows of a kernel of ``kernel_size`` taps. All values are in samples.
+
+    >>> taps = Taps(kernel_size=5, stride=2, dilation=1)
+    >>> list(taps.of_phase(0)), list(taps.of_phase(1))
+    ([0, 2, 4], [1, 3])
+    """
 
     kernel_size: int
     stride: int

@@ -51,6 +51,9 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     * Not counted: layers of this package.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
+        >>> print(convert(nn.Sequential(nn.ConvTranspose1d(8, 4, 6), nn.ReLU())))
+        1 replaced, 0 left
+
     Args:
         model: a module, changed in place; it may itself be a layer.
         freeze: also apply ``numba_tconv.freeze``, for a model that is served.

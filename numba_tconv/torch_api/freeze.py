@@ -46,9 +46,9 @@ def freeze(model: nn.Module) -> Freezing:
     that needs their order. Outputs, parameters, state_dict and hooks stay as they are. A copy (deepcopy, pickle) is not
     frozen; torch.compile and torch.export trace the layer as if it were not.
 
-        model.eval()
-        numba_tconv.convert(model)
-        numba_tconv.freeze(model)
+        >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
+        >>> freeze(model).frozen
+        1
 
     A layer is frozen until one of these:
 

@@ -43,6 +43,9 @@ def conv_transpose1d(
     ``o = i*stride - padding + k*dilation``, and
     ``L_out = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1``.
 
+        >>> conv_transpose1d(torch.ones(1, 8, 10), torch.ones(8, 4, 6), stride=2).shape
+        torch.Size([1, 4, 24])
+
     Args:
         input: (N, C_in, L) or (C_in, L), any strides.
         weight: (C_in, C_out/groups, K), any strides.

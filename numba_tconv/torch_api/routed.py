@@ -29,8 +29,9 @@ def routed():
     For models that call the function themselves, by whatever name (``torch.conv_transpose1d`` is the same function).
     torch's layers call it too, so any model works unchanged.
 
-        with routed():
-            waveform = vocoder(spectrogram)
+        >>> vocoder, spectrogram = torch.nn.ConvTranspose1d(80, 1, 8, stride=4), torch.ones(1, 80, 10)
+        >>> with routed():
+        ...     waveform = vocoder(spectrogram)
 
     Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute.
     Tensor subclasses that compute the function themselves still do, except DTensor.

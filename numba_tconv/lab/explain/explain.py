@@ -36,6 +36,9 @@ def explain(
 ) -> Explanation:
     """How ``conv_transpose1d`` computes a problem on a GPU, and why. Nothing is allocated, compiled or run.
 
+        >>> explain("kb64", precision="ieee", device=H200).taken.rung
+        'k4_register_tile'
+
     Args:
         what: a Problem, a workload's name, or a layer (torch's, or this package's with its ``variant`` and
             ``precision``).
