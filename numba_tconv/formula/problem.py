@@ -7,8 +7,8 @@ from functools import cached_property
 
 from .taps import Taps
 
-# Dense datasheet rates of one H200 in operations a second ("tf32x3": three fp16 products) and its copy bandwidth (read
-# + write) in bytes a second. They draw the roofline; each row brings the bandwidth of its own run.
+# An H200's dense datasheet rates in operations/s ("tf32x3": three fp16 products), and its copy bandwidth (read + write)
+# in bytes/s. They draw the roofline; each row has its run's own bandwidth.
 PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
 
@@ -85,10 +85,7 @@ class Problem:
 
     @cached_property
     def layer(self) -> Problem:
-        """The problem that stands for all batches and lengths of a layer: one sample of minimal length, no bias.
-
-        What depends on the layer alone is kept under it, so that a new length does not wait.
-        """
+        """The key of all batches and lengths of a layer: one sample of minimal length, no bias."""
         return replace(self, batch=1, length=2 * self.padding + 1, output_padding=0, bias=False)
 
     @cached_property

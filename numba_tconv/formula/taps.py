@@ -3,13 +3,13 @@
 Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
 Kernels read the formula in two ways:
 
-* **Phases** (gather, one output at a time). Output ``u`` has phase ``u mod stride``. Tap ``k`` has phase
-  ``k*dilation mod stride`` and shift ``k*dilation div stride``; it reaches the outputs of its phase and reads
-  ``x[u div stride - shift]``. The taps of a phase form an arithmetic progression.
+* **Phases** (gather, one output at a time). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase
+  ``k*dilation mod stride`` and shift ``k*dilation div stride``. It reaches the outputs of its phase and reads
+  ``x[u div stride - shift]``. A phase's taps form an arithmetic progression.
 * **Rows** (matrix product, all outputs at once). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap``
   residues ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]``
   with ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The ``gap - 1`` outputs after
-  it are bias alone. Every ``u`` belongs to exactly one ``(row, column, gap offset)``, so each output is written once.
+  it are bias alone. Every ``u`` has exactly one ``(row, column, gap offset)``, so it is written once.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Taps:
     def columns(self, length: int, out_length: int, padding: int) -> range:
         """The columns ``i`` that a row-wise kernel walks for one sample.
 
-        They cover every output of every row, with ``(taps_per_row - 1)*step`` columns beyond the input. So a window
-        that reaches back over a seam between samples reads zeros.
+        They cover every output, with ``(taps_per_row - 1)*step`` columns beyond the input, so that a window that
+        reaches back over a seam between samples reads zeros.
         """
         first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
         last = (padding + out_length - 1) // self.stride

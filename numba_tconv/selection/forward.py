@@ -1,4 +1,4 @@
-"""Which rung computes a problem when the caller names none: decided from sizes alone, without a search."""
+"""The rung for a problem, chosen by sizes alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRONGER = {"k4_register_tile", "k5_mma"}  # preferred to a depthwise rung that 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung that computes a problem, and for every other rung the reason why it does not.
+    """The rung that computes a problem, and the reason against every other rung.
 
     ``rung`` is None where torch's operator computes the problem (``by_torch``) and where no rung can in that
     precision.
@@ -40,7 +40,7 @@ def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 
 
 def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
-    """The highest rung that can compute ``problem`` and is meant for it, with reasons against the others."""
+    """The highest rung that can compute ``problem`` and is meant for it."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
     if special := _special(problem, dtype, able, device):
@@ -63,8 +63,8 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
     """``precision``, with TF32_ALLOWED resolved: "tf32" where a rung gains by it, else "ieee".
 
-    ``variant`` is the one rung that may compute the problem, or "". Without it, "tf32x3" becomes "ieee" where no rung
-    does it: that is no further from the exact result. A named rung is never replaced.
+    ``variant`` is the only rung allowed, or "". Without it, "tf32x3" becomes "ieee", which is no less exact, where no
+    rung has it.
     """
     if precision == "tf32x3" and not variant:
         return precision if select(problem, dtype, precision, device) else "ieee"
@@ -80,8 +80,8 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
     """The rung among ``able`` where the upper rungs do not suit, and the reason against the others; else None."""
-    # depthwise packs nothing, so it takes small problems too. If the weights exceed the registers, it takes short sums,
-    # and groups or dtypes that no stronger rung takes.
+    # depthwise packs nothing, so it takes small problems too. With weights beyond its registers, it takes short sums,
+    # and what no stronger rung takes.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"

@@ -1,6 +1,6 @@
-"""The gradients of transposed convolution: their rungs by name, and one function for each gradient.
+"""The gradients' rungs by name, and one function for each gradient.
 
-torch_api/operators.py decides which gradients torch computes for torch.autograd.
+torch_api/operators.py decides which gradients torch computes.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def grad_input(grad_output, weight, problem: Problem, variant: str | None = None
     """The gradient for the input, (N, C_in, L), contiguous, with the dtype and device of ``grad_output``.
 
     grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
-    ``variant`` names a rung of GRADIENTS, None selects one; ``config`` is a configuration of the rung; ``precision`` is
-    as for the forward pass, None that of EXACT. Equal calls give equal bits.
+    ``variant`` names a rung of GRADIENTS, None selects one; ``config`` is a configuration of the rung; ``precision``
+    None is EXACT's. Equal calls give equal bits.
 
-    Raises ValueError for a variant that does not compute this gradient, and NotImplementedError where no rung, or not
-    the named one, takes the dtype in that precision or runs on the GPU.
+    Raises ValueError for another gradient's variant, and NotImplementedError where no rung, or not the named one, takes
+    the dtype in that precision on the GPU.
     """
     return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
 

@@ -42,12 +42,12 @@ class Conversion:
 def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     """Let this package compute every ``torch.nn.ConvTranspose1d`` in ``model``, in place.
 
-    Layers stay the same objects with the same parameters, so older checkpoints load. Shared layers stay shared.
+    Layers stay the same objects with the same parameters, so older checkpoints load.
 
     * Converted: torch's layers, also under ``torch.nn.utils.weight_norm`` or a parametrization, and subclasses that
       inherit torch's ``forward`` or call ``super().forward``. They keep their class's name and methods.
-    * Left, and reported with the reason: layers with any other ``forward``, lazy layers before their first call, and
-      other layers of that name (scripted, quantized).
+    * Left, with the reason: layers with any other ``forward``, lazy layers before their first call, and other layers of
+      that name (scripted, quantized).
     * Not counted: layers of this package.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
@@ -122,7 +122,6 @@ def _reaches_torchs_forward(cls: type) -> bool:
 
 
 def _class_for(module: nn.Module) -> type:
-    """This package's class for the layer."""
     cls = type(module)
     if not is_parametrized(module) or not vars(cls).keys() >= module.parametrizations.keys():
         return _counterpart(cls)

@@ -82,7 +82,6 @@ class Call(NamedTuple):
 
 
 def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> Call:
-    """A Call of a registered ``operator``."""
     return Call(compute, keep, _ways[operator].differentiable)
 
 

@@ -42,9 +42,9 @@ class Freezing:
 def freeze(model: nn.Module) -> Freezing:
     """Let every ConvTranspose1d of this package in ``model`` treat its weights as constant, in place.
 
-    A frozen layer computes ``weight_norm`` or another parametrization once, now. It packs its weights at the first call
-    that needs their order. Outputs, parameters, state_dict and hooks stay as they are. A copy (deepcopy, pickle) is not
-    frozen; torch.compile and torch.export trace the layer as if it were not.
+    A frozen layer computes ``weight_norm`` or another parametrization now, and packs its weights at the first call that
+    needs their order. Outputs, parameters, state_dict and hooks stay. Copies (deepcopy, pickle) are not frozen;
+    torch.compile and torch.export trace the layer as if it were not.
 
         >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
         >>> freeze(model).frozen
@@ -57,12 +57,11 @@ def freeze(model: nn.Module) -> Freezing:
     * a call that wants a gradient for its weights: call under ``torch.no_grad`` or ``torch.inference_mode``, or with
       parameters that require no gradient
 
-    A layer whose weight is computed by a hook that is not torch's is left. A replaced parameter is used from the next
-    call on. A write to the weights (``weight.data``, ``weight.mul_``, an optimizer) goes unseen: unfreeze before it and
-    freeze again after it.
+    A layer whose weight a foreign hook computes is left. A replaced parameter is used from the next call on. A write to
+    the weights (``weight.data``, ``weight.mul_``, an optimizer) goes unseen: unfreeze before it and freeze after it.
 
-    A CUDA graph captured on frozen layers must not be replayed once they are unfrozen, because their packed weights are
-    freed. Call the model once with the graph's sizes before the capture, else every replay packs the weights.
+    Unfreezing frees the packed weights, so do not replay a CUDA graph of frozen layers after it. Call the model with
+    the graph's sizes before the capture, else every replay packs.
 
     Args:
         model: a module in eval mode, changed in place; it may itself be a layer.
@@ -154,14 +153,12 @@ class FrozenLayer:
             hook.__class__ = HELD.get(type(hook), type(hook))
 
     def restore(self, layer: ConvTranspose1d) -> None:
-        """Let the hooks of ``layer`` compute again."""
         for hook in layer._forward_pre_hooks.values():
             if isinstance(hook, _Held):
                 hook.__class__ = type(hook).__mro__[2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held beside the parameters."""
         shared = {tensor.data_ptr() for tensor in self.parameters}
         own = [one.tensor for one in self.weights.values() if one.tensor.data_ptr() not in shared]
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())

@@ -70,21 +70,20 @@ def conv_transpose1d(
 
     * "ieee": exact products, float32 sums.
     * "tf32": operands rounded to 11 bits, on tensor cores.
-    * "tf32x3": operands split in two parts of 11 bits, three products on tensor cores. Errors have float32's order,
-      except that inputs and weights smaller than 2^-17 of the largest near them are off by up to 2^-39 of that largest
-      one. Without ``variant``, a problem that no tensor-core rung takes (depthwise, fewer than 8 input channels a
-      group) is computed as "ieee".
+    * "tf32x3": operands split in two parts of 11 bits, three products on tensor cores. Errors have float32's order, but
+      numbers smaller than 2^-17 of the largest near them are off by up to 2^-39 of it. Without ``variant``, a problem
+      that no tensor-core rung takes (depthwise, fewer than 8 input channels a group) is computed as "ieee".
 
     The other dtypes have one each: "fp64", "fp16", "bf16"; the last two sum in float32. None means "tf32" where
     ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by
-    it, else "ieee". Each gradient decides likewise. torch.compile reads the switch while tracing. A precision named for
-    float32 is ignored where torch.autocast casts to another dtype.
+    it, else "ieee"; each gradient decides for itself. torch.compile reads the switch while tracing. Where torch.autocast casts to
+    another dtype, a precision of float32 is ignored.
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
     batches, zero output channels, and, below compute capability 8.0, dense layers and bfloat16. It also computes
-    gradients that no kernel here is meant for. Derivatives may be of any order, in reverse and forward mode and under
-    torch.func; vmap computes one slice after the other.
+    gradients that no kernel here is meant for. Derivatives have any order, in reverse and forward mode and under
+    torch.func; vmap computes slice by slice.
 
     **Infinities and NaN** reach the outputs that the definition sends them to. Some kernels multiply zeros in place of
     absent values, which makes more outputs of the sample NaN:

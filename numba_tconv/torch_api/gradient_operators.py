@@ -154,7 +154,6 @@ transforms.register(grad_bias, _bias_backward, _bias_context, _bias_jvp)
 
 
 def setup_context(ctx, inputs, output):
-    """Save what ``backward`` needs."""
     input, weight, _, *others = inputs
     keep(constants_of(input.shape, weight.shape, others), ctx, input, weight)
 
@@ -169,7 +168,6 @@ def constants_of(input, weight, others) -> tuple:
 
 
 def keep(constants, ctx, input, weight, bias=None):
-    """Save ``constants`` and the tensors that a wanted gradient needs."""
     ctx.constants = constants
     wants_input, wants_weight, *_ = ctx.needs_input_grad
     ctx.save_for_backward(input if wants_weight else None, weight if wants_input else None)

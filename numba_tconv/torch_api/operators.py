@@ -148,9 +148,8 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     """The precision in which this package computes the gradient ``of`` on ``gpu``; None: torch computes it.
 
     ``of`` is "grad_input", "grad_weight" or "grad_bias". Tensor-core precisions need a suited rung that uses tensor
-    cores or is limited by memory. TF32 may be used whether or not the forward pass uses it. "tf32x3" has gradients in
-    "ieee", to keep float32's errors. torch computes what no kernel can and, except grad_bias, the gradients of a
-    forward pass that it computes.
+    cores or is limited by memory, whatever the forward pass uses. "tf32x3" has gradients in "ieee". torch computes what
+    no kernel can and, except grad_bias, the gradients of a forward pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -232,7 +231,6 @@ def _grad_bias(grad_output, precision):
 
 
 def backward(ctx, grad_output):
-    """Wanted gradients for input, weight and bias; None for every other argument."""
     input, weight = ctx.saved_tensors
     if (
         torch.compiler.is_dynamo_compiling()

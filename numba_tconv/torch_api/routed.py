@@ -26,8 +26,7 @@ TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 def routed():
     """Context in which this package computes calls of ``torch.nn.functional.conv_transpose1d``.
 
-    For models that call the function themselves, by whatever name (``torch.conv_transpose1d`` is the same function).
-    torch's layers call it too, so any model works unchanged.
+    For models that call the function, also as ``torch.conv_transpose1d``. torch's layers call it too.
 
         >>> vocoder, spectrogram = torch.nn.ConvTranspose1d(80, 1, 8, stride=4), torch.ones(1, 80, 10)
         >>> with routed():
@@ -36,8 +35,8 @@ def routed():
     Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute.
     Tensor subclasses that compute the function themselves still do, except DTensor.
 
-    The context holds in the thread that entered it and in the backward passes that start there. It may be nested and
-    entered again. Code that torch.compile compiled inside is not used outside, nor the other way round.
+    The context holds in its thread and in backward passes that start there. It may be nested and entered again. Code
+    that torch.compile compiled inside is not used outside, nor the reverse.
     """
     return _Traced() if torch.compiler.is_dynamo_compiling() else _Routed()
 

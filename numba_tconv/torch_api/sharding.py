@@ -19,7 +19,6 @@ MODULE = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is a DTensor."""
     module = sys.modules.get(MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
 

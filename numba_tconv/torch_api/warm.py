@@ -18,10 +18,9 @@ from .noted import transposed_convolutions
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
     """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
 
-    The model is called once on tensors without values, so large models and inputs cost nothing. torch's transposed
-    convolutions count as this package's (see ``convert``, ``routed``). Warm up under the conditions of later calls:
-    dtypes, torch.autocast, torch's switch for TF32. Other lengths and batches mostly use the same kernels. Tensors
-    that are not contiguous may need a few more.
+    The model is called once on tensors without values, so size costs nothing. torch's transposed convolutions count as
+    this package's (see ``convert``, ``routed``). Use the dtypes, torch.autocast and TF32 switch of later calls. Other
+    lengths and batches mostly need the same kernels; tensors that are not contiguous may need a few more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)

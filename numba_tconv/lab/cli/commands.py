@@ -97,7 +97,6 @@ def run_sweep(arguments) -> int:
 
 
 def record(chosen: list[Workload], arguments) -> int:
-    """Measure the workloads, adding rows to the file after each; returns the exit code."""
     dtype, names = bench.DTYPES[arguments.dtype], arguments.rung or ["all"]
     arithmetic = dtype, named_precision(arguments)
     with mistakes():
@@ -182,7 +181,6 @@ def run_check(arguments) -> int:
 
 
 def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tuple[str, check.Outcome]]:
-    """Check one problem and print a table for each result; returns (result, outcome) pairs."""
     found = list(progress(check.parity(problem, dtype, precision), f"check {problem}", check.steps()))
     print(f"\n{problem}, {bench.peak_name(dtype, precision)}, {check.where()}; errors against float64")
     for result in RESULTS:

@@ -60,7 +60,6 @@ def _for_problems(arguments) -> list[str]:
 
 
 def _calls_of_problems(names: list[str], arguments, device: Device) -> list[compile_ahead.Call]:
-    """Calls of the named workloads with the given sizes, or of the layer of those sizes."""
     sizes = commands.given_sizes(arguments)
     if not names and sizes.keys() - {"batch"}:
         commands.require_sizes(arguments)

@@ -105,7 +105,6 @@ def checked_live() -> int:
 
 
 def compiled() -> str:
-    """A line of the ladder's registers and spills for LIVE_WORKLOAD, or of the missing tool."""
     problem, reports = workloads.get(LIVE_WORKLOAD).problem, {}
     for rung in progress(LADDER, "compile"):
         precision = next(one for one in PRECISIONS if rung.supports(problem, torch.float32, one) is None)
@@ -136,7 +135,6 @@ def sweep() -> tuple[list[rows.Row], int]:
 
 
 def swept(fresh: list[rows.Row]) -> str:
-    """A line with the fastest rung at each length, beside cuDNN."""
     said = []
     for length in LIVE_LENGTHS:
         if of_length := [row for row in fresh if row.length == length and row.rung != bench.AUTO]:

@@ -39,9 +39,9 @@ class Error:
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
         """Whether both measures are at most twice torch's error in the same precision.
 
-        Where TF32 is allowed but cuDNN did not use it, the limit is TF32_ERROR, the cost of rounding both operands to
-        11 bits. The limit is never below the dtype's spacing; in float64, whose reference is rounded too, times the
-        root of ``terms``, the products in the longest sum.
+        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR, the cost of rounding operands to 11 bits. It
+        is never below the dtype's spacing; in float64, whose reference is rounded too, times the root of ``terms``, the
+        products in the longest sum.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)

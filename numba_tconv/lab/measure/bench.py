@@ -1,7 +1,7 @@
 """Measurement: rungs, torch's op, conv1d and a device copy take turns in one run (timing.py) and are checked.
 
-The copy's bandwidth gives the roofline. Result memory holds NaN before each timed call of ours. The last call's results
-are compared with float64; a wrong result gives no row.
+The copy's bandwidth gives the roofline. Our results start as NaN; the last call's are compared with float64, and a
+wrong result gives no row.
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ def check_weights(weights: str, direction: str) -> None:
 
 
 def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, precision: str, p: Problem) -> list[str]:
-    """A line for each of the contestant's results that is too far from float64."""
     return [
         f"{name} ({f'{result}: ' if len(found) > 1 else ''}{error}; torch's own {of[CUDNN]})"
         for result, of in found.items()
@@ -212,7 +211,6 @@ def _rows(
     min_bytes, flops = sum(cost.min_bytes(itemsize) for cost in costs), sum(cost.flops for cost in costs)
 
     def error(name):
-        """The largest norm over all results."""
         return max(of[name].norm for of in found.values())
 
     common = dict(

@@ -68,7 +68,6 @@ def require_simulable(problem: Problem) -> None:
 
 
 def steps() -> int:
-    """The most outcomes that ``parity`` yields."""
     return sum(2 + len(rungs_of(result)) for result in RESULTS)
 
 

@@ -65,7 +65,6 @@ def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
 
 
 def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
-    """One of RESULTS by torch, in the operands' dtype and on their device."""
     x, weight, bias, grad_output = operands
     if result == FORWARD:
         return torch_forward(x, weight, bias, p)

@@ -1,7 +1,7 @@
 """Random problems, strides and precisions on every rung and gradient, against float64.
 
-Seed and number alone determine a case, so runs resume anywhere; a failing one is printed as a line of Python. Stride,
-taps and channels of a group come from a list, since kernels are compiled for them.
+Seed and number determine a case; a failing one is printed as a line of Python. Stride, taps and channels of a group
+come from a list, since kernels are compiled for them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Row(machine.Measured):
     """One measurement.
 
     Times are in ms, ``length`` in samples, ``gbps`` in 10^9 bytes/s of minimum traffic, ``tflops`` in 10^12
-    operations/s. None: does not apply or was not measured.
+    operations/s. None: not applicable or not measured.
 
     * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
     * ``direction``: one of directions.DIRECTIONS
@@ -91,7 +91,7 @@ def read_all(directory: str | os.PathLike) -> list[Row]:
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
     """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
 
-    Raises RowsError, leaving the file as it was, if it has other columns or cannot be written.
+    Raises RowsError, leaving the file as it was, for other columns or a failed write.
     """
     replace(path, [*existing(path, kind), *rows], kind)
 

@@ -31,10 +31,9 @@ def markdown(header: list[str], lines: Iterable[Iterable[str]], texts: int = 1) 
 
 
 def render(rows: Iterable[Row]) -> str:
-    """All rows at full size: a section for each GPU, the one with the most rows first; a table for each direction,
-    dtype and precision.
+    """All rows at full size: a section for each GPU, most rows first; a table for each direction, dtype and precision.
 
-    Times are median ms. Share of the floor and speed-up, over the faster of cuDNN and conv1d in the same run, are
+    Times are median ms. Share of the floor and speed-up, over the faster of cuDNN and conv1d in the run, are
     ``auto``'s, else the fastest rung's.
     """
     by_gpu: dict[str, list[Row]] = {}

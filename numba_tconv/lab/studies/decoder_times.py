@@ -1,8 +1,8 @@
 """Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
 
-A torch function mode computes each transposed convolution between two events, so layer times include the decoder's
-caches and layouts. Where a decoder waits for the GPU, both sides include Python's time. Wall times run without events,
-from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and ``routed``.
+A torch function mode computes each transposed convolution between two events, with the decoder's caches and layouts.
+Wall times run without events, from the call until the GPU is idle: the model as it is, against a copy under ``convert``
+and ``routed``.
 """
 
 from __future__ import annotations

@@ -96,7 +96,6 @@ def randomise(model: nn.Module) -> None:
 
 
 def problems(decoder: Decoder, batch: int, seconds: float) -> list[Problem]:
-    """The distinct problems of the decoder, found without computing."""
     decoder.classes()  # imported under fake tensors, its constants would be fake
     noted = transposed_convolutions(lambda: decode(*decoder.make(batch, seconds)))
     return list(dict.fromkeys(one.problem for one in noted))

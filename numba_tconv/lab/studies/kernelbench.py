@@ -110,7 +110,6 @@ class Verdict:
 
     @property
     def torch_is_the_inexact_side(self) -> bool:
-        """Whether torch is further from float64."""
         return self.same_shape and self.error.norm < self.torch_error.norm
 
     @property

@@ -60,7 +60,6 @@ def ladder(rows: list[Row]) -> Figure:
 
 
 def _group(axes: Axes, rows: list[Row], names: list[str], floor: float, top: float) -> None:
-    """Draw one precision's bars, from the height ``top`` down, and lines."""
     if not rows:
         return
     best = fastest(rows)

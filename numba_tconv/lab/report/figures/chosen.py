@@ -18,7 +18,6 @@ def drawn(row: Row) -> bool:
 
 
 def swept(row: Row) -> bool:
-    """Whether the row is of a sweep over lengths."""
     return "@" in row.workload
 
 
@@ -28,12 +27,10 @@ def at_full_size(row: Row) -> bool:
 
 
 def rungs(rows: Iterable[Row]) -> list[str]:
-    """Sorted names of the drawn contestants."""
     return sorted({row.rung for row in rows if drawn(row)})
 
 
 def workloads(rows: Iterable[Row]) -> list[str]:
-    """The rows' workloads, in the order of WORKLOADS."""
     present = {row.workload for row in rows}
     return [name for name in WORKLOADS if name in present] + sorted(present - set(WORKLOADS))
 

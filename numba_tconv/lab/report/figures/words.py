@@ -60,7 +60,6 @@ def _frozen(rows: Iterable[Row | Timed]) -> str:
 
 
 def commits(rows: Iterable) -> str:
-    """The rows' commits, the oldest row's first."""
     names = list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.time)))
     return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
