@@ -76,8 +76,8 @@ def conv_transpose1d(
 
     The other dtypes have one each: "fp64", "fp16", "bf16"; the last two sum in float32. None means "tf32" where
     ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``) allows it and a rung gains by
-    it, else "ieee"; each gradient decides for itself. torch.compile reads the switch while tracing. Where torch.autocast casts to
-    another dtype, a precision of float32 is ignored.
+    it, else "ieee"; each gradient decides for itself. torch.compile reads the switch while tracing. Where
+    torch.autocast casts to another dtype, a precision of float32 is ignored.
 
     **Who computes.** This package computes CUDA tensors of float64, float32, float16 and bfloat16, on torch's current
     stream, without synchronising, and follows torch.autocast. torch computes CPU tensors, complex dtypes, empty
