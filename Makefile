@@ -22,6 +22,7 @@ PY := $(VENV)/bin/python
 RUN_ENV := $(VENV)/.installed-$(CUDA)
 TEST_ENV := $(VENV)/.installed-$(CUDA)-test
 DOCS_ENV := $(VENV)/.installed-$(CUDA)-docs
+LAB_ENV := $(VENV)/.installed-$(CUDA)-lab
 LINT_ENV := $(VENV)/.installed-lint
 else
 PY := $(PYTHON)
@@ -39,7 +40,7 @@ REQUIRE_GPU = @$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_avail
 DOCUMENTED := numba_tconv $(addprefix numba_tconv.,lab.explain.explanation formula.problem formula.taps lab.measure.workloads lab.measure.rows lab.report.figures kernels.rung runtime.device)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu same-code fuzz bench figures docs notebooks lint clean
+.PHONY: help demo test test-all test-gpu same-code fuzz bench figures docs notebooks lab lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -94,6 +95,9 @@ docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its li
 notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs
 	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute --inplace notebooks/*.ipynb
 
+lab: $(LAB_ENV) ## open the notebooks in JupyterLab
+	$(PY) -m jupyter lab notebooks
+
 lint: $(LINT_ENV) ## ruff: lint and format, changing nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -120,6 +124,10 @@ $(TEST_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
 
 $(DOCS_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
 	$(INSTALL) -e '.[$(CUDA),docs]'
+	@touch $(RUN_ENV) $@
+
+$(LAB_ENV): pyproject.toml $(CONSTRAINTS) | $(PY)
+	$(INSTALL) -e '.[$(CUDA),notebooks]'
 	@touch $(RUN_ENV) $@
 
 $(LINT_ENV): constraints.txt | $(PY)

@@ -4,12 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from numba_tconv import explain
+from numba_tconv import __version__, explain
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.machine_code import inspection
 from numba_tconv.lab.measure import accuracy, bench, check, rows, workloads
@@ -226,6 +227,77 @@ def test_explain_takes_dtype_gpu_and_precision(capsys):
     assert code == 0
     assert out.startswith("(16, 32->64, k3, s2, p1, d2, L 1000) in bfloat16 on NVIDIA A100\n")
     assert "it needs a GPU of compute capability 9.0, not 8.0" in out
+
+
+def test_without_a_gpu_the_explanation_says_whose_limits_it_takes(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert " in float32 as on an H200\n" in run(capsys, "explain", "kb64")[1]
+    assert " in float32 on NVIDIA H200\n" in run(capsys, "explain", "kb64", "--cc", "9.0")[1]
+
+
+def test_explain_shows_the_tile_of_any_rung(capsys):
+    _, out, _ = run(capsys, "explain", "KB64", "--rung", "k3_shared_tile", "--precision", "ieee")
+    assert "taken      k3_shared_tile: " in out
+    assert "k4_register_tile  variant is k3_shared_tile" in out
+    code, _, err = run(capsys, "explain", "kb64", "--rung", "depthwise")
+    assert (code, err.count("\n")) == (commands.MISTAKE, 1)
+
+
+def test_inspect_takes_the_first_precision_of_the_rung(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(inspection, "print_rung", lambda *arguments: asked.append((arguments[0], arguments[3])))
+    for rung in ("k4_register_tile", "k6_wgmma", "grad_input_wgmma"):
+        assert run(capsys, "inspect", rung, "kb64")[0] == 0
+    run(capsys, "inspect", "k6_wgmma", "kb64", "--precision", "tf32x3")
+    first = ("k4_register_tile", "ieee"), ("k6_wgmma", "tf32"), ("grad_input_wgmma", "tf32")
+    assert asked == [*first, ("k6_wgmma", "tf32x3")]
+
+
+def test_inspect_compiles_another_tile(monkeypatch):
+    monkeypatch.setattr(inspection.offline, "report", lambda *arguments: arguments)
+    problem, changes = workloads.get("kb79").problem, dict(map(inspection.change, ("stages=3", "aligned=False")))
+    of = RUNGS["k6_wgmma"].config_on(H200, problem, torch.float32, "tf32")
+    assert (of.stages, of.tile.aligned) != (3, False)
+    config, ((kernel, _, shared_bytes),) = inspection.compiled(
+        "k6_wgmma", problem, torch.float32, "tf32", changes=changes
+    )
+    assert config == replace(of, stages=3, tile=replace(of.tile, aligned=False))
+    assert kernel is RUNGS["k6_wgmma"].kernel(config)
+    assert shared_bytes == config.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    {
+        "stage=3": "has no field 'stage'; it has .*stages",
+        "stages": "is not FIELD=VALUE",
+        "stages=many": "is not FIELD=VALUE",
+        "stages=True": "stages must be of the type of",
+    }.items(),
+)
+def test_a_tile_that_cannot_be_is_a_mistake(capsys, text, said):
+    code, _, err = run(capsys, "inspect", "k6_wgmma", "kb79", "--set", text)
+    assert (code, err.count("\n")) == (commands.MISTAKE, 1)
+    assert re.search(said, err)
+
+
+def test_workloads_are_listed(capsys):
+    code, out, _ = run(capsys, "workloads")
+    assert code == 0
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()]
+    assert [name for name, *_ in cells[2:]] == list(workloads.WORKLOADS)
+    assert ["kb79", "KernelBench", "level 1, problem 79: strided"] in [line[:3] for line in cells]
+    assert ["16", "32 to 64", "131072", "3", "2", "padding 1, dilation 2"] in [line[3:] for line in cells]
+
+
+@pytest.mark.parametrize("name", ["numba-tconv", "__main__.py"])
+def test_usage_names_the_command_that_was_typed(capsys, monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", [f"bin/{name}"])
+    code, out, _ = run(capsys, "explain", "--help")
+    assert code == 0
+    assert out.startswith(f"usage: {'numba-tconv' if name == 'numba-tconv' else 'python -m numba_tconv'} explain ")
+    assert "channels of the input" in out
+    assert run(capsys, "--version") == (0, f"numba_tconv {__version__}\n", "")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

@@ -222,7 +222,7 @@ def test_our_layers_choices_count():
     layer = numba_tconv.ConvTranspose1d(64, 32, 8, stride=4, variant="k5_mma", precision="tf32x3")
     found = explain(layer, (4, 64, 1000), device=H200)
     assert (found.taken.rung, found.precision) == ("k5_mma", "tf32x3")
-    assert of(found, "k6_wgmma").refusal == "the layer names k5_mma"
+    assert of(found, "k6_wgmma").refusal == "variant is k5_mma"
     assert explain(layer, (4, 64, 1000), precision="tf32", device=H200).precision == "tf32"
     with pytest.raises(NotImplementedError, match=r"k5_mma cannot do .*: it multiplies on tensor cores"):
         explain(layer, (4, 64, 1000), precision="ieee", device=H200)

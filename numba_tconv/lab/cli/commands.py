@@ -24,7 +24,7 @@ from numba_tconv.lab.report import readme
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.studies import decoder_times, kernelbench, kernelbench_rows
 from numba_tconv.ptx import SIMULATOR
-from numba_tconv.runtime.device import GPUS, current_device
+from numba_tconv.runtime.device import GPUS, Device, current_device
 from numba_tconv.runtime.progress import progress
 from numba_tconv.selection.directions import FORWARD, RESULTS, rung_direction, rungs_of
 from numba_tconv.selection.registry import RUNGS
@@ -35,6 +35,7 @@ FAILED, MISTAKE = 1, 2  # exit codes: a wrong result; a command that cannot be c
 PROBLEM_FIELDS = [field.name for field in dataclasses.fields(Problem)]
 NEEDED = ("in_channels", "out_channels", "kernel_size", "length")  # sizes without a default
 README = Path("README.md")
+WORKLOADS_HEADER = ["name", "model", "layer", "batch", "channels", "length", "taps", "stride", "besides"]
 ONE_ELEMENT = Problem(1, 1, 1, 1, 1)
 DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # by --cc
 
@@ -222,8 +223,23 @@ def run_explain(arguments) -> int:
         problem = problem_of(arguments, ONE_ELEMENT)
         device = DEVICES[arguments.cc] if arguments.cc else None
         dtype = bench.DTYPES[arguments.dtype]
-        print(explain(problem, dtype=dtype, precision=arguments.precision, device=device, data=arguments.data))
+        choices = dict(dtype=dtype, precision=arguments.precision, variant=arguments.rung)
+        print(explain(problem, device=device, data=arguments.data, **choices))
     return 0
+
+
+def run_workloads(arguments) -> int:
+    print(table.markdown(WORKLOADS_HEADER, map(workload_cells, workloads.WORKLOADS.values())))
+    return 0
+
+
+def workload_cells(workload: Workload) -> list:
+    p = workload.problem
+    defaults = dict(padding=0, output_padding=0, dilation=1)
+    others = [f"{name} {value}" for name, default in defaults.items() if (value := getattr(p, name)) != default]
+    others += [f"{p.groups} groups"] if p.groups > 1 else []
+    sizes = p.batch, f"{p.in_channels} to {p.out_channels}", p.length, p.kernel_size, p.stride
+    return [workload.name, workload.family, workload.note, *sizes, ", ".join(others)]
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -264,25 +280,36 @@ def _no_rows(data: Path) -> str:
 
 
 def run_inspect(arguments) -> int:
-    dtype, device, precision = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc], named_precision(arguments)
+    dtype, device = bench.DTYPES[arguments.dtype], DEVICES[arguments.cc]
+    asked = checked_precision([arguments.dtype], arguments.precision)
     with mistakes():
         workload = workloads.get(arguments.workload)
+        changes = dict(inspection.change(text) for text in arguments.set)
         directions = RESULTS if arguments.rung == "all" else [rung_direction(arguments.rung)]
-        found = [
-            named.rungs_for([arguments.rung], workload.problem, dtype, precision, device, direction)
-            for direction in directions
-        ]
+        found = []
+        for direction in directions:
+            precision = asked or own_precision(arguments.rung, direction, workload.problem, dtype, device)
+            names = named.rungs_for([arguments.rung], workload.problem, dtype, precision, device, direction)
+            found.append((direction, precision, *names))
     require_compiler()
-    for direction, (names, left_out) in zip(directions, found, strict=True):
+    for direction, precision, names, left_out in found:
         for line in left_out:
             print(f"left out: {line}")
         for name in names:
             if name in rungs_of(direction):
                 try:
-                    inspection.print_rung(name, workload, dtype, precision, device)
+                    with mistakes():
+                        inspection.print_rung(name, workload, dtype, precision, device, changes)
                 except offline.ToolMissing as error:
                     raise Mistake(str(error)) from error
     return 0
+
+
+def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtype, device: Device) -> str:
+    """The first precision in which the rung can do the problem; the dtype's first if it has none, or for all rungs."""
+    precisions, rung = PRECISIONS[dtype], rungs_of(direction).get(name)
+    able = (one for one in precisions if rung and rung.refusal(problem, dtype, one, device) is None)
+    return next(able, precisions[0]) if dtype == torch.float32 else "ieee"
 
 
 # --- search -----------------------------------------------------------------------------------------------------------

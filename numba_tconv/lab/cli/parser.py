@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from numba_tconv import __version__
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, rows, search
 from numba_tconv.lab.measure.fuzz import run_fuzz
@@ -23,6 +24,21 @@ from numba_tconv.selection.registry import RUNGS
 from . import commands, compile_run, decoder_run
 from .demo import run_demo
 
+# Problem's fields in words.
+SIZES = {
+    "batch": "samples",
+    "in_channels": "channels of the input",
+    "out_channels": "channels of the output",
+    "kernel_size": "taps",
+    "length": "positions of the input",
+    "stride": "outputs from one input position to the next (1)",
+    "padding": "outputs cropped at each end (0)",
+    "output_padding": "outputs added at the right end (0)",
+    "groups": "that the channels fall into (1)",
+    "dilation": "outputs from tap to tap (1)",
+    "bias": "whether there is one",
+}
+SCRIPT = "numba-tconv"  # installed with the package
 PLOTS = Path("plots")
 DATA = PLOTS / "data"
 SEARCH = DATA / search.FILE
@@ -87,11 +103,17 @@ def duration(text: str) -> float:
     return seconds
 
 
+def typed() -> str:
+    """The command as it was typed: the console script's name, or the module's."""
+    return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m numba_tconv",
+        prog=typed(),
         description="Transposed 1-D convolution in CUDA kernels written in Python: see, check and measure them.",
     )
+    top.add_argument("--version", action="version", version=f"numba_tconv {__version__}")
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name, run, text, **options):
@@ -108,9 +130,9 @@ def parser() -> argparse.ArgumentParser:
         for field in dataclasses.fields(Problem):
             flag = "--" + field.name.replace("_", "-")
             if field.type == "bool":
-                one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+                one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
             else:
-                one.add_argument(flag, type=whole_number, metavar="N")
+                one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])
 
     def batch(one):
         one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
@@ -153,6 +175,7 @@ def parser() -> argparse.ArgumentParser:
                      help="of float32 products (what torch's switch allows)")  # fmt: skip
     one.add_argument("--cc", choices=commands.DEVICES,
                      help="compute capability (that of the GPU; where there is none, 9.0)")  # fmt: skip
+    one.add_argument("--rung", choices=RUNGS, help="explain this rung, whichever a call takes (the one that it takes)")
     one.add_argument("--data", type=Path, metavar="DIR", help=f"where the rows are ({DATA} of the checkout)")
 
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
@@ -178,10 +201,12 @@ def parser() -> argparse.ArgumentParser:
 
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
-    one.add_argument(
-        "workload", nargs="?", default="kb64", metavar="WORKLOAD", help="the problem to compile for (kb64)"
-    )
-    arithmetic(one)
+    one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products (the first of these that the rung has)")  # fmt: skip
+    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
+                     help="another value of the configuration, as inspect prints it; may be repeated")  # fmt: skip
     one.add_argument("--cc", choices=commands.DEVICES, default="9.0", help="compute capability (9.0)")
 
     one = command("compile", compile_run.run_compile, "compile kernels ahead, into the cache; needs no GPU",
@@ -225,6 +250,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
     one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
+
+    command("workloads", commands.run_workloads, "the layers that are measured: names, models, sizes")
 
     command("info", commands.run_info, "GPU, driver, versions, and what is missing")
 

@@ -16,7 +16,7 @@ from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.device import H200, Device
 from numba_tconv.selection.forward import Decision, arithmetic, decide
 from numba_tconv.selection.registry import RUNGS
-from numba_tconv.torch_api.functional import default_precision
+from numba_tconv.torch_api.functional import default_precision, require_known
 from numba_tconv.torch_api.module import ConvTranspose1d
 
 from .explanation import Candidate, Explanation, name_of
@@ -31,6 +31,7 @@ def explain(
     *,
     dtype: torch.dtype | None = None,
     precision: str | None = None,
+    variant: str | None = None,
     device: Device | torch.device | str | int | None = None,
     data: str | Path | None = None,
 ) -> Explanation:
@@ -45,6 +46,7 @@ def explain(
         input_shape: (N, C_in, L) or (C_in, L); only for a layer.
         dtype: of all tensors; None is the layer's, else float32.
         precision: as in ``conv_transpose1d``; None is the layer's, else as torch's switch allows.
+        variant: as in ``conv_transpose1d``; None is the layer's, else the selected rung.
         device: torch's name or index of a GPU, or limits of any (``runtime.device.GPUS``); None is torch's current GPU,
             else an H200.
         data: directory of recorded rows; None is a checkout's. Rows of the same sizes count, with or without bias.
@@ -54,10 +56,10 @@ def explain(
 
     Raises:
         TypeError: ``what`` cannot be explained.
-        ValueError: an unknown workload, dtype or precision; a device that is no GPU; a missing or superfluous
+        ValueError: an unknown workload, dtype, precision or variant; a device that is no GPU; a missing or superfluous
             ``input_shape``; a lazy layer before its first call; a padding_mode other than "zeros"; an empty output.
         RuntimeError: sizes that torch refuses.
-        NotImplementedError: the layer's ``variant`` cannot do the problem.
+        NotImplementedError: ``variant`` cannot do the problem.
         RowsError: a file in ``data`` cannot be read.
     """
     layer = what if isinstance(what, nn.ConvTranspose1d) else None
@@ -66,12 +68,14 @@ def explain(
         dtype = layer.weight.dtype if layer else torch.float32
     if dtype not in PRECISIONS:
         raise ValueError(f"dtype must be one of {', '.join(map(str, PRECISIONS))}, got {dtype}")
-    variant = layer.variant if isinstance(layer, ConvTranspose1d) else None
+    variant = variant or (layer.variant if isinstance(layer, ConvTranspose1d) else None)
+    require_known(variant, None)
     precision = precision or (layer.precision if isinstance(layer, ConvTranspose1d) else None)
     if precision not in (None, *PRECISIONS[dtype]):
         raise ValueError(f"unknown precision {precision!r}: {dtype} has {', '.join(PRECISIONS[dtype])}")
     if not problem.batch or not problem.out_length:
         raise ValueError(f"{problem} has no outputs")
+    assumed = device is None and not torch.cuda.is_available()
     here, gpu = _device_of(device)
 
     asked = precision or default_precision(dtype)
@@ -87,6 +91,7 @@ def explain(
         *(problem, dtype, computed, why, gpu, here, candidates),
         by_torch=decision.by_torch,
         has_rows=data.is_dir(),
+        assumed=assumed,
     )
 
 
@@ -145,7 +150,7 @@ def _named(variant: str, problem, dtype, precision, device) -> Decision:
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     if reason := refusals.pop(variant):
         raise NotImplementedError(f"{variant} cannot do {problem}: {reason}")
-    return Decision(RUNGS[variant], {name: why or f"the layer names {variant}" for name, why in refusals.items()})
+    return Decision(RUNGS[variant], {name: why or f"variant is {variant}" for name, why in refusals.items()})
 
 
 def _candidate(name: str, decision: Decision, problem, dtype, precision, device, row) -> Candidate:

@@ -40,7 +40,8 @@ class Explanation:
 
     ``precision`` is the arithmetic of the products, ``device`` holds the GPU's limits, ``candidates`` are all rungs in
     the ladder's order. Times are in ms. A roofline share is floor / time, the floor an H200's. ``by_torch``: torch
-    computes the problem, because no rung is as fast. ``has_rows``: the directory of rows exists.
+    computes the problem, because no rung is as fast. ``has_rows``: the directory of rows exists. ``assumed``: the
+    limits are those of ``gpu``, because there is no GPU here.
     """
 
     problem: Problem
@@ -52,6 +53,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     by_torch: bool = False
     has_rows: bool = True
+    assumed: bool = False
 
     @property
     def taken(self) -> Candidate | None:
@@ -113,7 +115,8 @@ class Explanation:
         return f"<div><p><b>{title}</b></p>{_table(self._facts())}<p>{phases}</p>{drawing}{rungs}</div>"
 
     def _title(self) -> str:
-        return f"{self.problem} in {name_of(self.dtype)} on {self.gpu}"
+        where = f"as on an {self.gpu.removeprefix('NVIDIA ')}" if self.assumed else f"on {self.gpu}"
+        return f"{self.problem} in {name_of(self.dtype)} {where}"
 
     def _facts(self) -> list[tuple[str, str]]:
         work = f"{self.flops / 1e9:,.4g} GFLOP, {self.bytes / 1e6:,.4g} MB at least"

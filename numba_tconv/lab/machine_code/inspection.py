@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import fields, is_dataclass, replace
+
 import torch
 
 from numba_tconv.formula.problem import Problem
@@ -18,24 +21,66 @@ MOST_COMMON = 12  # instructions listed
 REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B", "shared B", "occupancy"]
 
 
-def compiled(name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200) -> tuple:
+def compiled(
+    name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200, changes: dict | None = None
+) -> tuple:
     """A rung's configuration for a problem, and reports of its kernels: all of a gradient's, or the forward kernel that
-    multiplies. Raises offline.ToolMissing."""
+    multiplies. ``changes``: fields of the configuration, or of its tile, with other values.
+
+    Raises offline.ToolMissing, and ValueError for changes that the configuration does not have."""
     precision = bench.peak_name(dtype, precision)
     if name in RUNGS:
         rung = RUNGS[name]
-        config = rung.config_on(device, problem, dtype, precision)
+        config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
         kernels = [(rung.kernel(config), rung.shared_bytes(problem, config))]
     else:
         rung = GRADIENTS[name]
-        config = rung.config(problem, dtype, device=device, precision=precision)
+        config = changed(rung.config(problem, dtype, device=device, precision=precision), changes or {})
         kernels = rung.kernels(config)
     return config, [offline.report(kernel, device.cc, shared_bytes) for kernel, shared_bytes in kernels]
 
 
-def print_rung(name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device) -> None:
-    config, reports = compiled(name, workload.problem, dtype, precision, device)
-    print(f"\n{name} for {workload.name} {workload.problem}, {config}")
+def change(text: str) -> tuple[str, object]:
+    """The field and the value of "FIELD=VALUE". Raises ValueError for other text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{text!r} is not FIELD=VALUE, as in stages=4") from error
+
+
+def changed(config, changes: dict):
+    """``config`` with other values of its fields, or of its tile's. Raises ValueError for other names and types."""
+    for name, value in changes.items():
+        owner = config if name in _fields(config) else getattr(config, "tile", None)
+        if name not in _fields(owner):
+            known = ", ".join([*_fields(config), *_fields(getattr(config, "tile", None))])
+            raise ValueError(f"the configuration has no field {name!r}; it has {known or 'none that can be set'}")
+        present = getattr(owner, name)
+        if type(value) is not type(present):
+            raise ValueError(f"{name} must be of the type of {present!r}, got {value!r}")
+        owner = replace(owner, **{name: value})
+        config = owner if name in _fields(config) else replace(config, tile=owner)
+    return config
+
+
+def _fields(config) -> list[str]:
+    """The fields whose values can be written in a command."""
+    plain = bool, int, float, str, tuple
+    if not is_dataclass(config):
+        return []
+    return [field.name for field in fields(config) if isinstance(getattr(config, field.name), plain)]
+
+
+def print_rung(
+    name: str, workload: Workload, dtype: torch.dtype, precision: str, device: Device, changes: dict | None = None
+) -> None:
+    config, reports = compiled(name, workload.problem, dtype, precision, device, changes)
+    print(f"\n{name} for {workload.name} {workload.problem} in {bench.peak_name(dtype, precision)}, {config}")
+    if changes:
+        print("not the configuration that the rung takes: no row is of it")
+    if name in RUNGS and (predicted := RUNGS[name].predicted_ms(workload.problem, config, device)):
+        print(f"predicted: {predicted:.3g} ms, without the launch")
     for report in reports:
         print(f"\nkernel {report.name}:\n" if len(reports) > 1 else "")
         print_report(report)

@@ -85,17 +85,19 @@ SETS = {"kernelbench": KERNELBENCH, "audio": AUDIO, "all": tuple(WORKLOADS)}
 
 
 def get(name: str) -> Workload:
-    """The workload called ``name``. Raises ValueError, with close names."""
-    if name not in WORKLOADS:
-        close = difflib.get_close_matches(name, WORKLOADS, n=3) or sorted(WORKLOADS)
+    """The workload called ``name``, in any case. Raises ValueError, with close names."""
+    if name.lower() not in WORKLOADS:
+        close = difflib.get_close_matches(name.lower(), WORKLOADS, n=3) or sorted(WORKLOADS)
         raise ValueError(f"no workload is called {name!r}; did you mean {', '.join(close)}?")
-    return WORKLOADS[name]
+    return WORKLOADS[name.lower()]
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
     """The workloads of ``names`` (or SETS), each once; ``at_length`` gives them the ``batch``. Raises ValueError for an
     unknown name."""
-    single = [get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name, (name,)))]
+    single = [
+        get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name.lower(), (name.lower(),)))
+    ]
     return single if batch is None else [at_length(one, one.problem.length, batch) for one in single]
 
 
