@@ -7,10 +7,7 @@ and knows neither bfloat16 nor torch's streams.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import gc
-import os
 import re
 import sys
 import threading
@@ -28,6 +25,7 @@ from numba import cuda, types
 from numba_tconv.ptx import SIMULATOR
 
 from . import cache
+from .launch import Config, Launch, launch_kernel
 
 if SIMULATOR:
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
@@ -207,7 +205,7 @@ class Prepared:
         self.early = early
         self.slots, self.places = array("q"), []
         # pop and append are atomic, so threads share the list.
-        self._idle: list[_Launch] = []
+        self._idle: list[Launch] = []
         for kind, value in _leaves(kernel.signature, arguments):
             start = len(self.slots)
             if value is GIVEN:
@@ -234,8 +232,8 @@ class Prepared:
         try:
             launch = self._idle.pop()
         except IndexError:
-            config = _Config.of(self.grid, self.kernel.threads, self.shared_bytes, self.early)
-            launch = _Launch(self.slots[:], config)
+            config = Config.of(self.grid, self.kernel.threads, self.shared_bytes, self.early)
+            launch = Launch(self.slots[:], config)
         slots = launch.slots
         if len(given) != len(self.places):  # faster than a strict zip
             raise ValueError(f"{len(self.places)} arguments were left open, {len(given)} are given")
@@ -252,56 +250,6 @@ class Prepared:
         if status:
             _check((driver.CUresult(status),))
         self._idle.append(launch)
-
-
-class _Launch:
-    """Memory from which the driver reads the arguments and the configuration of one launch."""
-
-    def __init__(self, slots: array, config: _Config):
-        self.slots, self.config = slots, config
-        first, count = slots.buffer_info()  # the array never grows, so its memory stays in place
-        self._pointers = array("q", range(first, first + 8 * count, 8))
-        self.addresses, _ = self._pointers.buffer_info()
-        self.config_address = ctypes.addressof(config)
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
-
-    _fields_ = (
-        ("gridDim", ctypes.c_uint * 3),
-        ("blockDim", ctypes.c_uint * 3),
-        ("sharedMemBytes", ctypes.c_uint),
-        ("hStream", ctypes.c_void_p),
-        ("attrs", ctypes.POINTER(_Attribute)),
-        ("numAttrs", ctypes.c_uint),
-    )
-
-    @classmethod
-    def of(cls, grid: tuple[int, int, int], threads: int, shared_bytes: int, early: bool = False) -> _Config:
-        """All but the stream. ``early``: see Kernel.prepare."""
-        config = cls(grid, (threads, 1, 1), shared_bytes)
-        if early:
-            attribute = _Attribute(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
-            attribute.value[0] = 1
-            config.attrs, config.numAttrs = ctypes.pointer(attribute), 1
-        return config
-
-
-@functools.cache
-def launch_kernel() -> Callable[[int, int, int, None], int]:
-    """The driver's cuLaunchKernelEx(config, function, arguments, extra).
-
-    It is called without the bindings, whose conversions take the host as long as the driver does."""
-    function = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuLaunchKernelEx
-    function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
-    return function
 
 
 def _to_the_end(function: Callable, *arguments):

@@ -79,6 +79,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         )
 
     def extra_repr(self) -> str:
+        """torch's text, and ``variant`` and ``precision`` where set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])
 
