@@ -19,8 +19,6 @@ from numba_tconv.lab.machine_code import inspection, offline
 from numba_tconv.lab.measure import bench, check, rows, search, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.lab.measure.workloads import Workload
-from numba_tconv.lab.report import figures as plotting
-from numba_tconv.lab.report import readme
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.studies import decoder_times, kernelbench, kernelbench_rows
 from numba_tconv.ptx import SIMULATOR
@@ -246,6 +244,8 @@ def workload_cells(workload: Workload) -> list:
 
 
 def run_figures(arguments) -> int:
+    from numba_tconv.lab.report import figures, readme  # import matplotlib, which other commands do without
+
     data, plots = arguments.data, arguments.plots
     recorded = rows.read_all(data)
     if not recorded:
@@ -260,7 +260,7 @@ def run_figures(arguments) -> int:
             rows.check_replaceable(page)
     rows.check_replaceable(plots / "figure")
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
-    changed = plotting.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
+    changed = figures.draw_all(recorded, plots, searched=search.read(data / search.FILE), timed=timed)
     for page, names in pages.items():
         if not page.exists():
             print(f"there is no {page} to put the tables in")

@@ -12,7 +12,6 @@ import torch
 from numba_tconv.lab.machine_code import inspection, offline
 from numba_tconv.lab.measure import bench, check, rows, workloads
 from numba_tconv.lab.measure import contestants as named
-from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import summary
 from numba_tconv.lab.report import tables as table
 from numba_tconv.ptx import SIMULATOR
@@ -40,7 +39,9 @@ def run_demo(arguments) -> int:
         print(swept(fresh))
         figure = arguments.plots / "live" / LIVE_FIGURE
         beside = [row for row in recorded if row.workload == fresh[0].workload] if fresh else []
-        plotting.draw_all(beside, figure.parent, fresh)
+        from numba_tconv.lab.report import figures  # imports matplotlib
+
+        figures.draw_all(beside, figure.parent, fresh)
     else:
         simulator = start_simulator()  # runs beside the compiler
         line = compiled()
