@@ -183,7 +183,7 @@ def test_the_ladder_marks_times_of_frozen_weights():
 # --- ten layers, precisions -------------------------------------------------------------------------------------------
 
 
-def picked(name, ms, **values):
+def selection_row(name, ms, **values):
     """A row of the selection; torch takes 6 ms, conv1d 3."""
     made = dict(precision="tf32", ms_p50=ms, cudnn_ms_p50=6.0, conv1d_ms_p50=3.0)
     return replace(row(name, "auto"), **made | values)
@@ -192,13 +192,13 @@ def picked(name, ms, **values):
 def test_ten_layers_stand_in_readme_and_in_lines():
     step = dict(direction="step", conv1d_ms_p50=None)
     measured = [
-        picked("kb64", 1.5),
-        picked("kb64", 2.0, **step),
-        picked("kb64", 1.0, dtype="bfloat16", precision="bfloat16", weights="frozen"),
-        picked("mimi", 3.0),
-        picked("kb79", 3.0),
-        picked("kb64", 9.0, precision="ieee"),
-        picked("kb64", 0.1, gpu="another"),
+        selection_row("kb64", 1.5),
+        selection_row("kb64", 2.0, **step),
+        selection_row("kb64", 1.0, dtype="bfloat16", precision="bfloat16", weights="frozen"),
+        selection_row("mimi", 3.0),
+        selection_row("kb79", 3.0),
+        selection_row("kb64", 9.0, precision="ieee"),
+        selection_row("kb64", 0.1, gpu="another"),
     ]
     rendered = summary.ten(measured)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
@@ -222,10 +222,10 @@ def test_the_layers_of_the_readme_are_ten_workloads():
 
 def test_precisions_are_told_by_medians_and_means():
     errors = (1e-4, 2e-4, 9e-4)
-    measured = [picked(name, ms, relerr=error, cudnn_relerr=3e-4) for name, ms, error in
+    measured = [selection_row(name, ms, relerr=error, cudnn_relerr=3e-4) for name, ms, error in
                 zip(("kb64", "kb74", "kb79"), (1.0, 2.0, 4.0), errors, strict=True)]  # fmt: skip
-    measured.append(picked("kb64", 1.0, dtype="float64", precision="float64", cudnn_relerr=0.0, relerr=2e-16))
-    measured.append(picked("kb64", 1.0, direction="grad_input", precision="ieee"))
+    measured.append(selection_row("kb64", 1.0, dtype="float64", precision="float64", cudnn_relerr=0.0, relerr=2e-16))
+    measured.append(selection_row("kb64", 1.0, direction="grad_input", precision="ieee"))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.precisions(measured).splitlines()]
     assert [[line[0], line[1], *line[3:]] for line in lines[2:]] == [
         ["float32", '`"tf32"`', "2e-04", "3e-04", "1.5x"],

@@ -33,13 +33,13 @@ def operands_of(problem, seed=0):
     return Operands(*inputs, torch.randn(shape))._replace(bias=None)
 
 
-def cut(tensor, half=0):
+def first_11_bits(tensor, half=0):
     """The first 11 bits of each number, after adding ``half`` of the last bit."""
     return ((tensor.float().view(torch.int32) + half) & ~0x1FFF).view(torch.float32)
 
 
 def to_tf32(tensor):
-    return cut(tensor, 0x1000)
+    return first_11_bits(tensor, 0x1000)
 
 
 def low(tensor):
@@ -82,8 +82,10 @@ def test_rounded_operands_are_right(result, reason):
 def test_operands_cut_off_are_wrong(result, problem):
     operands = operands_of(problem)
     assert is_right(in_tf32(result, operands, problem), result, operands, "tf32", problem)
-    assert not is_right(in_tf32(result, operands, problem, (cut, cut)), result, operands, "tf32", problem)
-    assert not is_right(in_tf32(result, operands, problem, (cut, to_tf32)), result, operands, "tf32", problem)
+    assert not is_right(
+        in_tf32(result, operands, problem, (first_11_bits, first_11_bits)), result, operands, "tf32", problem
+    )
+    assert not is_right(in_tf32(result, operands, problem, (first_11_bits, to_tf32)), result, operands, "tf32", problem)
 
 
 @of_each

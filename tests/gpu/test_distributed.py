@@ -68,7 +68,7 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def trained(way, arithmetic, part=slice(None)):
+def training_losses(way, arithmetic, part=slice(None)):
     """The losses of a training loop; afterwards the layer must compute with its weights as they are."""
     spread, optimizer_of, _ = WAYS[way]
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def cast(module, dtype):
     return call
 
 
-def alone(way, arithmetic):
+def torchs_losses(way, arithmetic):
     """torch's losses with all samples in one process."""
     torch.manual_seed(0)
     model = layer(arithmetic, nn.ConvTranspose1d)
@@ -114,7 +114,7 @@ def one_process(tmp_path):
 
 @pytest.mark.parametrize(("way", "arithmetic"), CASES, ids=[", ".join(case) for case in CASES])
 def test_one_process_trains_as_torchs_layer(one_process, way, arithmetic):
-    assert_close(trained(way, arithmetic), alone(way, arithmetic), arithmetic)
+    assert_close(training_losses(way, arithmetic), torchs_losses(way, arithmetic), arithmetic)
 
 
 @arithmetics
@@ -149,7 +149,7 @@ def work(rank, folder):
     dist.init_process_group("nccl", store=store, rank=rank, world_size=PROCESSES)
     each = PROBLEM.batch // PROCESSES
     for way, arithmetic in CASES:
-        found = trained(way, arithmetic, slice(rank * each, (rank + 1) * each))
+        found = training_losses(way, arithmetic, slice(rank * each, (rank + 1) * each))
         torch.save(found, Path(folder) / f"{way} {arithmetic} {rank}")
     dist.destroy_process_group()
     os._exit(0)  # at Python's own exit torch's threads sometimes abort the process
@@ -162,4 +162,4 @@ def test_two_processes_train_as_torchs_layer_in_one():
         for way, arithmetic in CASES:
             both = [torch.load(Path(folder) / f"{way} {arithmetic} {rank}") for rank in range(PROCESSES)]
             mean = [sum(pair) / PROCESSES for pair in zip(*both, strict=True)]
-            assert_close(mean, alone(way, arithmetic), arithmetic)
+            assert_close(mean, torchs_losses(way, arithmetic), arithmetic)

@@ -303,7 +303,7 @@ def test_on_a_side_stream(reason):
     assert torch.equal(here, there)
 
 
-def layer(problem, dtype):
+def layer_operands(problem, dtype):
     """grad_output, input and weight; and the public function's arguments: the same with bias, requiring gradients."""
     g, x, w = gradient_operands(problem, dtype, "cuda")
     bias = torch.randn(problem.out_channels, device="cuda", dtype=dtype)
@@ -320,7 +320,7 @@ def backward(function, g, tensors, problem, precision):
 @pytest.mark.parametrize("reason", FEW)
 def test_autograd(dtype, precision, reason):
     problem = LARGE[reason]
-    (g, x, w), tensors = layer(problem, dtype)
+    (g, x, w), tensors = layer_operands(problem, dtype)
     for of, result in backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision).items():
         both = expected(of, g, x, w, problem, precision)
         assert verdict(result, *both, gradient_terms(of, problem), precision) is None, of
@@ -330,7 +330,7 @@ def test_autograd(dtype, precision, reason):
 @pytest.mark.parametrize("reason", FEW)
 def test_autograd_by_these_kernels(dtype, precision, reason):
     problem = LARGE[reason]
-    (g, x, w), tensors = layer(problem, dtype)
+    (g, x, w), tensors = layer_operands(problem, dtype)
     first = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
     assert torch.equal(first["grad_input"], grad_input(g, w, problem))
     assert torch.equal(first["grad_weight"], grad_weight(g, x, problem))
@@ -343,7 +343,7 @@ def test_autograd_by_these_kernels(dtype, precision, reason):
 @ours
 def test_a_compiled_training_step(dtype, precision):
     problem = LARGE[FEW[0]]
-    (g, _, _), tensors = layer(problem, dtype)
+    (g, _, _), tensors = layer_operands(problem, dtype)
     eager = backward(numba_tconv.conv_transpose1d, g, tensors, problem, precision)
     compiled = backward(torch.compile(numba_tconv.conv_transpose1d, fullgraph=True), g, tensors, problem, precision)
     assert all(torch.equal(eager[of], compiled[of]) for of in OF)
@@ -351,7 +351,7 @@ def test_a_compiled_training_step(dtype, precision):
 
 @pytest.mark.parametrize("reason", ["output_padding and padding", "groups, unequal channels"])
 def test_first_and_second_derivatives(reason):
-    _, tensors = layer(SMALL[reason], torch.float64)
+    _, tensors = layer_operands(SMALL[reason], torch.float64)
 
     def function(x, w, bias):
         return numba_tconv.conv_transpose1d(x, w, bias, **parameters(SMALL[reason]))

@@ -40,7 +40,7 @@ def decoder(layer=ConvTranspose1d, arithmetic="ieee"):
     return model
 
 
-def plain(arithmetic):
+def plain_decoder(arithmetic):
     """Layers whose weights are parameters themselves, so that packed ones may be kept."""
     torch.manual_seed(4)
     choice = {} if arithmetic in AUTOCAST else {"precision": arithmetic}
@@ -51,7 +51,7 @@ def plain(arithmetic):
     ).cuda()
 
 
-def data(seed, batch=4, length=LENGTH):
+def inputs_and_waves(seed, batch=4, length=LENGTH):
     """The decoder's inputs, and the waveforms to learn."""
     generator = torch.Generator("cuda").manual_seed(seed)
     waves = training.waveforms(batch, length * training.FRAME, generator)
@@ -76,7 +76,7 @@ def exact(inputs, waves):
     return outcome(decoder(nn.ConvTranspose1d).double(), "ieee", inputs.double(), waves.double())
 
 
-def no_worse(found, than, oracle):
+def assert_no_worse(found, than, oracle):
     """Check that every tensor is at most twice as far from the oracle as its counterpart."""
     for number, tensors in enumerate(zip(found, than, oracle, strict=True)):
         assert verdict(*tensors) is None, number
@@ -89,9 +89,9 @@ def no_worse(found, than, oracle):
 @arithmetics
 def test_a_compiled_decoder_is_as_exact_as_an_eager_one(arithmetic):
     torch.compiler.reset()
-    model, given = decoder(arithmetic=arithmetic), data(1)
+    model, given = decoder(arithmetic=arithmetic), inputs_and_waves(1)
     compiled = torch.compile(model, fullgraph=True)
-    no_worse(outcome(compiled, arithmetic, *given), outcome(model, arithmetic, *given), exact(*given))
+    assert_no_worse(outcome(compiled, arithmetic, *given), outcome(model, arithmetic, *given), exact(*given))
 
 
 @pytest.mark.parametrize("arithmetic", ["ieee", "tf32"])
@@ -103,12 +103,12 @@ def test_batch_and_length_may_change_without_compiling_again(arithmetic):
     model = decoder(arithmetic=arithmetic)
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for batch, length in ((2, 100), (3, 77), (8, 1000)):
-        inputs, waves = data(1, batch, length)
+        inputs, waves = inputs_and_waves(1, batch, length)
         torch._dynamo.mark_dynamic(inputs, 0)
         torch._dynamo.mark_dynamic(inputs, 2)
         oracle = exact(inputs, waves)[:1]
         with torch.no_grad():
-            no_worse([compiled(inputs)], [model(inputs)], oracle)
+            assert_no_worse([compiled(inputs)], [model(inputs)], oracle)
     assert counter.frame_count == 1
 
 
@@ -118,17 +118,17 @@ def test_graphs_of_torch_compile_are_replayed_with_new_data(arithmetic):
     model = decoder(arithmetic=arithmetic)
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
     for seed in range(5):  # the first calls warm up and record
-        given = data(seed)
+        given = inputs_and_waves(seed)
         torch.compiler.cudagraph_mark_step_begin()
         found = [tensor.clone() for tensor in outcome(compiled, arithmetic, *given)]
-        no_worse(found, outcome(model, arithmetic, *given), exact(*given))
+        assert_no_worse(found, outcome(model, arithmetic, *given), exact(*given))
 
 
 @arithmetics
 def test_graphs_of_torch_compile_see_changed_weights(arithmetic):
     """Inference keeps packed weights, but not in the graph's memory."""
     torch.compiler.reset()
-    model, inputs = plain(arithmetic), data(1)[0]
+    model, inputs = plain_decoder(arithmetic), inputs_and_waves(1)[0]
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
     for _ in range(5):
         with torch.no_grad(), autocast(arithmetic):
@@ -144,8 +144,8 @@ def test_graphs_of_torch_compile_see_changed_weights(arithmetic):
 @arithmetics
 def test_a_captured_training_step_is_replayed_with_new_data(arithmetic):
     """Replays give the bits of eager steps, and their writes to the weights are seen outside."""
-    model, twin = plain(arithmetic), plain(arithmetic)
-    inputs, waves = (tensor.clone() for tensor in data(0))
+    model, twin = plain_decoder(arithmetic), plain_decoder(arithmetic)
+    inputs, waves = (tensor.clone() for tensor in inputs_and_waves(0))
 
     def stepper(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -175,7 +175,7 @@ def test_a_captured_training_step_is_replayed_with_new_data(arithmetic):
         loss = step(inputs, waves)
 
     for seed in range(1, 5):
-        new = data(seed)
+        new = inputs_and_waves(seed)
         inputs.copy_(new[0])
         waves.copy_(new[1])
         graph.replay()
@@ -213,9 +213,9 @@ def test_what_would_be_compiled_inside_a_capture_is_refused(monkeypatch):
 
 @autocasts
 def test_autocast_is_as_exact_as_with_torchs_layers(arithmetic):
-    given = data(1)
+    given = inputs_and_waves(1)
     found = outcome(decoder(), arithmetic, *given)
-    no_worse(found, outcome(decoder(nn.ConvTranspose1d), arithmetic, *given), exact(*given))
+    assert_no_worse(found, outcome(decoder(nn.ConvTranspose1d), arithmetic, *given), exact(*given))
     assert [tensor.dtype for tensor in found] == [AUTOCAST[arithmetic], torch.float32, torch.float32]
 
 
@@ -238,7 +238,7 @@ def test_scaled_losses():
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
     scaler, losses, scales = torch.amp.GradScaler("cuda", init_scale=2.0**40, backoff_factor=2.0**-30), [], []
     for seed in range(40):
-        inputs, waves = data(seed)
+        inputs, waves = inputs_and_waves(seed)
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.float16):
             rebuilt = model(inputs)
@@ -258,7 +258,7 @@ def test_scaled_losses():
 
 @arithmetics
 def test_a_training_step_on_a_side_stream(arithmetic):
-    model, given = decoder(arithmetic=arithmetic), data(1)
+    model, given = decoder(arithmetic=arithmetic), inputs_and_waves(1)
     here = outcome(model, arithmetic, *given)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

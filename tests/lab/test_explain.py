@@ -32,7 +32,7 @@ VARIED = ("kb64", "kb79", "hifigan_u1", "depthwise", "convtasnet", "istft", "pqm
 ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in (None, *known)]
 
 
-def of(found, rung):
+def candidate_of(found, rung):
     """The explanation's candidate for a rung."""
     return next(one for one in found.candidates if one.rung == rung)
 
@@ -82,7 +82,7 @@ def test_reasons_are_those_of_the_selection():
     assert refusals(long, dtype=torch.bfloat16)["depthwise"].startswith("it is for weights that its registers hold")
     dense = explain(Problem(16, 300, 4, 8, 60_000, 4), dtype=torch.float16, device=TURING)
     why = "below compute capability 8.0 torch's own operator is for dense layers"
-    assert of(dense, "k3_shared_tile").refusal == why
+    assert candidate_of(dense, "k3_shared_tile").refusal == why
 
 
 @pytest.fixture
@@ -124,9 +124,9 @@ def test_numbers_are_the_problems():
 
 def test_a_model_predicts_only_what_its_rung_is_meant_for():
     pqmf, kb64 = (explain(name, precision="tf32", device=H200) for name in ("pqmf", "kb64"))
-    assert of(kb64, "k6_wgmma").predicted_ms
-    assert of(pqmf, "k6_wgmma").tile
-    assert of(pqmf, "k6_wgmma").predicted_ms is None
+    assert candidate_of(kb64, "k6_wgmma").predicted_ms
+    assert candidate_of(pqmf, "k6_wgmma").tile
+    assert candidate_of(pqmf, "k6_wgmma").predicted_ms is None
 
 
 # Recorded rows
@@ -222,7 +222,7 @@ def test_our_layers_choices_count():
     layer = numba_tconv.ConvTranspose1d(64, 32, 8, stride=4, variant="k5_mma", precision="tf32x3")
     found = explain(layer, (4, 64, 1000), device=H200)
     assert (found.taken.rung, found.precision) == ("k5_mma", "tf32x3")
-    assert of(found, "k6_wgmma").refusal == "variant is k5_mma"
+    assert candidate_of(found, "k6_wgmma").refusal == "variant is k5_mma"
     assert explain(layer, (4, 64, 1000), precision="tf32", device=H200).precision == "tf32"
     with pytest.raises(NotImplementedError, match=r"k5_mma cannot do .*: it multiplies on tensor cores"):
         explain(layer, (4, 64, 1000), precision="ieee", device=H200)

@@ -284,7 +284,7 @@ matrix_products = pytest.mark.parametrize(
 )
 
 
-def not_kept():
+def without_cache():
     """Context: compiled kernels are not taken from the disk."""
     return mock.patch.dict(os.environ, {"NUMBA_TCONV_CACHE": ""})
 
@@ -293,7 +293,7 @@ def not_kept():
 def k3_seconds(when):
     """Seconds that k3 takes to compile in this stretch of time, after a first compilation."""
     simple_report(K3)
-    with not_kept():
+    with without_cache():
         return simple_report.__wrapped__(K3).seconds
 
 
@@ -304,7 +304,7 @@ def matrix_report(name, workload, precision):
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
     kernel = rung.kernel(config)
-    with not_kept():
+    with without_cache():
         report = offline.report(kernel, HOPPER, rung.shared_bytes(problem, config))
     disk.ptx(kernel.name, kernel.key, HOPPER, lambda: report.ptx)  # for the tests of other files
     return config, report, report.seconds / simpler

@@ -227,7 +227,7 @@ def test_every_direction_has_its_own_table_after_the_forward_pass():
         assert line.split("|")[-2].strip() == "1.79x"  # torch takes 2.5 floors, the fastest 1.4
 
 
-def column(rendered, name):
+def cells_of_column(rendered, name):
     """A table column's cells by workload; empty without the column."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
     header, _, *lines = lines
@@ -245,8 +245,8 @@ def test_every_gpu_has_its_own_section_that_with_the_most_rows_first():
 def test_times_of_frozen_weights_are_marked_and_explained():
     frozen = replace(row(rung="k5_mma"), weights="frozen")
     rendered = table.render([frozen, row(rung="k4_register_tile")])
-    assert column(rendered, "k5_mma")["kb64"].endswith("*")
-    assert not column(rendered, "k4_register_tile")["kb64"].endswith("*")
+    assert cells_of_column(rendered, "k5_mma")["kb64"].endswith("*")
+    assert not cells_of_column(rendered, "k4_register_tile")["kb64"].endswith("*")
     assert table.note([frozen]) in rendered
     assert "*" not in table.render(ladder())
 
@@ -260,9 +260,14 @@ def test_frozen_weights_stand_beside_the_default_call_where_that_makes_a_differe
     older = replace(older, ms_p50=1.0, time="2025-01-01T00:00:00Z", commit="old")
     newer = replace(newer, ms_p50=2.0, time="2026-03-01T00:00:00Z", commit="new")
     rendered = table.render([*auto, faster, same, older, newer])
-    assert column(rendered, "frozen") == {"kb64": f"{faster.ms_p50:.3g}", "kb79": "-", "kb74": "-", "dac_u1": "2"}
-    assert column(rendered, "auto")["kb64"] == f"{auto[0].ms_p50:.3g}"
-    assert column(table.render([*auto, same, older]), "frozen") == {}
+    assert cells_of_column(rendered, "frozen") == {
+        "kb64": f"{faster.ms_p50:.3g}",
+        "kb79": "-",
+        "kb74": "-",
+        "dac_u1": "2",
+    }
+    assert cells_of_column(rendered, "auto")["kb64"] == f"{auto[0].ms_p50:.3g}"
+    assert cells_of_column(table.render([*auto, same, older]), "frozen") == {}
 
 
 @pytest.mark.parametrize(
@@ -279,8 +284,8 @@ def test_frozen_weights_stand_beside_the_default_call_where_that_makes_a_differe
 def test_rungs_that_are_older_than_what_the_selection_took_are_left_out(of_rung, of_auto, left_out):
     measured = [row(rung="k4_register_tile", **of_rung), row(rung="auto", slower=of_auto)]
     rendered = table.render([*measured, row("kb79", "k4_register_tile"), row("kb79", "auto")])
-    assert (column(rendered, "k4_register_tile")["kb64"] == "-") == left_out
-    assert column(rendered, "k4_register_tile")["kb79"] != "-"
+    assert (cells_of_column(rendered, "k4_register_tile")["kb64"] == "-") == left_out
+    assert cells_of_column(rendered, "k4_register_tile")["kb79"] != "-"
     alone = table.render(measured)
     assert ("k4_register_tile" in alone) != left_out, "a column without times"
 

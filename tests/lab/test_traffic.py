@@ -18,7 +18,7 @@ from numba_tconv.selection.registry import RUNGS
 LADDER = ("k1_gather", "k2_polyphase", "k3_shared_tile", "k4_register_tile")
 
 
-def a_multiply_add(ptx, space):
+def loads_per_multiply_add(ptx, space):
     """Elements that the inner loop loads from ``space`` for each multiply-add."""
     inner = min(offline.product_loops(ptx), key=len)
     widths = re.findall(rf"\bld\.{space}(?:\.v(\d))?\.[fb]32", inner)
@@ -33,7 +33,7 @@ def test_loads_a_multiply_add_are_those_of_the_compiled_loop(workload):
         config, (report,) = compiled(name, problem, torch.float32, "ieee")
         counted = traffic(name, problem, config)
         space, loads = ("shared", counted.from_shared) if counted.from_shared else ("global", counted.from_global)
-        assert loads / counted.multiply_adds == pytest.approx(a_multiply_add(report.ptx, space), rel=1e-3)
+        assert loads / counted.multiply_adds == pytest.approx(loads_per_multiply_add(report.ptx, space), rel=1e-3)
 
 
 @pytest.mark.parametrize(("stride", "dilation", "kernel_size"), [(1, 1, 3), (2, 1, 4), (2, 2, 3), (3, 2, 7)])

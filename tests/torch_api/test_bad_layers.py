@@ -28,7 +28,7 @@ VALUES = {
 }
 
 
-def of_each_kind(make):
+def torchs_and_ours(make):
     """What ``make`` makes or raises for torch's layer and ours, each after the same seed."""
     outcomes = []
     for kind in KINDS:
@@ -53,7 +53,7 @@ def test_made(pair):
         chosen = [{pair[0]: value} for value in VALUES[pair[0]]]
     found = {}
     for arguments in chosen:
-        theirs, ours = of_each_kind(lambda kind, arguments=arguments: kind(**MADE_WITH | arguments))
+        theirs, ours = torchs_and_ours(lambda kind, arguments=arguments: kind(**MADE_WITH | arguments))
         if what := difference(theirs, ours):
             found[str(arguments)] = what
     assert found == {}
@@ -71,7 +71,7 @@ CHANGES = [
 ]
 
 
-def called(kind, made_with, change, x, output_size):
+def output_after_change(kind, made_with, change, x, output_size):
     """The output of a layer with changed attributes."""
     layer = kind(**MADE_WITH | made_with)
     for name, value in change.items():
@@ -94,8 +94,8 @@ def test_called(made_with, varied, taken):  # noqa: F811
         x = REPLACEMENTS["input"][label](torch.randn(2, 4, 7))
         if only_on_the_cpu({"input": x, "bias": None if made_with.get("bias", True) is False else torch.ones(1)}):
             continue
-        theirs, ours = of_each_kind(
-            lambda kind, change=change, x=x, size=size: called(kind, made_with, change, x, size)
+        theirs, ours = torchs_and_ours(
+            lambda kind, change=change, x=x, size=size: output_after_change(kind, made_with, change, x, size)
         )
         if what := disagreement(ours, theirs):
             found[f"input {label}, output_size {size}, {change}"] = what

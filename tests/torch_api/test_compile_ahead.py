@@ -56,7 +56,7 @@ def run(capsys, *argv):
     return cli.main(["compile", *map(str, argv)]), *capsys.readouterr()
 
 
-def as_the_driver_wants_it(precision, sizes, distances, box, swizzled=False):
+def check_tensor_map(precision, sizes, distances, box, swizzled=False):
     """Replaces tensor_map.encode: checks what the driver would refuse."""
     assert len(sizes) == len(box) == len(distances) + 1
     assert not any(distance % ALIGNMENT for distance in distances)
@@ -71,7 +71,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
     for module in (k6_box, grad_ring, grad_input_wgmma_rows):  # the driver makes tensor maps
-        monkeypatch.setattr(module, "encode", as_the_driver_wants_it)
+        monkeypatch.setattr(module, "encode", check_tensor_map)
 
     def of(call):
         p = call.problem
@@ -113,7 +113,7 @@ def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
     assert sums is partial_sum.make_kernel(torch.float32, gpu == H200)
 
 
-def but_for_sums(kernels, launched):
+def not_launched(kernels, launched):
     """The kernels that were not launched, except those that add partial sums (there may be one part) and that copy an
     operand in rows (it may lie so)."""
     assert launched <= kernels
@@ -127,7 +127,7 @@ def test_the_kernels_of_a_gradient_are_those_that_it_launches(launched, arithmet
         calls = named_calls.calls(["all"], PROBLEMS, [arithmetic], gpu, direction)
         assert {call.rung for call in calls} == able(direction, arithmetic, gpu)
         for call in calls:
-            assert not but_for_sums(set(call.kernels()), launched(call)), call
+            assert not not_launched(set(call.kernels()), launched(call)), call
 
 
 def able(direction, arithmetic, gpu):
@@ -157,7 +157,7 @@ def test_a_step_is_the_forward_pass_and_what_the_operators_of_the_gradients_laun
             for of, asked in itertools.product(OF, (precision, TF32_ALLOWED) if precision == "tf32" else (precision,)):
                 as_on_a_gpu(of, *operator_arguments(of, problem, g, x, w, asked))
         kernels = {kernel for call in gradients for kernel in call.kernels()}
-        assert not but_for_sums(kernels, set(launched.kernels)), problem
+        assert not not_launched(kernels, set(launched.kernels)), problem
 
 
 def test_every_kernel_can_be_kept():
