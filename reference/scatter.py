@@ -5,9 +5,8 @@ dropped:
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
-Each gradient is the same walk with another factor of that line on the left. Arrays are numpy arrays or nested
-sequences; sums are float64. Arguments are those of ``torch.nn.functional.conv_transpose1d`` and trusted to be valid.
-Slow on purpose: for checking small problems.
+Each gradient is the same walk with another factor on the left. Arrays are numpy arrays or nested sequences; sums are
+float64. Arguments are those of ``torch.nn.functional.conv_transpose1d``, and are not checked. For small problems only.
 """
 
 import numpy as np
@@ -37,7 +36,7 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
 def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
     """The gradient for x, (N, C_in, length), from that for y, (N, C_out, L_out); (C_in, length) if unbatched.
 
-    ``length`` is L of the input, which L_out does not determine when stride is above one.
+    L_out does not determine ``length``, the input's, when stride is above one.
     """
     grad_output, w = _float64(grad_output), _float64(w)
     if grad_output.ndim == 2:
@@ -79,10 +78,9 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every product of the definition, as the indices (n, ci, i, c, k, co, o).
+    """Every product of the definition, as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o].
 
-    The factors are x[n, ci, i] and w[ci, c, k], and the product belongs to y[n, co, o]. Input channel ci is in group ci
-    // (C_in/groups) and meets only that group's output channels; c counts them within the group.
+    Input channel ci meets the output channels of its group; c counts them within the group.
     """
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape

@@ -1,7 +1,7 @@
 """Operator calls that skip torch's dispatcher, which costs more host time than a small problem takes on the GPU.
 
-``is_clear`` looks for anything else the dispatcher would do: modes, transforms, a trace, special tensors, a profiler.
-If there is nothing, the implementation is called directly, or as a torch.autograd.Function.
+``is_clear`` looks for other work of the dispatcher: modes, transforms, a trace, special tensors, a profiler. Without
+any, the implementation is called directly, or as a torch.autograd.Function.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The forward pass T(x, w) is linear in each operand, so the derivatives of each g
     sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
     grad_bias(g): its gradient for g repeats one number a channel
 
-The operators take batched operands and plain integers, in the order of ops.conv_transpose1d. torch computes them on the
-CPU; operators.py registers the GPU's implementations.
+The operators take batched operands and plain integers, in ops.conv_transpose1d's order. torch computes them on the CPU;
+operators.py registers the GPU's implementations.
 """
 
 from __future__ import annotations

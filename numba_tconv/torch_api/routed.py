@@ -1,7 +1,7 @@
 """``routed``: this package computes calls of torch's functional transposed convolution for a while.
 
-torch's dispatcher looks at a thread's set of keys before the tensors' keys. A key of our own in it routes one operator
-here; all others pass at no cost.
+torch's dispatcher looks at a thread's keys before the tensors'. A key of our own routes one operator here; all others
+pass at no cost.
 """
 
 from __future__ import annotations

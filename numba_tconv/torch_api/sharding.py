@@ -1,8 +1,8 @@
 """Sharding rules: how the operators compute DTensors.
 
-An operator is linear in each operand, so it can be computed in shares of the batch, the output channels or the input
-channels; the last give partial sums. With groups only the batch is shared, as all shares have the same ``groups``.
-torch.distributed.tensor is slow to import, so rules are registered late.
+An operator is linear in each operand, so the batch, the output channels or (for partial sums) the input channels can be
+shared. With groups only the batch is, as all shares have the same ``groups``. Rules are registered late, because
+torch.distributed.tensor is slow to import.
 """
 
 from __future__ import annotations

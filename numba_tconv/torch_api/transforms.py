@@ -1,7 +1,7 @@
 """Derivatives of the operators in reverse mode, forward mode and under torch.func.
 
-torch.library registers reverse mode only: torch.func refuses the operator, forward mode drops its tangents. ``apply``
-computes it as a torch.autograd.Function where either is active.
+torch.library registers reverse mode only: torch.func refuses the operator, forward mode drops its tangents. Where
+either is active, ``apply`` computes it as a torch.autograd.Function.
 """
 
 from __future__ import annotations

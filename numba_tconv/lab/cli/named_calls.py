@@ -25,8 +25,8 @@ def calls(
 ) -> list[Call]:
     """Calls of every problem in each dtype and precision, by the rungs that ``names`` stand for (``rungs_for``).
 
-    "auto" is the selection's choice, in a step one for each part. Precision None is that of a call that names none.
-    Rungs that cannot do a problem are skipped. Raises ValueError for an unknown name or one of another direction.
+    "auto" is the selection's choice, in a step one for each part. Precision None names none. Rungs that cannot do a
+    problem are skipped. Raises ValueError for an unknown name or one of another direction.
     """
     found = []
     for problem in problems:

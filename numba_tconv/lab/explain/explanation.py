@@ -38,10 +38,9 @@ class Candidate:
 class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture of taps and phases.
 
-    ``precision`` is the arithmetic of the products, ``device`` holds the GPU's limits, ``candidates`` are all rungs in
-    the ladder's order. Times are in ms. A roofline share is floor / time, the floor an H200's. ``by_torch``: torch
-    computes the problem, because no rung is as fast. ``has_rows``: the directory of rows exists. ``assumed``: the
-    limits are those of ``gpu``, because there is no GPU here.
+    ``device`` holds the GPU's limits, ``candidates`` are all rungs in the ladder's order. Times are in ms. A roofline
+    share is floor / time, the floor an H200's. ``by_torch``: torch computes the problem, because no rung is as fast.
+    ``has_rows``: the directory of rows exists. ``assumed``: the limits are those of ``gpu``: there is no GPU here.
     """
 
     problem: Problem

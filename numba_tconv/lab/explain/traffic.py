@@ -27,8 +27,8 @@ class Traffic:
 def traffic(name: str, problem: Problem, config) -> Traffic:
     """Traffic of the rung ``name`` with ``config``. Raises ValueError for rungs other than k1 to k4.
 
-    Global loads count even where a cache answers. Elements copied to shared memory count as global once, and as shared
-    at each read.
+    Global loads count even where a cache answers; elements in shared memory count as global once, as shared at each
+    read.
     """
     p = problem
     outputs = p.batch * p.out_channels * p.out_length

@@ -17,8 +17,8 @@ from .directions import Operands, by_torch, shape_of
 ORACLE_ELEMENTS = 1 << 27  # float64 elements held at once, 1 GiB
 NO_TF32 = 1e-5  # relative norm below which torch did not round to TF32
 
-# Upper bound of a rounding error's standard deviation, relative to the product. A number of b bits is off by up to
-# 2**-b of itself; a split operand has 22 bits, and the product of the low parts is left out.
+# Upper bound of a rounding error's standard deviation, relative to the product: b bits are off by up to 2**-b; a split
+# operand has 22, and the product of low parts is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
 MOST = math.sqrt(6)  # deviations that one product may be off by
 FEW = 64  # fewer numbers may all be off by more than one deviation
@@ -73,8 +73,8 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Rounding errors are independent, so an element's error grows with the root of the sum of its products' squares.
-    Where products nearly cancel, it exceeds the element many times.
+    Rounding errors are independent: an element's error grows with the root of the sum of its products' squares, and
+    exceeds the element where they nearly cancel.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))

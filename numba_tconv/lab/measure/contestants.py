@@ -22,9 +22,8 @@ def rungs_for(
 ) -> tuple[list[str], list[str]]:
     """The contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
 
-    "all" is ``auto`` and every rung that can do the problem on ``device``; ``cudnn`` where none computes in
-    ``precision``. In "tf32", ``auto`` may also compute in "ieee". A step has ``auto`` alone. ``device`` None is torch's
-    current GPU, else an H200.
+    "all" is ``auto`` and every rung that can do the problem on ``device`` (None: torch's current GPU, else an H200);
+    ``cudnn`` where none has ``precision``. In "tf32", ``auto`` may also compute in "ieee". A step has ``auto`` alone.
 
     Raises:
         ValueError: a name is unknown or of another direction.

@@ -50,8 +50,7 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
 def costs_of(direction: str, p: Problem) -> list[Problem]:
     """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's.
 
-    The gradients for input and weight each cost one without bias. The bias's costs nothing: a step reads grad_output
-    anyway.
+    The gradients for input and weight each cost one without bias, the bias's nothing: a step reads grad_output anyway.
     """
     without_bias = replace(p, bias=False)
     return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])

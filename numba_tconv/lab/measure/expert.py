@@ -1,7 +1,7 @@
-"""Transposed convolution as torch's conv1d, the formulation that an expert writes for speed.
+"""Transposed convolution as torch's conv1d, as an expert writes it for speed.
 
-Stride 1 flips the taps and complements the padding. ``m * stride`` undilated taps become one conv1d whose output
-channels hold the phases, shuffled into the signal and cropped.
+Stride 1 flips the taps and complements the padding. ``m * stride`` undilated taps become a conv1d whose output channels
+are the phases, shuffled into the signal and cropped.
 """
 
 from __future__ import annotations

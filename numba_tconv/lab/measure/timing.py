@@ -1,6 +1,6 @@
-"""Timing on the GPU: contestants take turns, each call between two events and on a cold cache.
+"""Timing on the GPU: contestants take turns, to meet the same clocks, each call between two events on a cold cache.
 
-Events are queued behind the cache flush, which hides Python's launch time. Turns give all contestants the same clocks.
+Events are queued behind the cache flush, which hides Python's launch time.
 """
 
 from __future__ import annotations

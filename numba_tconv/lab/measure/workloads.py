@@ -104,8 +104,8 @@ def expand(names: list[str], batch: int | None = None) -> list[Workload]:
 def at_length(workload: Workload, length: int, batch: int | None = None) -> Workload:
     """``workload`` at another input length, for a sweep.
 
-    A given ``batch`` adds ``@batch<N>`` to the name. Without, batch * length stays the same and the name gains
-    ``@total``; raises ValueError where ``length`` does not divide the total.
+    The name gains ``@batch<N>``, or without ``batch`` ``@total``: batch * length is kept. Raises ValueError where
+    ``length`` does not divide it.
     """
     problem, total = workload.problem, workload.problem.batch * workload.problem.length
     if batch is None and (length < 1 or total % length):

@@ -19,8 +19,8 @@ NAMES = {"ieee": "full precision", "tf32": "TF32", "float64": "float64"}  # by a
 def render(rows: Iterable[Row]) -> str:
     """A line for each rung, from rows of the GPU with the most.
 
-    A ladder rung shows float32 on WORKLOAD, in full precision, else in TF32; its gain is over the rung below. A rung in
-    BESIDE shows that workload and dtype; its gain is over the ladder's fastest.
+    A ladder rung shows float32 on WORKLOAD, in full precision, else in TF32, and its gain over the rung below; one in
+    BESIDE shows its workload and dtype, and its gain over the ladder's fastest.
     """
     dtypes = {"float32", *(dtype for _, dtype in BESIDE.values())}
     measured = [row for row in rows if row.direction == FORWARD and row.dtype in dtypes]

@@ -116,8 +116,8 @@ def measure(
     """The row of the decoder called ``name`` on torch's current GPU, both sides timed in turns and checked.
 
     ``seconds`` is each input's length; ``budget_s`` limits a side's GPU seconds. float32 is computed in TF32. Raises
-    ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our waveform is more
-    than twice as far from float64 as torch's.
+    ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our error is more
+    than twice torch's.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()

@@ -1,7 +1,7 @@
 """Decoders of published models with transposed convolutions, built by transformers with random weights.
 
-Sizes are the configurations' defaults. ``convert`` finds torch.nn.ConvTranspose1d layers; BigVGAN calls the function,
-with one filter expanded over channels, which takes ``routed``.
+Sizes are the configurations' defaults. BigVGAN calls the function, with one filter expanded over channels, which takes
+``routed``.
 """
 
 from __future__ import annotations
