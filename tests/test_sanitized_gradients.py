@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from numba_tconv.gradients import bias as grad_bias
-from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
+from numba_tconv.gradients.weight.split import choose as grad_weight_choose
 from numba_tconv.gradients.weight.wgmma import split as grad_weight_wgmma_split
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.ptx import SIMULATOR
@@ -27,7 +27,7 @@ def gradient_properties(case):
     gpu, p = device.current_device(), case.problem
     config = case.config or GRADIENTS[case.rung].config(p, case.dtype, gpu)
     if case.rung == "grad_weight_split":
-        own = {"splits": grad_weight_tiles.splits_of(p, config, gpu)[0] > 1, "two kinds": config.rest is not None}
+        own = {"splits": grad_weight_choose.splits_of(p, config, gpu)[0] > 1, "two kinds": config.rest_tile is not None}
     else:
         own = {
             "parts": config.splits > 1,

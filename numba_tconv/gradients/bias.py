@@ -1,16 +1,16 @@
 """grad_bias: the sum of grad_output over samples and positions.
 
-Every element is read once. Blocks split a channel's positions, all samples laid end to end; sum.py adds their partial
-sums in a fixed order. A thread sums a batch of loads in the accumulator's type and batches in float64, so the error
-does not grow with the length."""
+Blocks split a channel's positions, all samples laid end to end; sum.py adds their partial sums. A thread sums a batch
+of loads in the accumulator's type and batches in float64, so the error does not grow with the length."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, float64, int32, int64, types, uint64
+from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.rung import cuda_core_reason
@@ -18,11 +18,12 @@ from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
+from .arguments import Signal, integers, of_problem, tensor
 from .rung import GradientRung
 from .sum import accumulator_of, added_up
 from .sum import make_kernel as make_sum
 
-BLOCKS = 8  # resident on a multiprocessor; splits should fill the GPU twice
+BLOCKS = 8  # of a multiprocessor; splits should fill the GPU twice
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class Config:
     batch: int = 4  # loads in flight, summed in the accumulator's type
 
 
+class Sizes(NamedTuple):
+    batch: int
+    out_length: int
+    out_channels: int
+    split_length: int  # positions of a split
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     threads, batch = config.threads, config.batch
@@ -39,27 +47,28 @@ def make_kernel(config: Config) -> Kernel:
     load, accumulator = element.load, element.accumulator
     halvings = threads.bit_length() - 1
 
-    def grad_bias(g, g_n, g_c, g_l, partials, samples, out_length, channels, split_length):
+    def grad_bias(grad_output, partials, sizes):
         shared = cuda.shared.array(threads, dtype=float64)
         values = cuda.local.array(batch, dtype=accumulator)
         thread = int32(cuda.threadIdx.x)
-        split, channel = divmod(int64(cuda.blockIdx.x), channels)
-        position = split * split_length + thread
-        end = min((split + 1) * split_length, samples * out_length)
+        split, channel = divmod(int64(cuda.blockIdx.x), sizes.out_channels)
+        position = split * sizes.split_length + thread
+        end = min((split + 1) * sizes.split_length, sizes.batch * sizes.out_length)
 
         # A constant advance needs no division.
-        n, o = divmod(position, out_length)
-        hop_n, hop_o = divmod(int64(threads), out_length)
+        n, o = divmod(position, sizes.out_length)
+        hop_n, hop_o = divmod(int64(threads), sizes.out_length)
         total = float64(0)
         while position < end:
             for z in range(batch):
-                values[z] = load(g[uint64(n * g_n + channel * g_c + o * g_l)]) if position < end else accumulator(0)
+                place = n * grad_output.stride_n + channel * grad_output.stride_c + o * grad_output.stride_l
+                values[z] = load(grad_output.data[uint64(place)]) if position < end else accumulator(0)
                 position += threads
                 n += hop_n
                 o += hop_o
-                if o >= out_length:
+                if o >= sizes.out_length:
                     n += 1
-                    o -= out_length
+                    o -= sizes.out_length
             part = accumulator(0)
             for z in range(batch):
                 part += values[z]
@@ -72,14 +81,14 @@ def make_kernel(config: Config) -> Kernel:
             if thread < half:
                 shared[thread] += shared[thread + half]
         if thread == 0:
-            partials[uint64(split * channels + channel)] = accumulator(shared[0])
+            partials[uint64(split * sizes.out_channels + channel)] = accumulator(shared[0])
 
-    signature = (flat(element.storage), *(types.int64,) * 3, flat(accumulator), *(types.int64,) * 4)
+    signature = (tensor(Signal, element.storage), flat(accumulator), integers(Sizes))
     return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
 
 
 def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
-    """Splits of a channel's positions, as many as fill the GPU, and the positions of each."""
+    """Splits of a channel's positions, and the positions of each."""
     positions, turn = problem.batch * problem.out_length, config.threads * config.batch
     wanted = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
     length = -(-positions // wanted // turn) * turn or turn
@@ -112,12 +121,13 @@ class Bias(GradientRung):
 def _prepared(
     problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. ``strides``: grad_output's, in elements."""
+    """Splits, and the launch. ``strides``: grad_output's."""
     config, p = config or Config(dtype), problem
     splits, length = splits_of(p, config, device)
     launch = make_kernel(config).prepare(
         splits * p.out_channels,
-        *(alike((p.batch, p.out_channels, p.out_length), dtype, strides), *strides),
-        *(alike((splits * p.out_channels,), accumulator_of(dtype)), p.batch, p.out_length, p.out_channels, length),
+        Signal(alike((p.batch, p.out_channels, p.out_length), dtype, strides), *strides),
+        alike((splits * p.out_channels,), accumulator_of(dtype)),
+        of_problem(Sizes, p, split_length=length),
     )
     return splits, launch

@@ -1,10 +1,11 @@
 """Planes: grad_output with its phases separated, so that the copy engine can fetch them.
 
-Column j of the row of an output channel and a phase (co, a) holds ``grad_output[co, j*stride - padding + a*dilation]``,
-and zero outside of grad_output (window.py). Memory interleaves the phases, but the copy engine needs adjacent elements
-and rows at multiples of 16 bytes. Gradients that can read grad_output in place do without planes.
+Column j of the plane of an output channel and a phase (co, a) holds
+``grad_output[co, j*stride - padding + a*dilation]``, and zero outside of grad_output (window.py). The copy engine needs
+adjacent elements and rows at multiples of 16 bytes, but memory interleaves the phases.
 
-A thread copies words (one element, or two of 16 bits) of each of a channel's rows. Long strides take planes_turned.py.
+A thread copies words (one element, or two of 16 bits) of each of a channel's planes. planes_turned.py is for long
+strides.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from . import planes_turned
+from .arguments import Signal, integers, of_problem, tensor
+from .planes_turned import Sizes
 
 THREADS = 128
 LOADS = 8  # words in flight, at least
@@ -34,7 +37,7 @@ class Config:
     itemsize: int
     stride: int
     dilation: int
-    phases: int  # of a channel, those that have taps
+    phases: int  # of a channel, that have taps
 
     @property
     def kind(self):
@@ -74,34 +77,36 @@ def make_kernel(config: Config) -> Kernel:
     kind, elements, words = config.kind, config.elements, config.words
     all_elements = phases * words * elements
 
-    def planes(g, g_n, g_c, g_l, result, channels, out_length, padding, columns, pitch, rows):
+    def planes(grad_output, planes, sizes):
         row = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
-        first = (int64(cuda.blockIdx.x) * (THREADS * words) + cuda.threadIdx.x) * elements
-        if row >= rows:
+        first_column = (int64(cuda.blockIdx.x) * (THREADS * words) + cuda.threadIdx.x) * elements
+        if row >= sizes.rows:
             return
-        sample = int64(uint32(row) // uint32(channels))
-        source = sample * g_n + (row - sample * channels) * g_c
-        target = row * phases * pitch
+        sample = int64(uint32(row) // uint32(sizes.out_channels))
+        source = sample * grad_output.stride_n + (row - sample * sizes.out_channels) * grad_output.stride_c
+        target = row * phases * sizes.pitch
         values = cuda.local.array(all_elements, dtype=kind)
         for z in range(words):
             for a in range(phases):
                 for e in range(elements):
-                    o = (first + z * (THREADS * elements) + e) * stride - padding + a * dilation
-                    inside = o >= 0 and o < out_length
-                    values[(z * phases + a) * elements + e] = g[uint64(source + o * g_l)] if inside else kind(0)
+                    column = first_column + z * (THREADS * elements) + e
+                    o = column * stride - sizes.padding + a * dilation
+                    inside = o >= 0 and o < sizes.out_length
+                    value = grad_output.data[uint64(source + o * grad_output.stride_l)] if inside else kind(0)
+                    values[(z * phases + a) * elements + e] = value
         for z in range(words):
-            j = first + z * (THREADS * elements)
+            column = first_column + z * (THREADS * elements)
             for a in range(phases):
                 for e in range(elements):
-                    if j + e < columns:
-                        result[uint64(target + a * pitch + j + e)] = values[(z * phases + a) * elements + e]
+                    if column + e < sizes.columns:
+                        planes[uint64(target + a * sizes.pitch + column + e)] = values[(z * phases + a) * elements + e]
 
-    stored, integers = flat(kind), (types.int64,)
-    return Kernel("planes", planes, (stored, *integers * 3, stored, *integers * 6), THREADS, key=repr(config))
+    signature = (tensor(Signal, kind), flat(kind), integers(Sizes))
+    return Kernel("planes", planes, signature, THREADS, key=repr(config))
 
 
 def columns_of(problem: Problem) -> int:
-    """Columns of a plane: the positions, and those that the taps of a row reach beyond the last one."""
+    """Columns of a plane: the positions, and what taps reach beyond the last one."""
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
@@ -112,7 +117,7 @@ def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
 
 
 def pairs_of(problem: Problem) -> int:
-    """Pairs of a group: output channels times phases that have taps."""
+    """Pairs of a group."""
     return problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
 
 
@@ -124,15 +129,15 @@ def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
 
 
 def too_many_rows(problem: Problem) -> str | None:
-    """Why 32 bits cannot count the rows of grad_output; None if they can."""
+    """Why there are too many rows for 32 bits; None otherwise."""
     rows = problem.batch * problem.out_channels
     return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 
 
 def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Copy ``grad_output`` (N, C_out, L_out), of any strides, into planes on torch's current stream.
+    """Planes of ``grad_output`` (N, C_out, L_out), of any strides: a view (N, C_out * phases, columns).
 
-    Returns a view (N, C_out * phases, columns), whose rows begin at multiples of 16 bytes."""
+    Rows begin at multiples of 16 bytes. Launched on torch's current stream."""
     config, columns = make_config(problem, grad_output.dtype), columns_of(problem)
     pitch = pitch_of(problem, grad_output.dtype)
     result = grad_output.new_empty((problem.batch, problem.out_channels * config.phases, pitch))
@@ -140,12 +145,13 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
     layers = -(-rows // GRID_AXIS)
     make_kernel(config).launch(
         (config.along(columns), -(-rows // layers), layers),
-        *(_bits(grad_output), *grad_output.stride(), _bits(result)),
-        *(problem.out_channels, problem.out_length, problem.padding, columns, pitch, rows),
+        Signal(_bits(grad_output), *grad_output.stride()),
+        _bits(result),
+        of_problem(Sizes, problem, columns=columns, pitch=pitch, rows=rows),
     )
     return result[:, :, :columns]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the tensor as the kernel takes it: 16-bit elements as their bits."""
+    """The tensor as the kernel takes it: 16-bit elements as their bits."""
     return tensor.view(torch.uint16) if tensor.element_size() == 2 else tensor

@@ -1,6 +1,4 @@
-"""The second stage of the gradients with long sums: adds partial sums in a fixed order.
-
-A thread adds the partial sums of one element in float64, so the number of splits costs no digit."""
+"""The second stage of the gradients with long sums: adds partial sums in float64, in a fixed order."""
 
 from __future__ import annotations
 
@@ -48,9 +46,9 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """Follow ``launch`` by the second stage: a function of the operands and the result.
+    """``launch`` and the second stage: a function of the operands and the result.
 
-    ``launch`` takes the operands and a buffer for ``splits`` partial sums of the result, (splits, *shape)."""
+    ``launch`` takes the operands and room for the partial sums, (splits, *shape)."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch  # one sum is all of it

@@ -1,21 +1,22 @@
-"""How the gradients read grad_output: by pairs of an output channel and a phase, each a row of columns.
+"""How the gradients on CUDA cores read grad_output: by pairs of an output channel and a phase.
 
 Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride - padding + a*dilation + b*step*stride``
 (formula/taps.py). With
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` reads column ``i + b*step``: a correlation without a stride. A window in shared memory holds pairs of
-neighbouring phases by some columns, with zeros outside of grad_output. Memory interleaves the phases, so neighbouring
-threads fetch neighbouring phases.
+tap ``b`` reads column ``i + b*step``: a correlation without a stride. A window in shared memory holds pairs by some
+columns, with zeros outside of grad_output. Neighbouring threads fetch neighbouring phases, which memory interleaves.
 
 Columns run through all samples laid end to end: a sample's positions, and those that the taps of a window reach beyond
-the last one. A thread locates a column once for all channels that it copies."""
+the last one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import torch
 from numba import cuda, int32, int64, uint32, uint64
@@ -24,16 +25,16 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
-NOWHERE = -1  # the place of a column outside of the signal
+NOWHERE = -1  # for the element of a column outside of the signal
 COPY = 6  # instructions, about, that copy an element
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of ``channels`` by ``phases`` rows of ``width`` columns, fetched by a block of threads.
+    """A window of ``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
 
-    Rows are ``pitch`` elements apart. A copy takes ``vector`` columns. ``aim`` is the number of instructions, about,
-    that locate a column in memory. ``whole``: all ``channels`` always exist."""
+    A copy takes ``vector`` columns. ``locating``: instructions, about, that locate a column. ``whole``: all
+    ``channels`` always exist."""
 
     dtype: torch.dtype
     phases: int
@@ -41,18 +42,17 @@ class Window:
     width: int
     pitch: int
     threads: int
-    aim: int
+    locating: int
     vector: int = 1
     whole: bool = False
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row made at a time: as many as take the fewest instructions."""
+        """Copies of a row at a time: as many as take the fewest instructions, issued and waited for."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
-            a_thread = self.slots_of(lanes) * (self.aim + COPY * -(-self.channels // teams))
-            # Half of what all warps issue, and half of what the others wait for.
+            a_thread = self.slots_of(lanes) * (self.locating + COPY * -(-self.channels // teams))
             return a_thread * (-(-teams * self.phases * lanes // 32) + self.threads / 32)
 
         most = min(-(-self.width // self.vector), self.threads // self.phases)
@@ -76,24 +76,24 @@ class Window:
 
 
 def evenly(count: int, most: int) -> tuple[int, int]:
-    """Split ``count`` into even pieces of at most ``most``: size and number of the pieces."""
+    """Size and number of even pieces of at most ``most``."""
     pieces = -(-count // most)
     return -(-count // pieces), pieces
 
 
 def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
-    """Phases that have taps; phases of a window of at most ``most`` pairs; windows that cover them all."""
+    """Phases that have taps; phases of a window, at most ``most``; windows that cover them all."""
     phases = min(problem.taps.rows, problem.kernel_size)
     return phases, *evenly(phases, most)
 
 
 def split_taps(problem: Problem, most: int) -> tuple[int, int]:
-    """Split the taps of a row into even chunks of at most ``most``: taps of a chunk, and chunks."""
+    """Taps of an even chunk of at most ``most`` taps of a row; chunks."""
     return evenly(problem.taps.taps_per_row, most)
 
 
 def columns(problem: Problem, tap_chunk: int) -> int:
-    """Columns of a sample, where ``tap_chunk`` taps of a row share a window."""
+    """Columns of a sample where ``tap_chunk`` taps share a window."""
     return problem.length + (tap_chunk - 1) * problem.taps.step
 
 
@@ -101,8 +101,7 @@ def columns(problem: Problem, tap_chunk: int) -> int:
 def make_copy(dtype: torch.dtype, vector: int = 1):
     """A device function ``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero if not valid.
 
-    cp.async copies elements of the accumulator's type, ``vector`` at a time, which land at the next wait; half types
-    are copied one by one."""
+    Elements of the accumulator's type are copied by cp.async, ``vector`` at a time."""
     element = ELEMENTS[dtype]
     load, accumulator = element.load, element.accumulator
     if element.storage == accumulator:
@@ -115,42 +114,54 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
     return copy
 
 
+class Columns(NamedTuple):
+    """Columns of a window, from its first column and phase on."""
+
+    sample: int
+    position: int  # of the first column in its sample
+    sample_columns: int  # of a sample
+    batch: int
+    tap: int  # the first tap of the first phase
+    phases_left: int  # that exist from the first phase on
+    padding: int
+    out_length: int
+    stride_n: int  # of grad_output, in elements
+    stride_l: int
+
+
 @device_function
-def locate(n, i, column, columns):
-    """Sample and position of the ``column``-th column, of fewer than 2**31, after position ``i`` of sample ``n``."""
+def locate(n, i, column, sample_columns):
+    """Sample and position of the ``column``-th column, below 2**31, after position ``i`` of sample ``n``."""
     i += column
-    if i >= columns:
+    if i >= sample_columns:
         n += 1
-        i -= columns
+        i -= sample_columns
         # 32 bits suffice, and avoid a 64-bit division.
-        if i >= columns:
-            samples = int64(uint32(i) // uint32(columns))
+        if i >= sample_columns:
+            samples = int64(uint32(i) // uint32(sample_columns))
             n += samples
-            i -= samples * columns
+            i -= samples * sample_columns
     return n, i
 
 
-def make_aim(stride: int, dilation: int):
-    """A device function that locates a column of a phase in grad_output: its element at channel 0, or NOWHERE.
-
-    ``column`` counts from position ``i`` of sample ``n``, ``a`` from the phase whose first tap is ``tap``. Phases from
-    ``phases_left`` on do not exist."""
+def make_locate(stride: int, dilation: int) -> Callable:
+    """A device function (columns: Columns, column, a): the element of grad_output at channel 0, or NOWHERE."""
 
     @device_function
-    def aim(n, i, column, columns, batch, tap, a, phases_left, padding, out_length, stride_n, stride_l):
-        n, i = locate(n, i, column, columns)
-        o = i * stride - padding + (tap + a) * dilation
-        inside = n < batch and a < phases_left and o >= 0 and o < out_length
-        return n * stride_n + o * stride_l if inside else int64(NOWHERE)
+    def locate_element(columns, column, a):
+        n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
+        o = i * stride - columns.padding + (columns.tap + a) * dilation
+        inside = n < columns.batch and a < columns.phases_left and o >= 0 and o < columns.out_length
+        return n * columns.stride_n + o * columns.stride_l if inside else int64(NOWHERE)
 
-    return aim
+    return locate_element
 
 
-def make_fetch(window: Window, aim):
-    """A device function that copies a window into shared memory, from ``base`` on.
+def make_fetch(window: Window, locate_element: Callable) -> Callable:
+    """A device function that copies a window of ``source`` into ``shared``, from element ``target`` on.
 
-    ``aim(context, column, a)`` is a device function that locates a column of the window's phase ``a`` at channel 0, or
-    returns NOWHERE. ``offset`` is the element of the window's first channel. Columns at NOWHERE and channels from
+    ``locate_element(columns, column, a)`` is the element of a column of phase ``a`` at channel 0, or NOWHERE.
+    ``first_channel``: the element of the first channel at column 0. Columns at NOWHERE and channels from
     ``channels_left`` on become zeros."""
     phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
     lanes, teams, slots, vector, whole = window.lanes, window.teams, window.slots, window.vector, window.whole
@@ -158,23 +169,23 @@ def make_fetch(window: Window, aim):
     copy = make_copy(window.dtype, vector)
 
     @device_function
-    def fetch(shared, base, g, offset, stride_c, channels_left, aim_context):
+    def fetch(shared, target, source, first_channel, stride_c, channels_left, columns):
         thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # saves registers
         a, rest = int64(thread % uint32(phases)), thread // uint32(phases)
         column, team = int64(rest % uint32(lanes)) * vector, int64(rest // uint32(lanes))
         if team < teams:
-            offset += team * stride_c
-            left = int32(channels_left - team)
-            target = base + (team * phases + a) * pitch + column
+            first_channel += team * stride_c
+            team_channels = int32(channels_left - team)
+            target = target + (team * phases + a) * pitch + column
             for slot in range(slots):
                 if (slot + 1) * hop <= width or column < width - slot * hop:
-                    at = aim(aim_context, column + slot * hop, a)
-                    inside = at >= 0
-                    at += offset
+                    element = locate_element(columns, column + slot * hop, a)
+                    inside = element >= 0
+                    element += first_channel
                     for turn in range(turns):
                         if (turn + 1) * teams <= channels or team < channels - turn * teams:
-                            valid = inside and (whole or turn * teams < left)
-                            copy(shared, target + slot * hop + turn * channel_hop, g, at, valid)
-                            at += teams * stride_c
+                            valid = inside and (whole or turn * teams < team_channels)
+                            copy(shared, target + slot * hop + turn * channel_hop, source, element, valid)
+                            element += teams * stride_c
 
     return fetch

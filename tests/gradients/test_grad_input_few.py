@@ -8,11 +8,10 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
-from numba_tconv.gradients.input.tile.few import NARROWER, choose
+from numba_tconv.gradients.input.tile.choose import NARROWER, TALL, choose, rounds, usual, with_stages
 from numba_tconv.gradients.input.tile.kernel import InputTile, make_kernel
 from numba_tconv.gradients.input.tile.pack import make_kernel as make_pack
 from numba_tconv.gradients.input.tile.pack import pack_blocks, prepare_pack
-from numba_tconv.gradients.input.tile.tile import TALL, turns, usual, with_stages
 from numba_tconv.kernels.common import partial_sum
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
@@ -49,13 +48,13 @@ def test_few_blocks_become_many(reason):
     assert config.splits > 1
     part = split(problem, config.splits)
     blocks = config.column_tiles(part) * config.row_tiles(part) * part.groups
-    assert blocks / (turns(part, config, H200) * H200.multiprocessors) > 0.75
+    assert blocks / (rounds(part, config, H200) * H200.multiprocessors) > 0.75
 
 
 @pytest.mark.parametrize("workload", ["kb64", "hifigan_u2", "dac_u2", "oobleck_u4", "patch", "seamless_u1"])
 def test_many_blocks_keep_their_sums(workload):
     problem = of(workload)
-    assert choose(problem, F32) == replace(usual(problem, F32), early=True, beside=True)
+    assert choose(problem, F32) == replace(usual(problem, F32), early_launch=True, overlaps_packing=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -69,7 +68,7 @@ def test_other_types_keep_their_sums(reason, dtype):
 def test_early_where_the_gpu_can(reason):
     for device, early in ((H200, True), (A100, False)):
         config = choose(SHORT[reason], F32, device)
-        assert config.early == config.early_sums == early
+        assert config.early_launch == config.early_sums == early
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -81,17 +80,17 @@ def test_windows_are_copied_while_weights_are_packed():
         return re.findall(r"griddepcontrol\.\w+|\bld\.(?!param)|cp\.async\.c\w", offline.report(kernel, cc).ptx)
 
     config = choose(of("hifigan_u4", batch=1), F32)
-    assert config.beside
+    assert config.overlaps_packing
     config = config.alone
-    assert words(make_pack(config, beside=True), HOPPER)[:2] == ["griddepcontrol.launch_dependents", "ld."]
-    assert words(make_pack(config, beside=False), HOPPER)[0] == "ld."
+    assert words(make_pack(config, overlapped=True), HOPPER)[:2] == ["griddepcontrol.launch_dependents", "ld."]
+    assert words(make_pack(config, overlapped=False), HOPPER)[0] == "ld."
     main = words(make_kernel(config), HOPPER)
     assert main.count("griddepcontrol.wait") == 1
     window, weights = (main.index(copy) for copy in ("cp.async.ca", "cp.async.cg"))
     assert window < main.index("griddepcontrol.wait") < weights
     older = choose(of("hifigan_u4", batch=1), F32, A100)
-    assert not older.beside
-    for kernel in (make_pack(older.alone, older.beside), make_kernel(older.alone)):
+    assert not older.overlaps_packing
+    for kernel in (make_pack(older.alone, older.overlaps_packing), make_kernel(older.alone)):
         assert not any(word.startswith("griddepcontrol") for word in words(kernel, AMPERE))
 
 
@@ -113,10 +112,10 @@ FASTER = (
 
 
 def test_blocks_begin_beside_the_pack_where_they_spread():
-    assert not any(choose(of(name, batch=1), F32).beside for name in SLOWER)
-    assert not choose(of("waveglow"), F32).beside
-    assert all(choose(of(name, batch=1), F32).beside for name in FASTER)
-    assert not any(choose(of(name, batch=1), F32, A100).beside for name in (*SLOWER, *FASTER))
+    assert not any(choose(of(name, batch=1), F32).overlaps_packing for name in SLOWER)
+    assert not choose(of("waveglow"), F32).overlaps_packing
+    assert all(choose(of(name, batch=1), F32).overlaps_packing for name in FASTER)
+    assert not any(choose(of(name, batch=1), F32, A100).overlaps_packing for name in (*SLOWER, *FASTER))
 
 
 @short
@@ -125,7 +124,7 @@ def test_the_blocks_that_pack_are_as_many_as_counted(reason):
     strides = problem.out_channels_per_group * problem.kernel_size, problem.kernel_size, 1
     packed, launch = prepare_pack(problem, config, strides)
     assert launch.grid == (pack_blocks(problem, config), 1, 1)
-    assert launch.kernel is make_pack(config.alone, config.beside)
+    assert launch.kernel is make_pack(config.alone, config.overlaps_packing)
     assert packed.numel() == pack_blocks(problem, config) // -(-config.block_m // 32) * config.w_stage
 
 

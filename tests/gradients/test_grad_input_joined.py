@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.gradients.input.tile.kernel import make_kernel
-from numba_tconv.gradients.input.tile.tile import (
+from numba_tconv.gradients.input.tile.choose import (
     JOINED,
     candidates,
-    cost,
     joined,
     joined_stages,
+    milliseconds,
+    rounds,
     shared_need,
-    turns,
     usual,
 )
+from numba_tconv.gradients.input.tile.kernel import make_kernel
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
@@ -29,7 +29,7 @@ HIFIGAN = workloads.get("hifigan_u1").problem
 
 
 def is_joined(config):
-    return all(getattr(config, name) == size for name, size in JOINED.items())
+    return all(getattr(config, name) == size for name, size in JOINED._asdict().items())
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_joined_blocks_waste_no_more(device):
     for workload in workloads.WORKLOADS.values():
         for batch in {1, 3, workload.problem.batch, 2 * workload.problem.batch}:
             problem = replace(workload.problem, batch=batch)
-            before = min(candidates(problem, F32, device), key=lambda c: cost(problem, c, device))
+            before = min(candidates(problem, F32, device), key=lambda c: milliseconds(problem, c, device))
             weighed = [*joined(problem, before, device)]
             found += len(weighed)
             for config in weighed:
-                assert 2 * turns(problem, config, device) <= turns(problem, before, device), workload.name
+                assert 2 * rounds(problem, config, device) <= rounds(problem, before, device), workload.name
                 assert config.pairs >= before.pairs, workload.name
                 assert shared_need(config) <= device.shared_per_multiprocessor, workload.name
             config = usual(problem, F32, device)

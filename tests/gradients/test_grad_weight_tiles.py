@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
-from numba_tconv.gradients.weight.split.cost import milliseconds
+from numba_tconv.gradients.weight.split import choose as grad_weight_choose
+from numba_tconv.gradients.weight.split.choose import BANKED, choose, milliseconds, min_blocks, splits_of, tiles
 from numba_tconv.gradients.weight.split.kernel import make_kernel
-from numba_tconv.gradients.weight.split.tile import ALL, BANKED, REST, WHOLE, min_blocks, tiny, unequal
-from numba_tconv.gradients.weight.split.tiles import choose, splits_of, tiles
+from numba_tconv.gradients.weight.split.tile import ALL, REST, WHOLE, tiny, unequal
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
@@ -34,8 +33,9 @@ def taps_of(problem, config):
     found = Counter()
     for tile in config.tiles:
         begin, end = whole if tile.part == REST else 0, whole if tile.part == WHOLE else problem.kernel_size
-        _, channel_tiles, parts, chunks = tile.counts(problem)
-        for channel_tile, part, chunk in product(range(channel_tiles), range(parts), range(chunks)):
+        division = tile.division(problem)
+        every = division.channel_tiles, division.phase_chunks, division.tap_chunks
+        for channel_tile, part, chunk in product(*map(range, every)):
             for pair in range(tile.channels * tile.phases):
                 c = channel_tile * tile.channels + pair // tile.phases
                 a = part * tile.phases + pair % tile.phases
@@ -73,9 +73,9 @@ def test_two_kinds_of_blocks_share_the_multiprocessors(gpu, dtype):
         assert whole.threads == rest.threads
         assert whole.min_blocks == rest.min_blocks
         for tile in config.tiles:
-            assert min_blocks(replace(tile, rest=None), gpu) >= config.min_blocks
-        assert config.shared_bytes == max(replace(whole, rest=None).shared_bytes, rest.shared_bytes)
-        assert config.copying_vectors().rest.x_vector == config.copying_vectors().x_vector == config.vector
+            assert min_blocks(replace(tile, rest_tile=None), gpu) >= config.min_blocks
+        assert config.shared_bytes == max(replace(whole, rest_tile=None).shared_bytes, rest.shared_bytes)
+        assert config.copying_vectors().rest_tile.x_vector == config.copying_vectors().x_vector == config.vector
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -89,7 +89,7 @@ def test_the_rest_is_cheaper_than_taps_that_phases_lack(batch):
         return milliseconds(problem, config, H200)(*splits_of(problem, config))
 
     ten, fifteen = (time(replace(problem, kernel_size=taps)) for taps in (10, 15))
-    assert choose(problem, F32).rest
+    assert choose(problem, F32).rest_tile
     assert ten <= time(problem) < min(1.2 * ten, 0.85 * fifteen)
 
 
@@ -167,7 +167,7 @@ def test_a_layer_has_few_tiles(name):
 def test_a_new_length_does_not_look_for_tiles(monkeypatch):
     problem = problem_of("seamless_u1")
     choose(problem, F32)
-    monkeypatch.setattr(grad_weight_tiles, "candidates", None)
+    monkeypatch.setattr(grad_weight_choose, "candidates", None)
     for length in (3, 50, 777, 12_345):
         choose(replace(problem, length=length, batch=2), F32)
 
@@ -175,12 +175,14 @@ def test_a_new_length_does_not_look_for_tiles(monkeypatch):
 def test_few_splits_are_looked_at(monkeypatch):
     """However long the sums are, and however many the blocks."""
     looked_at = []
-    monkeypatch.setattr(grad_weight_tiles, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False)
+    monkeypatch.setattr(
+        grad_weight_choose, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False
+    )
     for channels, length in ((64, 2**33), (8192, 2**20), (8192, 2**31), (1, 1)):
         problem = Problem(1, channels, channels, 4, length, stride=2)
         config = choose(problem, F32)
         looked_at.clear()
-        for splits, stages in grad_weight_tiles.divisions(problem, config, H200):
+        for splits, stages in grad_weight_choose.divisions(problem, config, H200):
             assert (splits - 1) * stages < config.stages(problem) <= splits * stages
             assert stages * config.block_l <= 8192
         assert 1 <= len(looked_at[0]) <= 32

@@ -29,5 +29,7 @@ def test_each_phase_of_a_window_has_a_thread(name, groups, dtype):
             assert fetched >= tile.window.width, "all columns"
             if name == "grad_weight_split":
                 pairs = tile.phases_of(problem) * out_per_group
-                _, channels_tiles, parts, _ = tile.counts(problem)
-                assert channels_tiles * tile.channels * parts * tile.phases >= pairs, "all pairs"
+                division = tile.division(problem)
+                assert division.channel_tiles * tile.channels * division.phase_chunks * tile.phases >= pairs, (
+                    "all pairs"
+                )

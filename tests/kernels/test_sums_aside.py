@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.gradients.input.tile import tile as grad_input_config
-from numba_tconv.gradients.input.tile.few import choose as choose_grad_input
+from numba_tconv.gradients.input.tile import choose as grad_input_choose
 from numba_tconv.gradients.input.tile.tile import PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY
 from numba_tconv.kernels.common.channel_parts import split
 from numba_tconv.kernels.k4_register_tile.cost import choose as choose_k4
@@ -21,7 +20,7 @@ def of(name, **changes):
 
 def test_only_float32_sums_are_put_aside():
     for dtype in (torch.float64, torch.bfloat16):
-        assert not grad_input_config.usual(of("encodec_u3"), dtype).partial
+        assert not grad_input_choose.usual(of("encodec_u3"), dtype).partial
 
 
 @pytest.mark.parametrize("direction", ["forward", "grad_input"])
@@ -37,7 +36,7 @@ def test_sums_are_no_longer_than_torchs(direction):
                 limit = max(192, min(256, problem.in_channels_per_group))  # torch adds up the taps' sums over them
                 depth = part.in_channels_per_group * taps
             else:
-                config = choose_grad_input(problem, F32)
+                config = grad_input_choose.choose(problem, F32)
                 terms = config.partial * config.channels * config.channel_taps
                 depth = problem.out_channels_per_group * problem.kernel_size // config.splits
                 limit = max(PARTIAL_TERMS, min(PARTIAL_TERMS_OF_MANY, depth // 2))

@@ -11,9 +11,9 @@ import pytest
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes
-from numba_tconv.gradients.input.tile import few as grad_input_few
+from numba_tconv.gradients.input.tile import choose as grad_input_choose
 from numba_tconv.gradients.input.tile import pack as grad_input_pack
-from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
+from numba_tconv.gradients.weight.split import choose as grad_weight_choose
 from numba_tconv.gradients.weight.split.kernel import make_kernel
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.kernels.common import rows as row_copy
@@ -154,7 +154,9 @@ def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
     """Neither takes registers from the other, and nothing is called."""
     rung = GRADIENTS["grad_weight_split"]
     config = rung.config(replace(workloads.get("seamless_u1").problem, batch=batch), F32).copying_vectors()
-    reports = [offline.report(make_kernel(c), HOPPER, c.shared_bytes) for c in (config, replace(config, rest=None))]
+    reports = [
+        offline.report(make_kernel(c), HOPPER, c.shared_bytes) for c in (config, replace(config, rest_tile=None))
+    ]
     for report in reports:
         check(report, min(255, REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
         assert not re.search(r"\bcall\b", report.ptx)
@@ -290,9 +292,9 @@ def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
 def test_the_kernels_beside_them_stay_in_their_registers(dtype):
-    config = grad_input_few.choose(workloads.get("kb79").problem, dtype)
+    config = grad_input_choose.choose(workloads.get("kb79").problem, dtype)
     second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
-    for kernel in (grad_input_pack.make_kernel(config, config.beside), second_stage):
+    for kernel in (grad_input_pack.make_kernel(config, config.overlaps_packing), second_stage):
         check(offline.report(kernel, HOPPER), 64)
 
 
@@ -303,8 +305,8 @@ def test_every_workload_has_a_tile(dtype, cc):
     for workload in workloads.WORKLOADS.values():
         problem = workload.problem
         for config in (
-            grad_input_few.choose(problem, dtype, device),
-            grad_weight_tiles.choose(problem, dtype, device),
+            grad_input_choose.choose(problem, dtype, device),
+            grad_weight_choose.choose(problem, dtype, device),
         ):
             need = config.shared_bytes + RESERVED_SHARED
             assert 1 <= config.min_blocks <= device.shared_per_multiprocessor // need, workload.name
@@ -324,7 +326,7 @@ MOST_TERMS = 128
 def test_float32_sums_are_short(reason):
     """The error of a sum grows with its length, and that of a sum of partial sums with their number."""
     problem = SUMS[reason]
-    config = grad_input_few.choose(problem, F32)
+    config = grad_input_choose.choose(problem, F32)
     depth = problem.out_channels_per_group * problem.kernel_size
     depth //= config.splits
     terms = config.partial * config.channels * config.channel_taps if config.partial else depth
@@ -332,8 +334,8 @@ def test_float32_sums_are_short(reason):
     assert terms <= max(most_terms, math.isqrt(depth))
     assert depth / terms <= max(MOST_TERMS, 2 * math.isqrt(depth))  # the partial sums are added, too
 
-    config = grad_weight_tiles.choose(problem, F32)
-    splits, length = grad_weight_tiles.splits_of(problem, config)
+    config = grad_weight_choose.choose(problem, F32)
+    splits, length = grad_weight_choose.splits_of(problem, config)
     assert (splits - 1) * length < config.stages(problem) <= splits * length
     for tile in config.tiles:
         length = -(-tile.stages(problem) // splits)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from numba_tconv.gradients.input.tile import kernel as grad_input_tile
-from numba_tconv.gradients.input.tile.few import choose
+from numba_tconv.gradients.input.tile.choose import choose
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.k4_register_tile import kernel as k4_register_tile
 from numba_tconv.kernels.k4_register_tile.cost import choose as choose_forward

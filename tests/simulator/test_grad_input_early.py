@@ -48,7 +48,7 @@ def test_each_thread_waits_before_it_copies_weights(reason, early, events):
     problem, rung = SMALL[reason], GRADIENTS["grad_input_tile"]
     g, x, w = gradient_operands(problem, F32)
     for tiny in rung.tiny_configs(problem, F32):
-        config, part = replace(tiny, early=early), split(problem, tiny.splits)
+        config, part = replace(tiny, early_launch=early), split(problem, tiny.splits)
         events.clear()
         result = poisoned_gradient(rung.of, problem, F32)
         rung.run(g, w, result, problem, config)

@@ -15,7 +15,10 @@ from numba_tconv.gradients import bias as grad_bias
 from numba_tconv.gradients import sum as grad_sum
 from numba_tconv.gradients import window as grad_window
 from numba_tconv.gradients.input.tile import kernel as grad_input_tile
+from numba_tconv.gradients.input.tile import producer as grad_input_producer
+from numba_tconv.gradients.weight.split import epilogue as grad_weight_epilogue
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
+from numba_tconv.gradients.weight.split import producer as grad_weight_producer
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS
@@ -80,39 +83,60 @@ def test_a_wrong_statement_is_caught(rung, mistake):
 
 # The module whose text is changed, the text, what it becomes, and the rung that must then fail.
 MISTAKES = {
-    "the last output left out": (grad_window, "o < out_length", "o < out_length - 1", "grad_input_tile"),
-    "the phase left out of the offset": (grad_window, "(tap + a) * dilation", "tap * dilation", "grad_weight_split"),
+    "the last output left out": (
+        grad_window,
+        "o < columns.out_length",
+        "o < columns.out_length - 1",
+        "grad_input_tile",
+    ),
+    "the phase left out of the offset": (
+        grad_window,
+        "(columns.tap + a) * dilation",
+        "columns.tap * dilation",
+        "grad_weight_split",
+    ),
     "a partial sum lost": (grad_input_tile, "if s >= partial:", "if s > partial:", "grad_input_tile"),
     "all channels in one place": (grad_window, "slot * hop + turn * channel_hop", "slot * hop", "grad_weight_split"),
     "columns fetched twice": (grad_window, "column + slot * hop, a)", "column, a)", "grad_input_tile"),
     "the table kept for the next phases": (grad_input_tile, "if channel == 0:", "if s < 0:", "grad_input_tile"),
     "the other buffer multiplied": (
         grad_input_tile,
-        "load_at, multiply_at = int32(0), int32(0)",
-        "load_at, multiply_at = int32(0), int32(stage)",
+        "load_slot, multiply_slot = int32(0), int32(0)",
+        "load_slot, multiply_slot = int32(0), int32(stage)",
         "grad_input_tile",
     ),
-    "the last position left out": (grad_weight_split, "i < length", "i < length - 1", "grad_weight_split"),
+    "the last position left out": (
+        grad_weight_producer,
+        "i < columns.length",
+        "i < columns.length - 1",
+        "grad_weight_split",
+    ),
     "a split without its end": (
         grad_weight_split,
         "while s < total",
         "while s < total - 1",
         "grad_weight_split",
     ),
-    "a slice not added": (grad_weight_split, "while z < slices", "while z < slices - 1", "grad_weight_split"),
-    "taps of a row as neighbours": (grad_weight_split, "a + b * rows", "a + b", "grad_weight_split"),
+    "a slice not added": (grad_weight_epilogue, "while z < slices", "while z < slices - 1", "grad_weight_split"),
+    "taps of a row as neighbours": (grad_weight_epilogue, "a + b * rows", "a + b", "grad_weight_split"),
     "the first split alone": (grad_sum, "first + z < splits", "first + z < 1", "grad_bias"),
     "only what was loaded last": (grad_bias, "total += float64(part)", "total = float64(part)", "grad_bias"),
     "a quarter instead of a half added": (grad_bias, "threads >> (h + 1)", "threads >> (h + 2)", "grad_bias"),
-    "splits that overlap": (grad_bias, "(split + 1) * split_length", "(split + 2) * split_length", "grad_bias"),
+    "splits that overlap": (
+        grad_bias,
+        "(split + 1) * sizes.split_length",
+        "(split + 2) * sizes.split_length",
+        "grad_bias",
+    ),
 }
-USERS = (grad_bias, grad_input_tile, grad_sum, grad_weight_split)
+KERNELS = (grad_bias, grad_input_tile, grad_sum, grad_weight_split)
+USERS = (*KERNELS, grad_input_producer, grad_weight_producer)  # modules that use what may be mistaken
 
 
 def forget_kernels():
-    for user in USERS:
-        user.make_kernel.cache_clear()
-        user._prepared.cache_clear()
+    for module in KERNELS:
+        module.make_kernel.cache_clear()
+        module._prepared.cache_clear()
 
 
 @pytest.fixture

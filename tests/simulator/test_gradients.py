@@ -12,9 +12,10 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.bias import splits_of
 from numba_tconv.gradients.input.parts import split
 from numba_tconv.gradients.input.tile import tile as grad_input_config
+from numba_tconv.gradients.input.tile.choose import JOINED
 from numba_tconv.gradients.weight.split import kernel as grad_weight_split
 from numba_tconv.gradients.weight.split import tile as grad_weight_config
-from numba_tconv.gradients.weight.split import tiles as grad_weight_tiles
+from numba_tconv.gradients.weight.split.choose import splits_of as splits_of_weight
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
 from numba_tconv.selection.gradient import GRADIENTS, grad_bias, grad_input, grad_weight
@@ -132,7 +133,7 @@ UNEQUAL = {
 def test_two_kinds_of_blocks(reason, dtype):
     """Those of whole rows of taps, and those of the rest."""
     rung, problem = GRADIENTS["grad_weight_split"], UNEQUAL[reason]
-    assert any(config.rest for config in rung.tiny_configs(problem, dtype))
+    assert any(config.rest_tile for config in rung.tiny_configs(problem, dtype))
     check(rung, problem, dtype)
 
 
@@ -142,9 +143,9 @@ def test_two_kinds_of_blocks_are_split_alike(monkeypatch):
     monkeypatch.setattr(device, "of", lambda index: gpu)
     problem = Problem(1, 2, 3, 5, 64, stride=2, padding=1)
     check(GRADIENTS["grad_weight_split"], problem, torch.float32)
-    of_two = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.rest]
-    splits = [grad_weight_tiles.splits_of(problem, config, gpu)[0] for config in of_two]
-    without = [config.rest.stages(problem) < count for config, count in zip(of_two, splits, strict=True)]
+    of_two = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.rest_tile]
+    splits = [splits_of_weight(problem, config, gpu)[0] for config in of_two]
+    without = [config.rest_tile.stages(problem) < count for config, count in zip(of_two, splits, strict=True)]
     assert {(count > 1, none) for count, none in zip(splits, without, strict=True)} >= {(True, False), (True, True)}
 
 
@@ -155,7 +156,7 @@ def test_blocks_of_whole_rows_leave_the_rest_alone(reason):
     g, x, _ = gradient_operands(problem, torch.float32)
     whole = problem.kernel_size // problem.taps.rows * problem.taps.rows
     for config in grad_weight_config.tiny(problem, torch.float32):
-        if config.rest:
+        if config.rest_tile:
             splits, launch = grad_weight_split._prepared.__wrapped__(
                 problem, config, torch.float32, g.stride(), x.stride(), False, SMALL_GPU
             )
@@ -196,7 +197,7 @@ def test_the_threads_of_joined_blocks():
     """Two groups of rows and four vectors of columns a thread, in one warp, of which two rows and most columns are
     behind the last ones; three stages, the sums put aside after each."""
     problem = Problem(1, 126, 3, 4, 9, stride=2, padding=1)
-    sizes = grad_input_config.JOINED | dict(block_m=128, block_n=32, partial=1)
+    sizes = JOINED._asdict() | dict(block_m=128, block_n=32, partial=1)
     config = grad_input_config.make(problem, torch.float32, 2, **sizes)
     g, x, w = gradient_operands(problem, torch.float32)
     oracle = references_gradient("grad_input", g, x, w, problem)
@@ -252,7 +253,7 @@ def test_the_reductions_are_split_into_several_stages():
     """Otherwise the tests above would not see how splits, stages and partial sums follow each other."""
     problem = SMALL["positions past one tile, strided"]
     tiny = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.partial]
-    splits = [grad_weight_tiles.splits_of(problem, config, SMALL_GPU) for config in tiny]
+    splits = [splits_of_weight(problem, config, SMALL_GPU) for config in tiny]
     assert any(count > 1 for count, _ in splits)
     assert any(length > 2 * config.partial for (_, length), config in zip(splits, tiny, strict=True))
     assert any(

@@ -1,9 +1,8 @@
 """grad_input_planes: the gradient for the input as a transposed convolution on the forward rungs.
 
-By pairs of an output channel and a phase (gradients/planes.py) the gradient is a correlation without a stride, and so a
-transposed convolution of stride 1 with the taps in the opposite order. k6, k5 and, in float64, k5_dmma compute it: the
-planes are the input, the input channels the output channels, and the taps those of one row. With stride 1 grad_output
-is its own plane."""
+By pairs of an output channel and a phase (gradients/planes.py) the gradient is a transposed convolution of stride 1,
+with the planes as input and the taps of one row in the opposite order. k6, k5 and, in float64, k5_dmma compute it. With
+stride 1 grad_output is its own plane."""
 
 from __future__ import annotations
 
@@ -31,13 +30,11 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # in order of preference
 
-
-# Limit in 16 bits with few phases, because each call reorders weights.
-MOST_WEIGHTS = 1 << 20
+MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases, because each call reorders weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
-    """Whether the transposed convolution reads grad_output itself, not planes of it."""
+    """Whether the transposed convolution reads grad_output itself, not planes."""
     p = problem
     return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
 
@@ -56,9 +53,7 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), from ``weight`` (C_in, C_out/groups, K).
-
-    The taps of a row are in the opposite order; taps that a row lacks are zeros."""
+    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), with zeros for taps that a row lacks."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size
@@ -101,8 +96,7 @@ class InputPlanes(GradientRung):
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The planes' configuration or None, the forward rung's name, and its configuration for a contiguous
-        grad_output."""
+        """Planes' configuration or None, forward rung's name, its configuration for a contiguous grad_output."""
         precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
         apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)

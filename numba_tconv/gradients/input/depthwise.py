@@ -1,19 +1,20 @@
 """grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
 
-The gradient is a correlation of grad_output with the weight, in steps of the stride. A thread computes neighbouring
-positions from one run of grad_output, loaded in 16-byte vectors; runs of neighbouring threads overlap in the L1 cache.
-Weights stay in registers."""
+A thread computes neighbouring positions from one run of grad_output, loaded in 16-byte vectors; runs of neighbouring
+threads overlap in the L1 cache. Weights stay in registers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, int32, int64, types, uint32, uint64
+from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
+from numba_tconv.gradients.arguments import PlacedSignal, Weight, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.depthwise.rows import (
     MOST_PRODUCTS,
@@ -31,7 +32,7 @@ from numba_tconv.kernels.depthwise.rows import (
 from numba_tconv.kernels.rung import cuda_core_reason
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,28 @@ class Config(Meeting):
     threads: int = 128
     passes: int = 8  # of a thread, at most
     min_blocks: int = 8
-    in_place: bool = False  # convert in place, by code for each place of the first element
+    in_place: bool = False  # convert in place, by code for each alignment of a run
 
     @property
     def products(self) -> tuple:
-        """(sum = position, weight = tap, element = place in the window) of every product."""
+        """(position, tap, place in the window) of every product."""
         return self.meetings
+
+
+class Placed(NamedTuple):
+    """grad_input, contiguous."""
+
+    data: object
+    offset: int  # elements from a multiple of 16 bytes to the first
+
+
+class Sizes(NamedTuple):
+    length: int
+    out_length: int
+    padding: int
+    rows: int  # of grad_input, over all samples
+    in_channels: int
+    passes: int
 
 
 @cache
@@ -72,78 +89,79 @@ def make_kernel(config: Config) -> Kernel:
         cases = placed(config.products, vector)
         multiply_in_place = multiply_runs(element, cases, positions, vector, vectors_of(element, window), 1)
 
-    def grad_input_depthwise(
-        g, g_offset, g_n, g_c, g_l, w, w_i, w_o, w_k, grad, grad_offset, length, out_length, padding, row_count,
-        in_channels, passes,
-    ):  # fmt: skip
+    def grad_input_depthwise(grad_output, weight, grad_input, sizes):
         values = cuda.local.array(window, dtype=accumulator)
         weights = cuda.local.array(kernel_size, dtype=accumulator)
         part = cuda.local.array(positions, dtype=accumulator)
         total = cuda.local.array(positions, dtype=accumulator)
+        g, stride_c, stride_l = grad_output.data, grad_output.stride_c, grad_output.stride_l
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
         row = int64(cuda.blockIdx.x) * teams + team  # over all channels of all samples
-        if row >= row_count:
+        if row >= sizes.rows:
             return
-        n = int64(uint32(row) // uint32(in_channels))
-        channel = row - n * in_channels
-        source = n * g_n + channel // in_per_group * out_per_group * g_c
-        w_at = channel * w_i
+        n = int64(uint32(row) // uint32(sizes.in_channels))
+        channel = row - n * sizes.in_channels
+        source = n * grad_output.stride_n + channel // in_per_group * out_per_group * stride_c
+        w = channel * weight.stride_ci
         if single:
-            fetch_weights(weights, w, w_at, w_k, int32(0), int32(kernel_size))
-        target = row * length
-        length, out_length = int32(length), int32(out_length)
+            fetch_weights(weights, weight.data, w, weight.stride_k, int32(0), int32(kernel_size))
+        target = row * sizes.length
+        length, out_length = int32(sizes.length), int32(sizes.out_length)
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
-        if stretch * passes * hop >= length + vector:
+        if stretch * sizes.passes * hop >= length + vector:
             return
-        first = int32(stretch * passes * hop)
-        end = int32(first + passes * hop)
+        first = int32(stretch * sizes.passes * hop)
+        end = int32(first + sizes.passes * hop)
         i = int32(first + lane * positions)
         if whole:  # vectors begin at multiples of 16 bytes
-            early = int32((grad_offset + target) & (vector - 1))
-            i = int32(i - early)
-            end = int32(end - early)
+            shift = int32((grad_input.offset + target) & (vector - 1))
+            i = int32(i - shift)
+            end = int32(end - shift)
         while i < end and i < length:
-            begin = int32(i * stride - padding)
+            begin = int32(i * stride - sizes.padding)
             for z in range(positions):
                 total[z] = accumulator(0)
             for j in range(out_per_group):
-                at = source + j * g_c + begin
-                skip = int32((g_offset + at) & (vector - 1))
-                at -= skip
+                run = source + j * stride_c + begin
+                skip = int32((grad_output.offset + run) & (vector - 1))
+                run -= skip
                 for z in range(positions):
                     part[z] = accumulator(0)
                 if not single:
-                    fetch_weights(weights, w, w_at + j * w_o, w_k, int32(0), int32(kernel_size))
-                inside = g_l == 1 and begin >= 0 and begin + window <= out_length and at >= 0 and at + span <= g.size
+                    fetch_weights(weights, weight.data, w + j * weight.stride_co, weight.stride_k, int32(0),
+                                  int32(kernel_size))  # fmt: skip
+                inside = (
+                    stride_l == 1 and begin >= 0 and begin + window <= out_length and run >= 0 and run + span <= g.size
+                )
                 if in_place:
                     if inside:
-                        multiply_in_place(part, weights, g, at, int32(0), skip)
+                        multiply_in_place(part, weights, g, run, int32(0), skip)
                 elif inside:
-                    fetch(values, g, at, skip)
+                    fetch(values, g, run, skip)
                 if not inside:
-                    fetch_guarded(values, g, source + j * g_c, g_l, begin, out_length)
+                    fetch_guarded(values, g, source + j * stride_c, stride_l, begin, out_length)
                 if not in_place or not inside:
                     multiply(part, weights, values, 0)
                 for z in range(positions):
                     total[z] += part[z]
             if whole and i >= 0 and i + positions <= length:
-                put(grad, target + i, total, 0)
+                put(grad_input.data, target + i, total, 0)
             else:
                 for z in range(positions):
                     if i + z >= 0 and i + z < length:
-                        grad[uint64(target + i + z)] = store(total[z])
+                        grad_input.data[uint64(target + i + z)] = store(total[z])
             i = int32(i + hop)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 4, stored, *integers * 3, stored, *integers * 7)
+    stored = element.storage
+    signature = (tensor(PlacedSignal, stored), tensor(Weight, stored), tensor(Placed, stored), integers(Sizes))
     name, threads = "grad_input_depthwise", config.threads
     return Kernel(name, grad_input_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """The configuration with as many positions a thread as registers and straight-line code allow."""
+    """As many positions a thread as registers and straight-line code allow."""
     p, most = problem, 16 // dtype.itemsize
     sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
     counts = [most >> e for e in range(4) if most >> e]
@@ -156,8 +174,7 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a problem: narrow teams for short rows, a register budget by window and weights, and more passes with
-    one position a thread, to amortise loads of weights."""
+    """Narrow teams for short rows, a register budget by window and weights, more passes with one position a thread."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
@@ -208,15 +225,16 @@ def _prepared(
     g_offset: int,
     result_offset: int,
 ) -> Prepared:
-    """``g_offset``, ``result_offset``: elements from a multiple of 16 bytes to the tensor's first."""
     p, config = problem, config or choose(problem, dtype)
     rows = p.batch * p.in_channels
     # The first vector may begin before the row.
     passes, stretches = split(rows, -(-(p.length + config.vector - 1) // config.positions), config)
+    g = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides)
+    w = alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides)
     return make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
-        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
-        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
-        *(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
-        *(p.length, p.out_length, p.padding, rows, p.in_channels, passes),
+        PlacedSignal(g, g_offset, *g_strides),
+        Weight(w, *w_strides),
+        Placed(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
+        of_problem(Sizes, p, rows=rows, passes=passes),
     )

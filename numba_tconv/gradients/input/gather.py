@@ -1,16 +1,17 @@
 """grad_input_gather: one thread an element of grad_input, for every problem on every GPU.
 
-x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``: the gradient is a strided correlation of
-grad_output with the weight. The range of taps is computed before the loops, which test nothing."""
+x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``. The range of taps is computed before the loops."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, types, uint64
+from numba import cuda, uint64
 
+from numba_tconv.gradients.arguments import Signal, Weight, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.rung import SUM_CHANNELS, cuda_core_reason
 from numba_tconv.runtime.elements import ELEMENTS
@@ -23,42 +24,52 @@ class Config:
     threads: int = 256
 
 
+class Sizes(NamedTuple):
+    length: int
+    out_length: int
+    in_channels: int
+    in_channels_per_group: int
+    out_channels_per_group: int
+    kernel_size: int
+    stride: int
+    padding: int
+    dilation: int
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     element = ELEMENTS[config.dtype]
     load, store, accumulator = element.load, element.store, element.accumulator
 
-    def grad_input_gather(
-        g, g_n, g_c, g_l, w, w_i, w_o, w_k, grad, length, out_length, in_channels, in_per_group, out_per_group, taps,
-        stride, padding, dilation,
-    ):  # fmt: skip
+    def grad_input_gather(grad_output, weight, grad_input, sizes):
         thread = cuda.grid(1)
-        if thread >= grad.size:
+        if thread >= grad_input.size:
             return
-        row, i = divmod(thread, length)
-        n, ci = divmod(row, in_channels)
+        row, i = divmod(thread, sizes.length)
+        n, ci = divmod(row, sizes.in_channels)
 
-        start = i * stride - padding  # the output that tap 0 reaches
-        begin = max(0, -(start // dilation))
-        end = min(taps, (out_length - 1 - start) // dilation + 1)
+        first_output = i * sizes.stride - sizes.padding  # that tap 0 reaches
+        first_tap = max(0, -(first_output // sizes.dilation))
+        end = min(sizes.kernel_size, (sizes.out_length - 1 - first_output) // sizes.dilation + 1)
 
         # The longer loop is inside; its addresses advance by a constant.
-        g_group = n * g_n + ci // in_per_group * out_per_group * g_c
+        first_co = ci // sizes.in_channels_per_group * sizes.out_channels_per_group
+        group = n * grad_output.stride_n + first_co * grad_output.stride_c
         total = accumulator(0)
-        for k in range(begin, end):
-            g_at = g_group + (start + k * dilation) * g_l
-            w_at = ci * w_i + k * w_k
-            for c in range(0, out_per_group, SUM_CHANNELS):
+        for k in range(first_tap, end):
+            g = group + (first_output + k * sizes.dilation) * grad_output.stride_l
+            w = ci * weight.stride_ci + k * weight.stride_k
+            for c in range(0, sizes.out_channels_per_group, SUM_CHANNELS):
                 part = accumulator(0)
-                for _ in range(min(SUM_CHANNELS, out_per_group - c)):
-                    part += load(g[uint64(g_at)]) * load(w[uint64(w_at)])
-                    g_at += g_c
-                    w_at += w_o
+                for _ in range(min(SUM_CHANNELS, sizes.out_channels_per_group - c)):
+                    part += load(grad_output.data[uint64(g)]) * load(weight.data[uint64(w)])
+                    g += grad_output.stride_c
+                    w += weight.stride_co
                 total += part
-        grad[uint64(thread)] = store(total)
+        grad_input[uint64(thread)] = store(total)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 3, stored, *integers * 3, stored, *integers * 9)
+    stored = element.storage
+    signature = (tensor(Signal, stored), tensor(Weight, stored), flat(stored), integers(Sizes))
     return Kernel("grad_input_gather", grad_input_gather, signature, config.threads, key=repr(config))
 
 
@@ -82,9 +93,5 @@ class InputGather(GradientRung):
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)
         p, (g, w, gx) = problem, (alike(one.shape, one.dtype, one.strides) for one in (grad_output, weight, result))
-        return make_kernel(config).prepare(
-            -(-gx.numel() // config.threads),
-            *(g, *g.stride(), w, *w.stride(), gx, p.length, p.out_length),
-            *(p.in_channels, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-            *(p.stride, p.padding, p.dilation),
-        )
+        blocks, sizes = -(-gx.numel() // config.threads), of_problem(Sizes, p)
+        return make_kernel(config).prepare(blocks, Signal(g, *g.stride()), Weight(w, *w.stride()), gx, sizes)

@@ -1,20 +1,21 @@
 """grad_weight_depthwise: few channels a group. Memory is the limit: input and grad_output are read in vectors.
 
-A pair of an input and an output channel has one sum a tap, over all samples and positions, which blocks split. A thread
-loads neighbouring positions and the run of grad_output that their taps meet; its sums stay in registers and have at
-most PARTIAL_TERMS products, which bounds the rounding error. A block adds its threads' sums in float64, and
-gradients/sum.py those of the blocks, in a fixed order."""
+A pair of an input and an output channel has one sum a tap, over all positions, which blocks split. A thread loads
+neighbouring positions and the run of grad_output that their taps meet; its sums stay in registers and have at most
+PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py those of the blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, float64, int32, int64, types, uint64
+from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
+from numba_tconv.gradients.arguments import PlacedSignal, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
@@ -33,7 +34,7 @@ from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs,
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-PARTIAL_TERMS = 128  # products of one sum: its error grows with their number
+PARTIAL_TERMS = 128  # products of one sum, for its rounding error
 SUMMANDS = 8  # partial sums of each tap after a block's first step
 MOST_BLOCKS = 2**31 - 1
 
@@ -48,12 +49,24 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # convert grad_output in place, by code for each place of the first element
+    in_place: bool = False  # convert grad_output in place, by code for each alignment of a run
 
     @cached_property
     def products(self) -> tuple:
-        """(sum = tap, input = position, element = place in the window) of every product."""
+        """(tap, position, place in the window) of every product."""
         return tuple((tap, position, place) for position, tap, place in self.meetings)
+
+
+class Sizes(NamedTuple):
+    batch: int
+    length: int
+    out_length: int
+    padding: int
+    pairs: int  # of an input channel and an output channel
+    in_channels_per_group: int
+    out_channels_per_group: int
+    vectors: int  # of a sample
+    split_vectors: int  # of a split
 
 
 @cache
@@ -72,10 +85,7 @@ def make_kernel(config: Config) -> Kernel:
         multiply_in_place = multiply_runs(element, cases, kernel_size, vector, vectors_of(element, window), 1)
     shared_sums, shared_parts = kernel_size * pitch, kernel_size * SUMMANDS
 
-    def grad_weight_depthwise(
-        g, g_offset, g_n, g_c, g_l, x, x_offset, x_n, x_c, x_l, partials, batch, length, out_length, padding, pairs,
-        in_per_group, out_per_group, vectors, split_vectors,
-    ):  # fmt: skip
+    def grad_weight_depthwise(grad_output, x, partials, sizes):
         shared = cuda.shared.array(shared_sums, dtype=accumulator)
         parts = cuda.shared.array(shared_parts, dtype=float64)
         xs = cuda.local.array(positions, dtype=accumulator)
@@ -85,51 +95,58 @@ def make_kernel(config: Config) -> Kernel:
             sums[k] = accumulator(0)
 
         thread = int32(cuda.threadIdx.x)
-        split, pair = divmod(int64(cuda.blockIdx.x), pairs)
+        split, pair = divmod(int64(cuda.blockIdx.x), sizes.pairs)
+        out_per_group = sizes.out_channels_per_group
         channel = pair // out_per_group
-        out_channel = channel // in_per_group * out_per_group + pair - channel * out_per_group
-        x_row, g_row = channel * x_c, out_channel * g_c
-        v = split * split_vectors + thread  # over all samples, each of ``vectors`` vectors
-        end = min((split + 1) * split_vectors, batch * vectors)
-        length, out_length, vectors = int32(length), int32(out_length), int32(vectors)
-        left = int32((end - v + threads - 1) // threads)
+        out_channel = channel // sizes.in_channels_per_group * out_per_group + pair - channel * out_per_group
+        x_row, g_row = channel * x.stride_c, out_channel * grad_output.stride_c
+        v = split * sizes.split_vectors + thread  # over all samples, each of sizes.vectors vectors
+        end = min((split + 1) * sizes.split_vectors, sizes.batch * sizes.vectors)
+        length, out_length, vectors = int32(sizes.length), int32(sizes.out_length), int32(sizes.vectors)
+        passes_left = int32((end - v + threads - 1) // threads)
         # A constant advance needs no division.
         n = v // vectors
         q = int32(v - n * vectors)
-        x_row += n * x_n
-        g_row += n * g_n
+        x_row += n * x.stride_n
+        g_row += n * grad_output.stride_n
         hop_n = int64(threads // vectors)
         hop_q = int32(threads - hop_n * vectors)
-        while left > 0:
+        while passes_left > 0:
             i = int32(q * positions)
-            x_at = x_row + i
-            skip = int32((x_offset + x_at) & (vector - 1))
-            x_at -= skip
-            if x_l == 1 and i + positions <= length and x_at >= 0 and x_at + x_span <= x.size:
-                fetch_x(xs, x, x_at, skip)
+            run = x_row + i
+            skip = int32((x.offset + run) & (vector - 1))
+            run -= skip
+            if x.stride_l == 1 and i + positions <= length and run >= 0 and run + x_span <= x.data.size:
+                fetch_x(xs, x.data, run, skip)
             else:
-                fetch_x_guarded(xs, x, x_row, x_l, i, length)
-            begin = int32(i * stride - padding)
-            g_at = g_row + begin
-            skip = int32((g_offset + g_at) & (vector - 1))
-            g_at -= skip
-            inside = g_l == 1 and begin >= 0 and begin + window <= out_length and g_at >= 0 and g_at + g_span <= g.size
+                fetch_x_guarded(xs, x.data, x_row, x.stride_l, i, length)
+            begin = int32(i * stride - sizes.padding)
+            run = g_row + begin
+            skip = int32((grad_output.offset + run) & (vector - 1))
+            run -= skip
+            inside = (
+                grad_output.stride_l == 1
+                and begin >= 0
+                and begin + window <= out_length
+                and run >= 0
+                and run + g_span <= grad_output.data.size
+            )
             if in_place:
                 if inside:
-                    multiply_in_place(sums, xs, g, g_at, int32(0), skip)
+                    multiply_in_place(sums, xs, grad_output.data, run, int32(0), skip)
             elif inside:
-                fetch_g(gs, g, g_at, skip)
+                fetch_g(gs, grad_output.data, run, skip)
             if not inside:
-                fetch_g_guarded(gs, g, g_row, g_l, begin, out_length)
+                fetch_g_guarded(gs, grad_output.data, g_row, grad_output.stride_l, begin, out_length)
             if not in_place or not inside:
                 multiply(sums, xs, gs, 0)
-            left = int32(left - 1)
-            x_row += hop_n * x_n
-            g_row += hop_n * g_n
+            passes_left = int32(passes_left - 1)
+            x_row += hop_n * x.stride_n
+            g_row += hop_n * grad_output.stride_n
             q = int32(q + hop_q)
             if q >= vectors:
-                x_row += x_n
-                g_row += g_n
+                x_row += x.stride_n
+                g_row += grad_output.stride_n
                 q = int32(q - vectors)
 
         for k in range(kernel_size):
@@ -138,9 +155,9 @@ def make_kernel(config: Config) -> Kernel:
         e = thread
         while e < kernel_size * SUMMANDS:
             value = float64(0)
-            at = int32(e // SUMMANDS * pitch + e % SUMMANDS)
+            first_sum = int32(e // SUMMANDS * pitch + e % SUMMANDS)
             for z in range(threads // SUMMANDS):
-                value += float64(shared[uint64(at + z * SUMMANDS)])
+                value += float64(shared[uint64(first_sum + z * SUMMANDS)])
             parts[uint64(e)] = value
             e = int32(e + threads)
         cuda.syncthreads()
@@ -149,17 +166,17 @@ def make_kernel(config: Config) -> Kernel:
             value = float64(0)
             for z in range(SUMMANDS):
                 value += parts[uint64(e * SUMMANDS + z)]
-            partials[uint64((split * pairs + pair) * kernel_size + e)] = accumulator(value)
+            partials[uint64((split * sizes.pairs + pair) * kernel_size + e)] = accumulator(value)
             e = int32(e + threads)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 4, stored, *integers * 4, flat(accumulator), *integers * 9)
+    signal = tensor(PlacedSignal, element.storage)
+    signature = (signal, signal, flat(accumulator), integers(Sizes))
     name = "grad_weight_depthwise"
     return Kernel(name, grad_weight_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """The configuration with as many positions a thread as registers and straight-line code allow."""
+    """As many positions a thread as registers and straight-line code allow."""
     most = 16 // dtype.itemsize
     for positions in (most >> e for e in range(4) if most >> e):
         config = Config(dtype, problem.taps, positions, **tile)
@@ -170,7 +187,7 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a problem: the window and the sums set the register budget; few registers allow larger blocks."""
+    """The window and the sums set the register budget; few registers allow larger blocks."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
@@ -231,17 +248,16 @@ def _prepared(
     g_offset: int,
     x_offset: int,
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. ``g_offset``, ``x_offset``: elements from a multiple of 16 bytes to the tensor's
-    first."""
+    """Splits, and the launch."""
     p, config = problem, config or choose(problem, dtype)
     vectors, splits, split_vectors = splits_of(p, config)
     pairs = p.in_channels * p.out_channels_per_group
+    sizes = of_problem(Sizes, p, pairs=pairs, vectors=vectors, split_vectors=split_vectors)
     launch = make_kernel(config).prepare(
         splits * pairs,
-        *(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
-        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        PlacedSignal(alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), g_offset, *g_strides),
+        PlacedSignal(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
         alike((splits * pairs * p.kernel_size,), accumulator_of(dtype)),
-        *(p.batch, p.length, p.out_length, p.padding, pairs, p.in_channels_per_group, p.out_channels_per_group),
-        *(vectors, split_vectors),
+        sizes,
     )
     return splits, launch

@@ -1,13 +1,14 @@
-"""Tiles of grad_input_tile: configurations, the cost model, and the tile of a problem.
+"""The configuration of grad_input_tile: what a block holds.
 
-m counts rows (input channels of a group), n counts columns (positions of all samples, gradients/window.py), and the
-depth counts pairs of an output channel and a phase. A block computes ``block_m x block_n`` sums from ``pairs`` pairs a
-stage. A warp is ``lanes_m`` by ``32 / lanes_m`` threads; a thread holds ``thread_m x thread_n`` sums."""
+m counts input channels of a group, n columns (positions of all samples, gradients/window.py), and the depth pairs of an
+output channel and a phase. A block has ``block_m x block_n`` sums and ``pairs`` pairs a stage, a warp ``lanes_m`` by
+``32 / lanes_m`` threads, a thread ``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -15,26 +16,24 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import split
 from numba_tconv.gradients.window import Window, columns, split_phases, split_taps
 from numba_tconv.kernels.common.register_tile import WarpTile
-from numba_tconv.kernels.common.sectors import ENTRY, entries_before
-from numba_tconv.runtime.device import H200, RESERVED_SHARED, Device
+from numba_tconv.kernels.common.sectors import entries_before
 from numba_tconv.runtime.elements import ELEMENTS
 
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
-UNROLL_LIMIT = 400  # multiply-adds of a pair, which are all unrolled
+UNROLL_LIMIT = 400  # multiply-adds of a pair, all unrolled
 TURN = 512  # multiply-adds of a thread in a turn of the loop
 MOST_PAIRS = 16  # of a stage
-STAGE_BYTES = 18 * 1024  # most bytes of a stage of several pairs
-STAGE_BYTES_ALONE = 32 * 1024  # where a thread has LARGE sums, and none is put aside
-# In multiply-adds: a vector loaded, an element copied, a column located in memory, a stage's overhead.
-SHARED_LOAD, COPY, FIND, STAGE = 3, 8, 60, 240
-AIM = 3  # instructions, about, that read a column's place
-ASIDE = 3  # cost of putting a sum aside
-WARPS = 4  # warps at which a multiprocessor reaches half its speed; those of LARGE sums a thread count double
-LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; warps of such that take as long as fewer
-ALONE = 40  # a guess: multiply-adds a sum while a lone block waits and stores
-# Products, about, that a float32 sum takes before it is put aside, if few in all and if MANY: its error grows with its
-# length.
+LOCATING = 3  # instructions, about, that look up a column
+# Products, about, of a float32 partial sum, if few in all and if MANY, for its rounding error.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
+
+
+class Depth(NamedTuple):
+    """A stage is one of each; channel chunks run fastest, then phase chunks."""
+
+    tap_chunks: int
+    channel_chunks: int
+    phase_chunks: int
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,25 @@ class Config(WarpTile):
     min_blocks: int  # blocks on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     stages: int = 2
-    # In a stage of all phases and taps: the phases of tap_chunk taps, before those of one less; 0: none has less.
+    # In a stage of all taps: the phases of tap_chunk taps, before those of one less; 0: none has less.
     long_phases: int = 0
-    splits: int = 1  # parts of the output channels (few.py)
-    early: bool = False  # kernels are launched before their predecessors end (Kernel.prepare)
-    beside: bool = False  # the main kernel begins beside the packing one (few.py)
+    splits: int = 1  # of the output channels (split-K)
+    early_launch: bool = False  # see Kernel.prepare
+    overlaps_packing: bool = False  # the main kernel begins while the weights are packed
 
     @property
     def alone(self) -> Config:
-        """The configuration that the main kernel is compiled for, without ``splits`` and ``beside``."""
-        return replace(self, splits=1, beside=False)
+        """What the main kernel is compiled for."""
+        return replace(self, splits=1, overlaps_packing=False)
 
     @property
     def early_sums(self) -> bool:
-        """``early``, under the name that partial_sum.kernels_of reads."""
-        return self.early
+        """``early_launch``, under the name that partial_sum.kernels_of reads."""
+        return self.early_launch
 
     @property
     def vector_m(self) -> int:
-        """Neighbouring rows of a thread, whose weights one load may fetch."""
+        """Neighbouring rows of a thread: their weights are one load."""
         return min(self.vector, self.thread_m)
 
     @property
@@ -83,23 +82,23 @@ class Config(WarpTile):
 
     @property
     def pairs_a_turn(self) -> int:
-        """Pairs in one turn of the loop: with several, loads of one overlap products of another."""
+        """Pairs in a turn of the loop: loads of one overlap products of another."""
         products = self.tap_chunk * self.thread_m * self.thread_n
         return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
 
     @property
     def short_a_turn(self) -> int:
-        """Pairs with a tap less in one turn of the loop."""
+        """Pairs with a tap less in a turn of the loop."""
         return math.gcd(self.phases - self.long_phases, 2)
 
     @property
     def halo(self) -> int:
-        """Columns after the block that its taps reach, in whole vectors."""
+        """Columns after the block's that taps reach, in whole vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def pitch(self) -> int:
-        """Elements between two rows of a window: phases written together go to different banks."""
+        """Elements between two rows: phases written together go to different banks."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -113,34 +112,34 @@ class Config(WarpTile):
             self.block_n + (self.tap_chunk - 1) * self.taps.step,
             self.pitch,
             self.threads,
-            AIM,
+            LOCATING,
             whole=self.whole_channels,
         )
 
     @property
     def table(self) -> int:
-        """Columns of the window in all its phases, each of which is located once."""
+        """Columns of the window in all its phases."""
         return self.window.width * self.phases
 
     @property
     def entries(self) -> int:
-        """Entries of the table, enlarged so that copies of weights take whole sectors (kernels/common/sectors.py)."""
+        """Entries of the table, so many that copies of weights take whole sectors (kernels/common/sectors.py)."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
     def g_stage(self) -> int:
-        """Elements of grad_output in one stage."""
+        """Elements of grad_output in a stage."""
         return self.pairs * self.pitch
 
     @property
     def channel_taps(self) -> int:
-        """Taps of one channel in a stage, of all its phases."""
+        """Taps of a channel in a stage, of all its phases."""
         short_phases = self.phases - self.long_phases if self.long_phases else 0
         return self.phases * self.tap_chunk - short_phases
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in one stage, in whole vectors."""
+        """Packed weights in a stage, in whole vectors."""
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
@@ -150,12 +149,12 @@ class Config(WarpTile):
 
     @property
     def partials(self) -> int:
-        """Offset of the partial sums in shared memory, in elements: behind the stages."""
+        """Element of shared memory where partial sums begin."""
         return self.stages * (self.g_stage + self.w_stage)
 
     @property
     def result_pitch(self) -> int:
-        """Row length of the staged result; one vector more than the tile, so that rows start in other banks."""
+        """Elements of a row of the staged result: rows start in other banks."""
         return self.block_n + self.vector
 
     @property
@@ -170,8 +169,7 @@ class Config(WarpTile):
     def columns(self, problem: Problem) -> tuple[int, int]:
         """Columns between the starts of two samples, as tiles count and as windows count.
 
-        Samples lie end to end, separated by columns that only windows read; or each begins a tile, where that takes
-        fewer."""
+        Samples lie end to end, or each begins a tile, where that takes fewer."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
         end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)
@@ -180,52 +178,17 @@ class Config(WarpTile):
         return in_windows, in_windows
 
     def column_tiles(self, problem: Problem) -> int:
-        of_tiles, _ = self.columns(problem)  # columns after the last position need no tile
+        of_tiles, _ = self.columns(problem)
         return -(-((problem.batch - 1) * of_tiles + problem.length) // self.block_n)
 
-    def depth(self, problem: Problem) -> tuple[int, int, int]:
-        """Tap chunks, channel chunks and parts of the phases. A stage is one of each; channel chunks run fastest."""
+    def depth(self, problem: Problem) -> Depth:
         tap_chunks = -(-problem.taps.taps_per_row // self.tap_chunk)
         phases = min(problem.taps.rows, problem.kernel_size)
-        return tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases)
-
-
-# Tiles by the size of an element: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
-TILES = {
-    4: (
-        (128, 128, 16, 8, 8, 2),
-        (128, 128, 8, 8, 8, 2),
-        (64, 128, 8, 8, 8, 4),
-        (32, 256, 8, 8, 4, 3),
-        (16, 256, 4, 8, 4, 4),
-        (8, 512, 4, 8, 2, 4),
-        (4, 512, 4, 4, 1, 4),
-        (2, 512, 2, 4, 1, 6),
-        (1, 512, 1, 4, 1, 6),
-        (32, 64, 4, 4, 4, 6),
-        (16, 64, 4, 4, 4, 8),
-    ),
-    8: (
-        (64, 64, 4, 8, 8, 2),
-        (32, 128, 4, 8, 8, 2),
-        (16, 256, 4, 8, 4, 2),
-        (8, 256, 4, 8, 2, 4),
-        (4, 256, 4, 4, 1, 4),
-        (1, 256, 1, 4, 1, 6),
-        (16, 32, 2, 4, 4, 8),
-    ),
-}
-
-# For float32 rows that powers of two leave partly empty, such as 192 channels.
-TALL = (192, 96, 12, 12, 16, 2)
-
-# Two blocks of 128 x 128 on a multiprocessor, as one.
-JOINED = dict(block_m=256, block_n=128, thread_m=8, thread_n=16, lanes_m=16, min_blocks=1)
-CLEARLY = 0.98  # share of other tiles' estimated time below which JOINED and TALL are taken
+        return Depth(tap_chunks, -(-problem.out_channels_per_group // self.channels), -(-phases // self.phases))
 
 
 def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:
-    """Make the configuration of a tile, with what follows from the problem."""
+    """The configuration of a tile, with what follows from the problem."""
     t = problem.taps
     sums = tile["thread_m"] * tile["thread_n"]
     by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
@@ -253,103 +216,8 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     return config
 
 
-def shared_need(config: Config) -> int:
-    """Bytes of a multiprocessor's shared memory that a block takes, with the table of the window's columns."""
-    return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
-
-
-def with_stages(problem: Problem, dtype: torch.dtype, sizes: tuple, device: Device) -> Config | None:
-    """A tile of ``sizes``, as in TILES, with the deepest stage within the limits; None where not even one block fits.
-
-    Less shared memory reduces ``min_blocks``."""
-    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks")
-    tile, pairs, blocks = dict(zip(names, sizes, strict=True)), MOST_PAIRS, 0
-    large = tile["thread_m"] * tile["thread_n"] >= LARGE
-    while pairs:
-        config = make(problem, dtype, pairs, **tile)
-        blocks = min(config.min_blocks, device.shared_per_multiprocessor // shared_need(config))
-        if blocks > 1 and config.stage_bytes <= (STAGE_BYTES_ALONE if large and not config.partial else STAGE_BYTES):
-            return replace(config, min_blocks=blocks)
-        pairs //= 2
-    return replace(config, min_blocks=blocks) if blocks else None
-
-
-def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Config]:
-    """Every tile of TILES that fits."""
-    tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    return [config for sizes in tiles if (config := with_stages(problem, dtype, sizes, device))]
-
-
-def turns(problem: Problem, config: Config, device: Device) -> int:
-    """Blocks that a multiprocessor gets, at most."""
-    blocks = config.column_tiles(problem) * config.row_tiles(problem) * problem.groups
-    return -(-blocks // device.multiprocessors)
-
-
-def joined(problem: Problem, tile: Config, device: Device):
-    """Two float32 blocks of ``tile`` on a multiprocessor as one block, with every stage at least as deep.
-
-    It yields nothing where more rows, columns or multiprocessors would idle."""
-    pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
-    if tile.dtype != torch.float32 or pair != (JOINED["block_m"], JOINED["block_n"], LARGE, 2):
-        return
-    for config in joined_stages(problem, device):
-        if config.pairs >= tile.pairs and 2 * turns(problem, config, device) <= turns(problem, tile, device):
-            yield config
-
-
-def joined_stages(problem: Problem, device: Device):
-    """Blocks of JOINED, in float32, with every stage that fits, the deepest first."""
-    for pairs in range(MOST_PAIRS, 0, -1):
-        config = make(problem, torch.float32, pairs, **JOINED)
-        if shared_need(config) <= device.shared_per_multiprocessor:
-            yield config
-
-
-def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated time, in multiply-adds: the instructions of the blocks that a multiprocessor gets, in rounds."""
-    sums = config.thread_m * config.thread_n
-    taps = config.channel_taps / config.phases  # taps of a pair, on average
-    vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m
-    products = taps * sums
-    a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch
-    a_stage = config.pairs * a_pair + STAGE * config.threads
-    tap_chunks, channel_chunks, parts = config.depth(problem)
-    a_block = tap_chunks * parts * (channel_chunks * a_stage + FIND * config.table)
-    if config.partial:
-        times = tap_chunks * parts * channel_chunks / config.partial
-        a_block += times * ASIDE * sums * config.threads
-    if config.min_blocks == 1:
-        a_block += ALONE * config.block_m * config.block_n
-
-    def a_round(blocks):
-        warps = config.threads // 32
-        if sums < LARGE:
-            return blocks * (1 + WARPS / (blocks * warps))
-        blocks = max(blocks, FEWEST_LARGE // warps)
-        return blocks * (1 + WARPS / (blocks * warps * 2))
-
-    rounds, rest = divmod(turns(problem, config, device), config.min_blocks)
-    return a_block * (rounds * a_round(config.min_blocks) + (a_round(rest) if rest else 0))
-
-
-def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time, without parts."""
-
-    def time(config):
-        return cost(problem, config, device)
-
-    tile = min(candidates(problem, dtype, device), key=time)
-    others = [*joined(problem, tile, device)]
-    if dtype == torch.float32 and (tall := with_stages(problem, dtype, TALL, device)):
-        others.append(tall)
-    other = min(others, key=time, default=tile)
-    return other if time(other) < CLEARLY * time(tile) else tile
-
-
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of one warp for tests: several tiles and stages, chunks of one tap, phases in parts, partial sums, sums in
-    parts."""
+    """Tiles of one warp for tests: several tiles, stages and splits, chunks of taps and phases, partial sums."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)

@@ -1,41 +1,42 @@
-"""Tiles of grad_weight_split: configurations, and the candidates for a problem (chosen in tiles.py).
+"""The configuration of grad_weight_split: what a block holds.
 
-m counts rows (input channels of a group), p pairs of an output channel and a phase (gradients/window.py), l positions,
-over which the sums run. A block computes ``block_m x block_p x tap_chunk`` sums from ``block_l`` positions a stage.
-Slices of ``lanes_m x lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums, share a stage's positions.
+m counts input channels of a group, p pairs of an output channel and a phase (gradients/window.py), l positions, the
+depth. A block has ``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage. Slices of ``lanes_m x
+lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums, share a stage's positions.
 
-Where some phases have a tap more, there may be two kinds of blocks: for the taps that every phase has, and for the
-rest."""
+Where some phases have a tap more, there may be two kinds of blocks: for the taps that every phase has, and the rest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from typing import NamedTuple
 
 import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.window import Window, columns, evenly
 from numba_tconv.kernels.common.register_tile import ThreadTile
-from numba_tconv.runtime.device import REGISTERS, RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
 THREADS = 128
 WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
-MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the bytes of a sum; times a vector, what LLVM still unrolls
-PARTIAL_TERMS = 128  # products of a float32 sum before it is put aside: its error grows with its length
-SPLIT_COLUMNS = 8192  # of a split whose sums are put aside: these are added up in float32 too
-# Registers of a thread beside sums and operands; the least; more for float64 and conversions of half types.
-ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
-LEAST_BLOCKS = 2  # one multiplies while the other waits
-AIM = 20  # instructions, about, that locate a column in memory
-BANKED = 8  # phases whose columns lie in different banks
+PARTIAL_TERMS = 128  # products of a float32 partial sum, for its rounding error
+SPLIT_COLUMNS = 8192  # of a split with partial sums, added up in float32
+LOCATING = 20  # instructions, about, that locate a column in memory
 # The taps of a tile: all; those that every phase has; the last ones, which some phases have.
 ALL, WHOLE, REST = "all", "whole", "rest"
+
+
+class Division(NamedTuple):
+    """Blocks of one kind, one group and one split."""
+
+    row_tiles: int
+    channel_tiles: int
+    phase_chunks: int
+    tap_chunks: int
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,16 @@ class Config(ThreadTile):
     whole_rows: bool = False  # the rows of a group are whole blocks
     whole_channels: bool = False  # the output channels of a group are whole blocks
     part: str = ALL  # of the taps
-    rest: Config | None = None  # with WHOLE: the tile of the REST, with as many threads
+    rest_tile: Config | None = None  # with WHOLE: the tile of the REST, with as many threads
 
     @property
     def tiles(self) -> tuple[Config, ...]:
         """The tile of each kind of blocks."""
-        return (self, self.rest) if self.rest else (self,)
+        return (self, self.rest_tile) if self.rest_tile else (self,)
 
     def copying_vectors(self) -> Config:
-        """The configuration with 16-byte copies of x, whose rows and samples must begin at multiples of 16 bytes."""
-        return replace(self, x_vector=self.vector, rest=self.rest and self.rest.copying_vectors())
+        """With 16-byte copies of x, whose rows and samples must begin at multiples of 16 bytes."""
+        return replace(self, x_vector=self.vector, rest_tile=self.rest_tile and self.rest_tile.copying_vectors())
 
     @property
     def block_m(self) -> int:
@@ -75,7 +76,7 @@ class Config(ThreadTile):
 
     @property
     def block_p(self) -> int:
-        """Pairs that the threads have sums for; the first ``phases * channels`` exist in the problem."""
+        """Pairs that threads have sums for; the first ``phases * channels`` exist."""
         return self.thread_p * self.lanes_p
 
     @property
@@ -93,13 +94,13 @@ class Config(ThreadTile):
 
     @property
     def vectors_a_turn(self) -> int:
-        """Vectors of positions that a turn of the loop multiplies: two, if registers hold their windows."""
+        """Vectors of positions in a turn of the loop: two, if registers hold their windows."""
         even = self.block_l // (self.slices * self.vector) % 2 == 0
         return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
 
     @cached_property
     def window_columns(self) -> int:
-        """Columns of a pair that one vector of positions meets."""
+        """Columns of a pair that a vector of positions meets."""
         return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
@@ -108,7 +109,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Elements between two rows: an odd number of vectors, so that vectors of neighbouring rows share no bank."""
+        """Elements between two rows: an odd number of vectors, so that neighbouring rows share no bank."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -121,55 +122,54 @@ class Config(ThreadTile):
             columns,
             self.pitch(self.width),
             self.threads,
-            AIM,
+            LOCATING,
             whole=self.whole_channels,
         )
 
     @property
     def x_window(self) -> Window:
-        """The stage of x, read as it is: a row for each input channel, a column for each position."""
+        """The stage of x: a row for each input channel, a column for each position."""
         pitch = self.pitch(self.block_l)
         return Window(
-            self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, AIM, self.x_vector, self.whole_rows
+            self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, LOCATING, self.x_vector, self.whole_rows
         )
 
     @property
     def x_stage(self) -> int:
-        """Elements of x in one stage."""
+        """Elements of x in a stage."""
         return self.block_m * self.pitch(self.block_l)
 
     @property
     def stage(self) -> int:
-        """Elements of x and grad_output in one stage."""
+        """Elements of a stage."""
         return self.x_stage + self.block_p * self.pitch(self.width)
 
     @property
     def shared_bytes(self) -> int:
         partials = self.sums * self.threads
         own = max(2 * self.stage + partials * bool(self.partial), partials) * self.itemsize
-        return max(own, self.rest.shared_bytes) if self.rest else own
+        return max(own, self.rest_tile.shared_bytes) if self.rest_tile else own
 
     def phases_of(self, problem: Problem) -> int:
-        """Phases of the problem that have taps of this part."""
+        """Phases that have taps of this part."""
         return rows_of(problem, self.part)[0]
 
-    def counts(self, problem: Problem) -> tuple[int, int, int, int]:
-        """Own blocks of one group and split: along rows, output channels, parts of the phases and tap chunks."""
+    def division(self, problem: Problem) -> Division:
         phases, taps = rows_of(problem, self.part)
         rows, channels = problem.in_channels_per_group, problem.out_channels_per_group
-        parts, chunks = -(-phases // self.phases), -(-taps // self.tap_chunk)
-        return -(-rows // self.block_m), -(-channels // self.channels), parts, chunks
+        phase_chunks, tap_chunks = -(-phases // self.phases), -(-taps // self.tap_chunk)
+        return Division(-(-rows // self.block_m), -(-channels // self.channels), phase_chunks, tap_chunks)
 
     def own_blocks(self, problem: Problem) -> int:
         """Blocks of this kind, of one split."""
-        return problem.groups * math.prod(self.counts(problem))
+        return problem.groups * math.prod(self.division(problem))
 
     def blocks(self, problem: Problem) -> int:
         """Blocks of all kinds, of one split."""
         return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
-        """Columns of a sample, rounded up so that vectors of x begin at multiples of their size."""
+        """Columns of a sample, in whole copies of x."""
         return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
 
     def stages(self, problem: Problem) -> int:
@@ -186,7 +186,7 @@ def rows_of(problem: Problem, part: str) -> tuple[int, int]:
 
 
 def unequal(problem: Problem) -> bool:
-    """Whether some phases have a tap more than others, which have some too."""
+    """Whether phases have unequal taps, and all have some."""
     return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
 
 
@@ -199,7 +199,7 @@ def make(
     part: str = ALL,
     **tile,
 ) -> Config:
-    """Make the configuration of a tile, with what follows from the problem."""
+    """The configuration of a tile, with what follows from the problem."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     all_phases, taps = rows_of(problem, part)
     tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
@@ -218,39 +218,8 @@ def make(
     return Config(dtype, problem.stride, problem.dilation, **sizes, **tile, part=part)
 
 
-def min_blocks(config: Config, device: Device) -> int:
-    """Blocks that share a multiprocessor's registers and shared memory."""
-    words = config.itemsize // 4 * (config.sums + config.thread_m * config.vector + config.window_columns)
-    more = MORE_REGISTERS if config.dtype != torch.float32 else 0
-    registers = min(255, -(-(max(ADDRESSES + words, LEAST_REGISTERS) + more) // 8) * 8)
-    need = config.shared_bytes + RESERVED_SHARED
-    return min(8, REGISTERS // (registers * config.threads), device.shared_per_multiprocessor // need)
-
-
-def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
-    """Every tile of powers of two, for a part of the taps, that fits and is not twice as large as the problem."""
-    most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    powers = [2**e for e in range(8)]
-    phases, _ = rows_of(problem, part)
-    pairs = problem.out_channels_per_group * phases
-    for thread_m, thread_p in product(powers[:4], powers[:4]):
-        for lanes_m, lanes_p in ((m, p) for m, p in product(powers, powers) if m * p <= THREADS):
-            block_m, block_p = thread_m * lanes_m, thread_p * lanes_p
-            if block_m >= max(2, 2 * problem.in_channels_per_group) or block_p >= max(2, 2 * pairs):
-                continue
-            tile = dict(thread_m=thread_m, thread_p=thread_p, lanes_m=lanes_m, lanes_p=lanes_p, part=part)
-            tile["slices"] = THREADS // (lanes_m * lanes_p)
-            for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
-                config = make(problem, dtype, most_phases=most_phases, **tile)
-                blocks = min_blocks(config, device)
-                vectors = not config.partial or config.sums % config.vector == 0  # whole vectors are put aside
-                if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
-                    yield replace(config, min_blocks=blocks)
-
-
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of few threads and positions for tests: several tiles, stages and splits, chunks of one tap, phases in
-    parts, partial sums, two kinds of blocks."""
+    """Tiles of few threads for tests: several tiles, stages and splits, chunks, partial sums, two kinds of blocks."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),
@@ -264,5 +233,4 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
 
     if not unequal(problem):
         return of(ALL)
-    # Tiles with equally many threads are paired.
-    return of(ALL) + [replace(whole, rest=rest) for whole, rest in zip(of(WHOLE), of(REST)[::-1], strict=True)]
+    return of(ALL) + [replace(whole, rest_tile=rest) for whole, rest in zip(of(WHOLE), of(REST)[::-1], strict=True)]

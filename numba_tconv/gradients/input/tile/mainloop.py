@@ -1,0 +1,103 @@
+"""Products of grad_input_tile: every tap of a pair reads the same register window at another offset.
+
+Addresses, and distances between them, are in bytes of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import int32, uint32, uint64
+
+from numba_tconv.kernels.common.thread_sums import make_sums
+from numba_tconv.ptx import device_function, load_vector_at, repeated
+
+from .tile import Config
+
+
+class Registers(NamedTuple):
+    """Local arrays, and the shared memory that fills them."""
+
+    sums: object
+    columns: object  # of grad_output, of one pair
+    weights: object  # of one tap
+    shared: object
+    base: int  # address of shared memory
+
+
+class Pair(NamedTuple):
+    """A pair of a stage, as a thread reads it."""
+
+    columns: int  # address
+    weights: int  # address
+    weights_pitch: int  # to the next pair's weights
+    number: int  # in the stage
+    full_phases: int  # phases of the stage that have all ``taps``; the others have one less
+    taps: int
+
+
+class Tap(NamedTuple):
+    weights: int  # address, at tap 0
+    taps: int  # of the pair
+
+
+class Multiply(NamedTuple):
+    """Device functions."""
+
+    taps_of_stage: Callable  # (s, grid): phases of stage ``s`` that have all its taps; how many those are
+    long: Callable  # (0, (registers, pair)): a pair of all taps
+    turn: Callable  # (0, (registers, pair)): pairs_a_turn such pairs, from ``pair`` on
+    short_turn: Callable  # (0, (registers, pair)): short_a_turn pairs with a tap less
+
+
+def make_multiply(config: Config) -> Multiply:
+    vector, vector_m, itemsize, step = config.vector, config.vector_m, config.itemsize, config.taps.step
+    block_m, thread_m, thread_n, lanes_m = config.block_m, config.thread_m, config.thread_n, config.lanes_m
+    tap_chunk, phases, pitch = config.tap_chunk, config.phases, config.itemsize * config.pitch
+    tests_taps = not (config.whole or config.long_phases)
+    add_products, _ = make_sums(thread_n, vector, config.exchanged)
+
+    @device_function
+    def taps_of_stage(s, grid):
+        if not tests_taps:
+            return int32(phases), int32(tap_chunk)
+        rest = uint32(s) // uint32(grid.channel_chunks)
+        chunk = rest // uint32(grid.phase_chunks)
+        first_phase = int32(rest - chunk * uint32(grid.phase_chunks)) * phases
+        return int32(grid.full_phases - first_phase), int32(grid.taps_per_row - int32(chunk) * tap_chunk)
+
+    @device_function
+    def multiply_tap(b, state):
+        registers, tap = state
+        # A tap that a row lacks must not multiply: zero times NaN is NaN.
+        if not tests_taps or b < tap.taps:
+            for m in range(0, thread_m, vector_m):
+                address = int32(tap.weights + itemsize * (b * block_m + m * lanes_m))
+                if vector_m == vector:
+                    load_vector_at(registers.weights, m, registers.shared, address)
+                else:
+                    for z in range(vector_m):
+                        e = (address - registers.base) // itemsize + z
+                        registers.weights[m + z] = registers.shared[uint64(e)]
+            for m in range(thread_m):
+                add_products(registers.sums, registers.weights, registers.columns, m, b * step)
+
+    def make_multiply_pair(taps):
+        multiply_taps = repeated(multiply_tap, taps)
+        window = thread_n + -(-(taps - 1) * step // vector) * vector
+
+        @device_function
+        def multiply_pair(z, state):
+            """Pair ``z`` from the given one on."""
+            registers, pair = state
+            for q in range(0, window, vector):
+                address = int32(pair.columns + z * pitch + itemsize * q)
+                load_vector_at(registers.columns, q, registers.shared, address)
+            is_full = uint32(pair.number + z) % uint32(phases) < pair.full_phases
+            tap = Tap(int32(pair.weights + z * pair.weights_pitch), pair.taps if is_full else pair.taps - 1)
+            multiply_taps(int32(0), (registers, tap))
+
+        return multiply_pair
+
+    long, short = make_multiply_pair(tap_chunk), make_multiply_pair(max(1, tap_chunk - 1))
+    return Multiply(taps_of_stage, long, repeated(long, config.pairs_a_turn), repeated(short, config.short_a_turn))

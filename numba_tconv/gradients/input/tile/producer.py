@@ -1,0 +1,49 @@
+"""Loads of grad_input_tile: cp.async copies a stage of grad_output and of packed weights into shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import cuda, int32, int64, uint32, uint64
+
+from numba_tconv.gradients.window import Columns, make_fetch, make_locate
+from numba_tconv.ptx import device_function, recomputed
+
+from .tile import Config
+
+
+class Load(NamedTuple):
+    """Device functions."""
+
+    fill_table: Callable  # (table, tap_chunk, phase, block, grad_output, sizes, grid)
+    fetch: Callable  # as window.make_fetch's, with the table as columns
+
+
+def make_load(config: Config) -> Load:
+    """Build the load of grad_output.
+
+    A table in shared memory, filled for each chunk of taps and phases, holds the element at channel 0 of each column
+    and phase of the window, because copies and multiply-adds share the schedulers."""
+    threads, phases, table_entries = config.threads, config.phases, config.table
+    chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
+
+    @device_function
+    def fill_table(table, tap_chunk, phase, block, grad_output, sizes, grid):
+        cuda.syncthreads()  # the table is free
+        e = block.thread
+        while e < table_entries:
+            column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
+            tap = phase + tap_chunk * int64(chunk_taps)
+            columns = Columns(block.sample, block.position, grid.window_columns, sizes.batch, tap, grid.phases - phase,
+                              sizes.padding, sizes.out_length, grad_output.stride_n,
+                              grad_output.stride_l)  # fmt: skip
+            table[uint64(e)] = locate_element(columns, column, a)
+            e = recomputed(int32(e + threads))  # not worth unrolling
+        cuda.syncthreads()
+
+    @device_function
+    def looked_up(table, column, a):
+        return table[uint64(column * phases + a)]
+
+    return Load(fill_table, make_fetch(config.window, looked_up))

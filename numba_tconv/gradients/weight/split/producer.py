@@ -1,0 +1,59 @@
+"""Loads of grad_weight_split: cp.async copies a stage of x and of grad_output into shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import int64
+
+from numba_tconv.gradients.window import NOWHERE, Columns, locate, make_fetch, make_locate
+from numba_tconv.ptx import device_function
+
+from .tile import Config
+
+
+class Position(NamedTuple):
+    """A column of all samples laid end to end."""
+
+    sample: int
+    position: int
+
+
+class InputColumns(NamedTuple):
+    """Columns of x from a stage's first on; as window.Columns."""
+
+    sample: int
+    position: int
+    sample_columns: int
+    batch: int
+    length: int
+    stride_n: int
+    stride_l: int
+
+
+def make_load(config: Config) -> Callable:
+    """Build the load of a stage into ``slot``, an offset in elements of shared memory: x, then grad_output."""
+    x_stage = config.x_stage
+
+    @device_function
+    def locate_input(columns, column, a):
+        n, i = locate(columns.sample, columns.position, column, columns.sample_columns)
+        inside = n < columns.batch and i < columns.length
+        return n * columns.stride_n + i * columns.stride_l if inside else int64(NOWHERE)
+
+    fetch_x = make_fetch(config.x_window, locate_input)
+    fetch_g = make_fetch(config.window, make_locate(config.stride, config.dilation))
+
+    @device_function
+    def load(shared, slot, first, tile, grad_output, x, sizes, grid):
+        columns = InputColumns(first.sample, first.position, grid.columns, sizes.batch, sizes.length, x.stride_n,
+                               x.stride_l)  # fmt: skip
+        fetch_x(shared, slot, x.data, tile.x_source, x.stride_c, tile.rows_left, columns)
+        columns = Columns(first.sample, first.position, grid.columns, sizes.batch, tile.first_tap,
+                          grid.phases - tile.first_phase, sizes.padding, sizes.out_length, grad_output.stride_n,
+                          grad_output.stride_l)  # fmt: skip
+        fetch_g(shared, slot + x_stage, grad_output.data, tile.g_source, grad_output.stride_c, tile.channels_left,
+                columns)  # fmt: skip
+
+    return load
