@@ -43,8 +43,8 @@ class Sizes(NamedTuple):
 @cache
 def make_kernel(config: Config) -> Kernel:
     threads, batch = config.threads, config.batch
-    element = ELEMENTS[config.dtype]
-    load, accumulator = element.load, element.accumulator
+    kind = ELEMENTS[config.dtype]
+    load, accumulator = kind.load, kind.accumulator
     halvings = threads.bit_length() - 1
 
     def grad_bias(grad_output, partials, sizes):
@@ -61,8 +61,8 @@ def make_kernel(config: Config) -> Kernel:
         total = float64(0)
         while position < end:
             for z in range(batch):
-                place = n * grad_output.stride_n + channel * grad_output.stride_c + o * grad_output.stride_l
-                values[z] = load(grad_output.data[uint64(place)]) if position < end else accumulator(0)
+                element = n * grad_output.stride_n + channel * grad_output.stride_c + o * grad_output.stride_l
+                values[z] = load(grad_output.data[uint64(element)]) if position < end else accumulator(0)
                 position += threads
                 n += hop_n
                 o += hop_o
@@ -83,15 +83,14 @@ def make_kernel(config: Config) -> Kernel:
         if thread == 0:
             partials[uint64(split * sizes.out_channels + channel)] = accumulator(shared[0])
 
-    signature = (tensor(Signal, element.storage), flat(accumulator), integers(Sizes))
+    signature = (tensor(Signal, kind.storage), flat(accumulator), integers(Sizes))
     return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
 
 
 def splits_of(problem, config: Config, device: gpu.Device) -> tuple[int, int]:
-    """Splits of a channel's positions, and the positions of each."""
-    positions, turn = problem.batch * problem.out_length, config.threads * config.batch
+    positions, pass_length = problem.batch * problem.out_length, config.threads * config.batch
     wanted = -(-2 * BLOCKS * device.multiprocessors // problem.out_channels)
-    length = -(-positions // wanted // turn) * turn or turn
+    length = -(-positions // wanted // pass_length) * pass_length or pass_length
     return -(-positions // length), length
 
 
@@ -121,7 +120,6 @@ class Bias(GradientRung):
 def _prepared(
     problem: Problem, config: Config | None, dtype: torch.dtype, strides: tuple, device: gpu.Device
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. ``strides``: grad_output's."""
     config, p = config or Config(dtype), problem
     splits, length = splits_of(p, config, device)
     launch = make_kernel(config).prepare(

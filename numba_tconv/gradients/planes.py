@@ -1,4 +1,4 @@
-"""Planes: grad_output with its phases separated, so that the copy engine can fetch them.
+"""Planes: grad_output with its phases separated, for the copy engine.
 
 Column j of the plane of an output channel and a phase (co, a) holds
 ``grad_output[co, j*stride - padding + a*dilation]``, and zero outside of grad_output (window.py). The copy engine needs
@@ -27,7 +27,7 @@ from .planes_turned import Sizes
 THREADS = 128
 LOADS = 8  # words in flight, at least
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
-BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # the type an element is copied as, by its bytes
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # that an element is copied as
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies
 
@@ -41,7 +41,6 @@ class Config:
 
     @property
     def kind(self):
-        """The type an element is copied as."""
         return BITS[self.itemsize]
 
     @property
@@ -55,11 +54,9 @@ class Config:
 
     @property
     def words(self) -> int:
-        """Words that a thread copies of each row."""
         return -(-LOADS // self.phases)
 
     def along(self, columns: int) -> int:
-        """Blocks along a row."""
         if self.turned:
             return planes_turned.along(columns, self.phases, self.itemsize)
         return -(-columns // (THREADS * self.words * self.elements))
@@ -117,7 +114,6 @@ def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
 
 
 def pairs_of(problem: Problem) -> int:
-    """Pairs of a group."""
     return problem.out_channels_per_group * min(problem.taps.rows, problem.kernel_size)
 
 

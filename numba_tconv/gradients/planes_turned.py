@@ -36,8 +36,6 @@ class Sizes(NamedTuple):
 
 
 class Square(NamedTuple):
-    """A square of grad_output."""
-
     data: object
     source: int  # element of the first column and phase
     first_output: int  # output of the same
@@ -45,10 +43,10 @@ class Square(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """Where a square lies in shared memory, phase by phase."""
+    """A square in shared memory."""
 
     shared: object
-    vector: int  # its first vector
+    vector: int  # its first
     pitch: int  # vectors between two phases
 
 
@@ -125,7 +123,7 @@ def _make_turn_elements(config) -> Callable:
                 inside = uint64(output + z * stride) < uint64(square.out_length)
                 elements[z] = square.data[uint64(source + z * stride * stride_l)] if inside else kind(0)
             store_vector(staging.shared, int32(staging.vector + a * staging.pitch) * vector, elements, 0)
-            a = recomputed(int32(a + 1))  # unrolled further, it would take too many registers
+            a = recomputed(int32(a + 1))  # unrolled, it would take too many registers
             output, source = output + dilation, source + dilation * stride_l
 
     return turn_elements
@@ -140,7 +138,7 @@ def make_kernel(config) -> Kernel:
     tile_phases, strips = squares * vector, _strips(phases, vector)
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
-    span = (vector - 1) * stride + vector  # elements of grad_output that a square spans
+    span = (vector - 1) * stride + vector  # of a square, in elements of grad_output
     side_by_side = dilation == 1 and stride % vector == 0  # a square's vectors are all aligned, or none
     turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
 
@@ -198,10 +196,8 @@ def make_kernel(config) -> Kernel:
 
 
 def _strips(phases: int, vector: int) -> int:
-    """Tiles along the phases."""
     return -(-phases // (SQUARES * vector))
 
 
 def along(columns: int, phases: int, itemsize: int) -> int:
-    """Blocks of a row."""
     return _strips(phases, ALIGNMENT // itemsize) * -(-columns // COLUMNS)

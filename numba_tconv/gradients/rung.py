@@ -43,8 +43,8 @@ class GradientRung(Rung):
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
         (grad_output, result, problem). Operands have any strides, none is empty; the result is contiguous."""
         tensors = [argument for argument in operands_result_problem if isinstance(argument, torch.Tensor)]
-        rest = operands_result_problem[len(tensors) :]
-        self.prepare(*map(Layout.of, tensors), *rest, **choice)(*tensors)
+        (problem, *config) = operands_result_problem[len(tensors) :]
+        self.prepare(*map(Layout.of, tensors), problem, *config, **choice)(*tensors)
 
     def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
         """``run`` with a Layout in place of each tensor: returns a function of the operands and the result."""

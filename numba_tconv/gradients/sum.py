@@ -30,8 +30,8 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
         total = float64(0)
         for first in range(0, splits, BATCH):
             for z in range(BATCH):
-                at = (first + z) * result.size + e
-                values[z] = partials[uint64(at)] if first + z < splits else accumulator(0)
+                partial = (first + z) * result.size + e
+                values[z] = partials[uint64(partial)] if first + z < splits else accumulator(0)
             for z in range(BATCH):
                 total += float64(values[z])
         result[uint64(e)] = store(accumulator(total))

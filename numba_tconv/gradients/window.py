@@ -66,12 +66,10 @@ class Window:
 
     @property
     def teams(self) -> int:
-        """Channels fetched at a time."""
         return self.teams_of(self.lanes)
 
     @property
     def slots(self) -> int:
-        """Columns of a thread."""
         return self.slots_of(self.lanes)
 
 
@@ -115,14 +113,12 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
 
 
 class Columns(NamedTuple):
-    """Columns of a window, from its first column and phase on."""
-
     sample: int
     position: int  # of the first column in its sample
     sample_columns: int  # of a sample
     batch: int
     tap: int  # the first tap of the first phase
-    phases_left: int  # that exist from the first phase on
+    phases_left: int  # from the first on
     padding: int
     out_length: int
     stride_n: int  # of grad_output, in elements
@@ -136,7 +132,7 @@ def locate(n, i, column, sample_columns):
     if i >= sample_columns:
         n += 1
         i -= sample_columns
-        # 32 bits suffice, and avoid a 64-bit division.
+        # 32 bits suffice.
         if i >= sample_columns:
             samples = int64(uint32(i) // uint32(sample_columns))
             n += samples
@@ -171,8 +167,8 @@ def make_fetch(window: Window, locate_element: Callable) -> Callable:
     @device_function
     def fetch(shared, target, source, first_channel, stride_c, channels_left, columns):
         thread = uint32(recomputed(int32(cuda.threadIdx.x)))  # saves registers
-        a, rest = int64(thread % uint32(phases)), thread // uint32(phases)
-        column, team = int64(rest % uint32(lanes)) * vector, int64(rest // uint32(lanes))
+        a, quotient = int64(thread % uint32(phases)), thread // uint32(phases)
+        column, team = int64(quotient % uint32(lanes)) * vector, int64(quotient // uint32(lanes))
         if team < teams:
             first_channel += team * stride_c
             team_channels = int32(channels_left - team)

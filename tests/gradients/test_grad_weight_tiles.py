@@ -9,7 +9,15 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.weight.split import choose as grad_weight_choose
-from numba_tconv.gradients.weight.split.choose import BANKED, choose, milliseconds, min_blocks, splits_of, tiles
+from numba_tconv.gradients.weight.split.choose import (
+    BANKED,
+    choose,
+    milliseconds,
+    min_blocks,
+    second_stage_ms,
+    splits_of,
+    tiles,
+)
 from numba_tconv.gradients.weight.split.kernel import make_kernel
 from numba_tconv.gradients.weight.split.tile import ALL, REST, WHOLE, tiny, unequal
 from numba_tconv.lab.machine_code import offline
@@ -125,6 +133,12 @@ def test_other_tiles_are_clearly_better(name):
         return milliseconds(problem, config, H200)(*splits_of(problem, config))
 
     assert config == usual or time(config) < 0.95 * time(usual)
+
+
+@pytest.mark.parametrize(("splits", "ms"), [(1, 0), (8, 0.0033112), (9, 0.0035125), (64, 0.0047812)])
+def test_adding_up_costs_a_launch_its_waits_and_its_bytes(splits, ms):
+    """Of 512 weights: a wait for each eight splits that are begun."""
+    assert second_stage_ms(Problem(1, 16, 8, 4, 100), splits) == pytest.approx(ms, rel=1e-4)
 
 
 # Tiles of long sums, as they were measured: (thread_m, lanes_m, thread_p, lanes_p), splits.

@@ -245,13 +245,13 @@ def test_its_gradient_for_the_input_is_taken_where_it_is_exact():
     assert name(workloads.get("waveglow").problem) == "grad_input_tile"
     reason = InputPlanes().supports(workloads.get("waveglow").problem, torch.float64, "fp64")
     assert reason == "it takes up to 16 phases of 64-bit elements apart, not 256"
-    apart, rung, config = InputPlanes().config(wide, torch.float64)
-    assert (apart.itemsize, apart.elements, rung) == (8, 1, "k5_dmma")
+    of_planes, rung, config = InputPlanes().config(wide, torch.float64)
+    assert (of_planes.itemsize, of_planes.elements, rung) == (8, 1, "k5_dmma")
     assert adjoint(wide).length == 301  # a plane's columns: not all of its vectors lie inside
     assert config.x_vector == 1
-    assert InputPlanes().config(Problem(2, 64, 64, 3, 300), torch.float64)[2].x_vector == 2
+    assert InputPlanes().config(Problem(2, 64, 64, 3, 300), torch.float64).of_rung.x_vector == 2
     odd = Problem(2, 64, 64, 3, 301)  # whose grad_output is read as it lies
-    assert InputPlanes().config(odd, torch.float64)[2].x_vector == 1
+    assert InputPlanes().config(odd, torch.float64).of_rung.x_vector == 1
     assert adjoint(odd).length % 2 == 1
 
 

@@ -277,4 +277,4 @@ def test_a_plan_is_remembered_for_each_gpu():
 def test_the_gradient_for_the_input_of_few_channels_is_for_warpgroups_too(workload, dtype, precision):
     """Its tiles have 32 rows, and rows begin anywhere: k5 would copy them by elements."""
     config = GRADIENTS["grad_input_planes"].config(workloads.get(workload).problem, dtype, H200, precision)
-    assert config[1] == "k6_wgmma"
+    assert config.rung == "k6_wgmma"

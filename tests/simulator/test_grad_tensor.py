@@ -69,6 +69,7 @@ LONG = {
     "rows that begin alike, a stride that does not": Problem(1, 3, 2, 36, 12, stride=36, output_padding=4),
     "an end within a vector": Problem(1, 3, 1, 48, 18, stride=24, output_padding=3),
     "dilation": Problem(1, 2, 1, 20, 40, stride=41, dilation=3, padding=50),
+    "dilation, a stride of whole vectors": Problem(1, 2, 1, 36, 5, stride=32, dilation=3),
     "the fewest phases that are turned": Problem(1, 3, 2, 17, 3, stride=17),
 }
 BY_VECTORS = list(LONG)[:3]  # all of them, if the tensor itself is aligned

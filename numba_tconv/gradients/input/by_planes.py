@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -63,6 +64,12 @@ def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
     return exchanged.reshape(p.out_channels * phases, p.in_channels_per_group, t.taps_per_row)
 
 
+class Config(NamedTuple):
+    planes: planes.Config | None  # None: grad_output is read in place
+    rung: str  # the forward rung's name
+    of_rung: object  # its configuration
+
+
 class InputPlanes(GradientRung):
     name = "grad_input_planes"
     of = "grad_input"
@@ -96,22 +103,22 @@ class InputPlanes(GradientRung):
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
     def config(self, problem, dtype, device=None, precision=None):
-        """Planes' configuration or None, forward rung's name, its configuration for a contiguous grad_output."""
+        """For a contiguous grad_output."""
         precision, device = precision or _precision_of(dtype), device or gpu.H200
         rung = self.forward_rung(problem, dtype, precision, device)
-        apart = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
+        planes_config = None if reads_grad_output(problem) else planes.make_config(problem, dtype)
         if rung.name == "k6_wgmma":
-            return apart, rung.name, rung.config(adjoint(problem), dtype, precision)
+            return Config(planes_config, rung.name, rung.config(adjoint(problem), dtype, precision))
         # k5 and k5_dmma have other tiles for unaligned rows.
         p = adjoint(problem)
-        pitch = planes.pitch_of(problem, dtype) if apart else p.length
+        pitch = planes.pitch_of(problem, dtype) if planes_config else p.length
         shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * pitch, pitch, 1)
         if rung.name == "k5_mma":
-            return apart, rung.name, config_of(p, precision, device, shape, strides, 0)
-        return apart, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device)
+            return Config(planes_config, rung.name, config_of(p, precision, device, shape, strides, 0))
+        return Config(planes_config, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device))
 
     def kernels(self, config):
-        apart, name, of_rung = config
+        name, of_rung = config.rung, config.of_rung
         kernel = _forward(name).kernel(of_rung)
         if name in tensor_pack.ORDERS:
             others = [tensor_pack.kernel_of(of_rung.tile, tensor_pack.ORDERS[name])]
@@ -120,13 +127,12 @@ class InputPlanes(GradientRung):
         else:
             others = [k4_pack.make_kernel(k4_pack.order_of(of_rung))]
         found = [(one, one.shared_bytes) for one in (kernel, *others)]
-        return found if apart is None else [*found, (planes.make_kernel(apart), 0)]
+        return found if config.planes is None else [*found, (planes.make_kernel(config.planes), 0)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         precision = precision or _precision_of(result.dtype)
         if config:
-            _, name, of_rung = config
-            rung = _forward(name)
+            rung, of_rung = _forward(config.rung), config.of_rung
         else:  # the rung also chooses by the input's place in memory
             rung, of_rung = self.forward_rung(problem, result.dtype, precision, gpu.of(result.index)), None
         p, in_place, where, launch = adjoint(problem), reads_grad_output(problem), result, None

@@ -112,9 +112,9 @@ def make_kernel(config: Config) -> Kernel:
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
         if stretch * sizes.passes * hop >= length + vector:
             return
-        first = int32(stretch * sizes.passes * hop)
-        end = int32(first + sizes.passes * hop)
-        i = int32(first + lane * positions)
+        stretch_begin = int32(stretch * sizes.passes * hop)
+        end = int32(stretch_begin + sizes.passes * hop)
+        i = int32(stretch_begin + lane * positions)
         if whole:  # vectors begin at multiples of 16 bytes
             shift = int32((grad_input.offset + target) & (vector - 1))
             i = int32(i - shift)
@@ -161,7 +161,6 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """As many positions a thread as registers and straight-line code allow."""
     p, most = problem, 16 // dtype.itemsize
     sizes = dtype, p.taps, p.in_channels_per_group, p.out_channels_per_group
     counts = [most >> e for e in range(4) if most >> e]

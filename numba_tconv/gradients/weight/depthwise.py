@@ -176,7 +176,6 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
-    """As many positions a thread as registers and straight-line code allow."""
     most = 16 // dtype.itemsize
     for positions in (most >> e for e in range(4) if most >> e):
         config = Config(dtype, problem.taps, positions, **tile)
@@ -248,7 +247,6 @@ def _prepared(
     g_offset: int,
     x_offset: int,
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch."""
     p, config = problem, config or choose(problem, dtype)
     vectors, splits, split_vectors = splits_of(p, config)
     pairs = p.in_channels * p.out_channels_per_group

@@ -1,6 +1,4 @@
-"""The tile of grad_input_tile for a problem: candidates, and the cost model that chooses.
-
-A problem of few blocks may take any tile in any number of splits (gradients/input/parts.py)."""
+"""The tile of grad_input_tile for a problem, by a cost model; of few blocks also the number of splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +21,6 @@ from .tile import MOST_PAIRS, Config, make
 
 
 class Shape(NamedTuple):
-    """Of a tile."""
-
     block_m: int
     block_n: int
     thread_m: int
@@ -58,10 +54,10 @@ TILES = {
         (16, 32, 2, 4, 4, 8),
     ),
 }
-# For float32 rows, and with few blocks columns, of which powers of two leave some empty.
+# For rows and, with few blocks, columns that powers of two leave empty, in float32.
 TALL = Shape(192, 96, 12, 12, 16, 2)
 NARROWER = Shape(128, 96, 8, 12, 16, 2)
-# Two blocks of 128 x 128 on a multiprocessor, as one.
+# Two blocks of 128 x 128 as one.
 JOINED = Shape(256, 128, 8, 16, 16, 1)
 STAGE_BYTES = 18 * 1024  # of several pairs, at most
 STAGE_BYTES_ALONE = 32 * 1024  # the same, where a thread has LARGE sums and no partial ones
@@ -71,18 +67,17 @@ FEW_ROUNDS = 4  # of the usual tile: up to so many, other tiles and splits are c
 CLEARLY_OF_FEW = 0.95  # share of its time below which they are taken
 NEARLY_ALL = 0.9  # of the places for blocks
 
-# The cost model. In multiply-adds: a vector loaded, an element copied, a column located, a stage's overhead, a sum put
-# aside.
+# The cost model, in multiply-adds: a vector loaded; an element copied; a column located; a stage; a sum put aside.
 SHARED_LOAD, COPY, FIND, STAGE, ASIDE = 3, 8, 60, 240, 3
 WARPS = 4  # at which a multiprocessor reaches half its speed; those of LARGE sums count double
 LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; warps of such that take as long as fewer
-ALONE = 40  # multiply-adds a sum while a lone block waits and stores
+ALONE = 40  # a sum, while a lone block waits and stores
 MULTIPLY_ADDS = 250e6  # of a multiprocessor in a millisecond
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile and the number of splits with the least estimated time."""
+    """The tile and the number of splits."""
     best = usual(problem, dtype, device)
     if dtype == torch.float32 and rounds(problem, best, device) <= FEW_ROUNDS * best.min_blocks:
         best = clearly_better(problem, best, device)
@@ -105,7 +100,7 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
-    """The tile and the number of splits with the least time, or ``best`` where none takes clearly less."""
+    """The tile and splits that take clearly less time than ``best``, or ``best``."""
     least = CLEARLY_OF_FEW * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
@@ -130,7 +125,6 @@ def begins_while_packing(problem: Problem, config: Config, device: Device) -> bo
 
 
 def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Config]:
-    """Every tile of TILES that fits."""
     tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
     return [config for sizes in tiles if (config := with_stages(problem, dtype, Shape(*sizes), device))]
 
@@ -190,7 +184,7 @@ def rounds(problem: Problem, config: Config, device: Device) -> int:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds without adding up splits: the instructions of a multiprocessor's blocks, in rounds."""
+    """Estimated milliseconds without adding up splits: a multiprocessor's instructions, in rounds."""
     sums = config.thread_m * config.thread_n
     taps = config.channel_taps / config.phases  # taps of a pair, on average
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m

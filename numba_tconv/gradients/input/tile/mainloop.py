@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     weights: int  # address
     weights_pitch: int  # to the next pair's weights
     number: int  # in the stage
-    full_phases: int  # phases of the stage that have all ``taps``; the others have one less
+    full_phases: int  # of the stage, that have ``taps`` taps; the others have one less
     taps: int
 
 
@@ -42,8 +42,6 @@ class Tap(NamedTuple):
 
 
 class Multiply(NamedTuple):
-    """Device functions."""
-
     taps_of_stage: Callable  # (s, grid): phases of stage ``s`` that have all its taps; how many those are
     long: Callable  # (0, (registers, pair)): a pair of all taps
     turn: Callable  # (0, (registers, pair)): pairs_a_turn such pairs, from ``pair`` on
@@ -61,9 +59,9 @@ def make_multiply(config: Config) -> Multiply:
     def taps_of_stage(s, grid):
         if not tests_taps:
             return int32(phases), int32(tap_chunk)
-        rest = uint32(s) // uint32(grid.channel_chunks)
-        chunk = rest // uint32(grid.phase_chunks)
-        first_phase = int32(rest - chunk * uint32(grid.phase_chunks)) * phases
+        quotient = uint32(s) // uint32(grid.channel_chunks)
+        chunk = quotient // uint32(grid.phase_chunks)
+        first_phase = int32(quotient - chunk * uint32(grid.phase_chunks)) * phases
         return int32(grid.full_phases - first_phase), int32(grid.taps_per_row - int32(chunk) * tap_chunk)
 
     @device_function
@@ -88,7 +86,6 @@ def make_multiply(config: Config) -> Multiply:
 
         @device_function
         def multiply_pair(z, state):
-            """Pair ``z`` from the given one on."""
             registers, pair = state
             for q in range(0, window, vector):
                 address = int32(pair.columns + z * pitch + itemsize * q)

@@ -40,8 +40,6 @@ class Grid(NamedTuple):
 
 
 class Tap(NamedTuple):
-    """A tap of a stage."""
-
     channel: int
     number: int  # in its phase
     phase: int
@@ -63,9 +61,9 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
     @device_function
     def tap_of(q):
         """The ``q``-th tap of a stage in memory."""
-        rest = uint32(q) // uint32(phases)
-        c = rest // uint32(tap_chunk)
-        return Tap(int32(c), int32(rest - c * uint32(tap_chunk)), int32(q - rest * phases))
+        quotient = uint32(q) // uint32(phases)
+        c = quotient // uint32(tap_chunk)
+        return Tap(int32(c), int32(quotient - c * uint32(tap_chunk)), int32(q - quotient * phases))
 
     @device_function
     def row_of(q):
@@ -80,12 +78,12 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
         if overlapped:
             griddepcontrol_launch_dependents()  # the main kernel copies its first windows meanwhile
         square = cuda.shared.array(numbers, dtype=accumulator)
-        number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))  # the stage; the square of its rows
-        rest, channel_chunk = divided(number, int32(grid.channel_chunks))
-        rest, phase_chunk = divided(rest, int32(grid.phase_chunks))
-        rest, chunk = divided(rest, int32(grid.tap_chunks))
-        rest, row_tile = divided(rest, int32(grid.row_tiles))
-        group, split = divided(rest, int32(grid.splits))
+        number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))
+        quotient, channel_chunk = divided(number, int32(grid.channel_chunks))
+        quotient, phase_chunk = divided(quotient, int32(grid.phase_chunks))
+        quotient, chunk = divided(quotient, int32(grid.tap_chunks))
+        quotient, row_tile = divided(quotient, int32(grid.row_tiles))
+        group, split = divided(quotient, int32(grid.splits))
         lane, row = int32(cuda.threadIdx.x % SIDE), int32(cuda.threadIdx.x // SIDE)
         first_m = int32(square_m * SIDE)
         rows_left = int32(min(block_m - first_m, grid.in_channels_per_group - row_tile * block_m - first_m))
@@ -113,7 +111,6 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
                 q = int32(q + hop)
             cuda.syncthreads()
             first_tap = int32(first_tap + SIDE)
-        # Zeros fill the stage's last vector.
         if square_m == 0 and cuda.threadIdx.x < w_stage - all_rows * block_m:
             packed[uint64(stage + all_rows * block_m + cuda.threadIdx.x)] = accumulator(0)
 
@@ -122,7 +119,6 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
 
 def _stages(problem: Problem, config: Config) -> int:
-    """Packed stages."""
     of_a_tile = math.prod(config.depth(split(problem, config.splits)))
     return problem.groups * config.splits * config.row_tiles(problem) * of_a_tile
 

@@ -14,8 +14,6 @@ from .tile import Config
 
 
 class Load(NamedTuple):
-    """Device functions."""
-
     fill_table: Callable  # (table, tap_chunk, phase, block, grad_output, sizes, grid)
     fetch: Callable  # as window.make_fetch's, with the table as columns
 

@@ -54,8 +54,7 @@ class Config(WarpTile):
     min_blocks: int  # blocks on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     stages: int = 2
-    # In a stage of all taps: the phases of tap_chunk taps, before those of one less; 0: none has less.
-    long_phases: int = 0
+    long_phases: int = 0  # of tap_chunk taps, before those of one less, in a stage of all taps; 0: none has less
     splits: int = 1  # of the output channels (split-K)
     early_launch: bool = False  # see Kernel.prepare
     overlaps_packing: bool = False  # the main kernel begins while the weights are packed
@@ -67,7 +66,7 @@ class Config(WarpTile):
 
     @property
     def early_sums(self) -> bool:
-        """``early_launch``, under the name that partial_sum.kernels_of reads."""
+        """What partial_sum.kernels_of reads."""
         return self.early_launch
 
     @property
@@ -77,7 +76,6 @@ class Config(WarpTile):
 
     @property
     def pairs(self) -> int:
-        """Pairs of a stage."""
         return self.phases * self.channels
 
     @property
@@ -88,7 +86,6 @@ class Config(WarpTile):
 
     @property
     def short_a_turn(self) -> int:
-        """Pairs with a tap less in a turn of the loop."""
         return math.gcd(self.phases - self.long_phases, 2)
 
     @property
@@ -123,12 +120,11 @@ class Config(WarpTile):
 
     @property
     def entries(self) -> int:
-        """Entries of the table, so many that copies of weights take whole sectors (kernels/common/sectors.py)."""
+        """Entries of the table, with which weights begin on a sector (kernels/common/sectors.py)."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
     def g_stage(self) -> int:
-        """Elements of grad_output in a stage."""
         return self.pairs * self.pitch
 
     @property
@@ -144,7 +140,6 @@ class Config(WarpTile):
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage."""
         return (self.g_stage + self.w_stage) * self.itemsize
 
     @property
@@ -163,7 +158,6 @@ class Config(WarpTile):
         return max(self.partials + partials, self.block_m * self.result_pitch) * self.itemsize
 
     def row_tiles(self, problem: Problem) -> int:
-        """Blocks along the rows of one group."""
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
@@ -188,7 +182,6 @@ class Config(WarpTile):
 
 
 def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, most_taps: int = 64, **tile) -> Config:
-    """The configuration of a tile, with what follows from the problem."""
     t = problem.taps
     sums = tile["thread_m"] * tile["thread_n"]
     by_window = 1 + max(0, WINDOW_LIMIT - tile["thread_n"]) // t.step
@@ -211,7 +204,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
     depth = problem.out_channels_per_group * problem.kernel_size
     if dtype == torch.float32 and depth > PARTIAL_TERMS and "partial" not in tile:
         terms = PARTIAL_TERMS_OF_MANY if depth >= MANY else PARTIAL_TERMS
-        terms = max(terms, math.isqrt(depth))  # more where the sum of partial sums would be longer
+        terms = max(terms, math.isqrt(depth))  # or the sum of partial sums would be longer
         config = replace(config, partial=max(1, terms // (channels * config.channel_taps)))
     return config
 

@@ -1,4 +1,4 @@
-"""The tile of grad_weight_split for a problem, and the number of splits of its reduction, by a cost model."""
+"""The tile of grad_weight_split for a problem, and the number of splits, by a cost model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Config, make, rows_of, unequal
 
-CLEARLY = 0.95  # share of the usual tile's time below which another is taken
+CLEARLY = 0.95  # share of the usual tile's time that others must undercut
 LENGTHS = 128, 512, 8192  # for which a layer may have a tile of its own
-MOST_ROUNDS = 4  # of blocks that splits are tried for, if sums need no more
+MOST_ROUNDS = 4  # of blocks, if sums need no more
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the bytes of a sum: LLVM unrolls them times a vector
 # Registers of a thread beside sums and operands; the least; more for types other than float32.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
@@ -33,22 +33,19 @@ BANKED = 8  # phases whose columns lie in different banks
 SCHEDULERS = 4  # of a multiprocessor
 CLOCKS = 1.53e6  # clocks in a millisecond
 LAUNCH = 0.006  # ms of a launch
-# Clocks of a scheduler for an instruction of a warp; a multiply-add takes one.
-LOAD = 1.7  # a vector from shared memory
-LOCATE = 40  # locate a column in memory
-COPY = 2
-CONFLICT = 15  # a copy, for each further use of the same banks
+# Clocks of a scheduler for a warp; a multiply-add takes one.
+LOAD, COPY = 1.7, 2  # a vector loaded from shared memory; an element copied
+LOCATE, CONFLICT = 40, 15  # a column located; a copy's further use of the same banks
 STAGE, BLOCK = 100, 760  # begin and end one
-VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of the copies, if no other warps multiply
-# Clocks of a sum: straight from registers; through shared memory; each slice added up there.
-STORE, STORE_SHARED, SLICE = 7, 70, 30
+VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of copies, alone
+STORE, STORE_SHARED, SLICE = 7, 70, 30  # a sum from registers; through shared memory; for each slice
 TOGETHER = 3.5  # exponent of the power mean of clocks issued and waited
 SECOND_LATENCY = 0.0002  # ms of a batch of the second stage's loads
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The layer's usual tile, or one that clearly takes less time, as with short sums."""
+    """The layer's usual tile, or one that clearly takes less time."""
     usual, *others = tiles(problem.layer, dtype, device)
     time = partial(_time, problem, device)
     best = min(others, key=time, default=usual)
@@ -63,13 +60,13 @@ def _time(problem: Problem, device: Device, config: Config) -> float:
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each, with the least estimated time within the longest sum."""
+    """Splits, and the stages of each, with the least estimated time."""
     estimate = milliseconds(problem, config, device)
     return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Candidate splits and the stages of each: the most within each number of blocks a multiprocessor."""
+    """Candidates for splits_of: the most splits within each number of blocks a multiprocessor, and no longer sums."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)
@@ -91,7 +88,6 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     def best(cost, least):
         """The tile with the least ``cost``, of which ``least`` is a quick lower bound."""
         lowest, chosen = math.inf, None
-        # Among equal bounds more vectors a turn are faster.
         for bound, _, z in sorted((least(config), -config.vectors_a_turn, z) for z, config in enumerate(found)):
             if bound >= lowest:
                 break
@@ -111,7 +107,6 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
 
 
 def min_blocks(config: Config, device: Device) -> int:
-    """Blocks that share a multiprocessor's registers and shared memory."""
     words = config.itemsize // 4 * (config.sums + config.thread_m * config.vector + config.window_columns)
     more = MORE_REGISTERS if config.dtype != torch.float32 else 0
     registers = min(255, -(-(max(ADDRESSES + words, LEAST_REGISTERS) + more) // 8) * 8)
@@ -141,7 +136,7 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str =
 
 
 def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterator[Config]:
-    """Tiles of WHOLE taps, each with the REST tile of the fewest instructions that allows as many blocks."""
+    """WHOLE tiles, each with the REST tile of the fewest instructions that allows as many blocks."""
     if not unequal(layer):
         return
     rests = sorted(candidates(layer, dtype, device, REST), key=partial(instructions, layer))
@@ -202,7 +197,7 @@ def _issued(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _blocks(config: Config, resident: int) -> tuple[float, float]:
-    """Clocks of a stage of ``resident`` blocks of a multiprocessor, and of their beginning and end."""
+    """Clocks of a stage of ``resident`` blocks, and of their beginning and end."""
     c = config
     a_warp, warps, sums = _issued(c), resident * c.threads / 32, c.sums / c.slices
     alone = a_warp + VECTOR_LATENCY * (c.block_l // (c.slices * c.vector)) + STAGE_LATENCY
@@ -212,7 +207,7 @@ def _blocks(config: Config, resident: int) -> tuple[float, float]:
 
 
 def second_stage_ms(problem: Problem, splits: int) -> float:
-    """Milliseconds of the kernel that adds up the splits' sums."""
+    """Milliseconds of gradients/sum.py."""
     if splits == 1:
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.kernel_size

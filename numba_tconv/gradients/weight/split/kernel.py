@@ -54,8 +54,6 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Blocks of a kind."""
-
     columns: int  # of a sample
     row_tiles: int  # of a group
     channel_tiles: int
@@ -84,7 +82,6 @@ class Tile(NamedTuple):
 
 
 def make_blocks(config: Config) -> Callable:
-    """The function of all blocks of one kind."""
     threads, vector, slice_threads = config.threads, config.vector, config.slice_threads
     block_m, block_l, tap_chunk = config.block_m, config.block_l, config.tap_chunk
     phases, channels, rows = config.phases, config.channels, config.taps.rows
@@ -103,7 +100,6 @@ def make_blocks(config: Config) -> Callable:
 
     @device_function
     def lanes_of(e):
-        """Lane along m and lane along p of thread ``e`` of a slice."""
         return int32(e // warp_p % lanes_m), int32(e // (warp_p * lanes_m) * warp_p + e % warp_p)
 
     def grad_weight_split(grad_output, x, result, sizes, grid):
@@ -112,11 +108,11 @@ def make_blocks(config: Config) -> Callable:
         shared = cuda.shared.array(0, dtype=accumulator)
         # Tiles of a split, which read the same positions, are neighbours in the grid.
         block = cuda.gridDim.x - 1 - cuda.blockIdx.x if of_rest else cuda.blockIdx.x
-        rest, row_tile = divmod(int64(block), grid.row_tiles)
-        rest, channel_tile = divmod(rest, grid.channel_tiles)
-        rest, phase_chunk = divmod(rest, grid.phase_chunks)
-        rest, chunk = divmod(rest, grid.tap_chunks)
-        split, group = divmod(rest, sizes.groups)
+        quotient, row_tile = divmod(int64(block), grid.row_tiles)
+        quotient, channel_tile = divmod(quotient, grid.channel_tiles)
+        quotient, phase_chunk = divmod(quotient, grid.phase_chunks)
+        quotient, chunk = divmod(quotient, grid.tap_chunks)
+        split, group = divmod(quotient, sizes.groups)
         first_row, first_channel, first_phase = row_tile * block_m, channel_tile * channels, phase_chunk * phases
         first_tap = begin + first_phase + chunk * tap_chunk * rows
         rows_left = int32(min(block_m, sizes.in_channels_per_group - first_row))
@@ -136,7 +132,7 @@ def make_blocks(config: Config) -> Callable:
         for z in range(all_sums):
             sums[z] = accumulator(0)
 
-        # The loads run a stage ahead; n and i are the next load's first column.
+        # Loads run a stage ahead, at column i of sample n.
         total = int32(min(grid.split_stages, grid.stages - split * grid.split_stages))
         n, i = divmod(split * grid.split_stages * block_l, grid.columns)
         hop_n, hop_i = divmod(int64(block_l), grid.columns)
@@ -245,7 +241,6 @@ def _prepared(
     aligned: bool,
     device: gpu.Device,
 ) -> tuple[int, Prepared]:
-    """Splits, and the launch. ``aligned``: 16-byte vectors of x are."""
     p = problem
     if config is None:
         config = choose(p, dtype, device)

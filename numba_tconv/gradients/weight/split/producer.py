@@ -46,11 +46,11 @@ def make_load(config: Config) -> Callable:
     fetch_g = make_fetch(config.window, make_locate(config.stride, config.dilation))
 
     @device_function
-    def load(shared, slot, first, tile, grad_output, x, sizes, grid):
-        columns = InputColumns(first.sample, first.position, grid.columns, sizes.batch, sizes.length, x.stride_n,
+    def load(shared, slot, column, tile, grad_output, x, sizes, grid):
+        columns = InputColumns(column.sample, column.position, grid.columns, sizes.batch, sizes.length, x.stride_n,
                                x.stride_l)  # fmt: skip
         fetch_x(shared, slot, x.data, tile.x_source, x.stride_c, tile.rows_left, columns)
-        columns = Columns(first.sample, first.position, grid.columns, sizes.batch, tile.first_tap,
+        columns = Columns(column.sample, column.position, grid.columns, sizes.batch, tile.first_tap,
                           grid.phases - tile.first_phase, sizes.padding, sizes.out_length, grad_output.stride_n,
                           grad_output.stride_l)  # fmt: skip
         fetch_g(shared, slot + x_stage, grad_output.data, tile.g_source, grad_output.stride_c, tile.channels_left,

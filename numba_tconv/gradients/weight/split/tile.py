@@ -25,7 +25,7 @@ WINDOW_LIMIT = 20  # columns that a thread may hold in registers
 MOST_TAPS = 8  # of a window
 PARTIAL_TERMS = 128  # products of a float32 partial sum, for its rounding error
 SPLIT_COLUMNS = 8192  # of a split with partial sums, added up in float32
-LOCATING = 20  # instructions, about, that locate a column in memory
+LOCATING = 20  # instructions, about, that locate a column
 # The taps of a tile: all; those that every phase has; the last ones, which some phases have.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
@@ -56,14 +56,13 @@ class Config(ThreadTile):
     min_blocks: int = 1  # blocks on a multiprocessor: the register budget
     partial: int = 0  # stages of one partial sum; 0: all
     x_vector: int = 1  # elements of x that one cp.async copies
-    whole_rows: bool = False  # the rows of a group are whole blocks
-    whole_channels: bool = False  # the output channels of a group are whole blocks
+    whole_rows: bool = False  # rows of a group are whole blocks
+    whole_channels: bool = False  # output channels are
     part: str = ALL  # of the taps
     rest_tile: Config | None = None  # with WHOLE: the tile of the REST, with as many threads
 
     @property
     def tiles(self) -> tuple[Config, ...]:
-        """The tile of each kind of blocks."""
         return (self, self.rest_tile) if self.rest_tile else (self,)
 
     def copying_vectors(self) -> Config:
@@ -76,7 +75,7 @@ class Config(ThreadTile):
 
     @property
     def block_p(self) -> int:
-        """Pairs that threads have sums for; the first ``phases * channels`` exist."""
+        """Pairs with sums; the first ``phases * channels`` exist."""
         return self.thread_p * self.lanes_p
 
     @property
@@ -89,7 +88,6 @@ class Config(ThreadTile):
 
     @property
     def sums(self) -> int:
-        """Sums of a thread."""
         return self.thread_m * self.thread_p * self.tap_chunk
 
     @property
@@ -105,7 +103,6 @@ class Config(ThreadTile):
 
     @property
     def width(self) -> int:
-        """Columns of a stage."""
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
@@ -128,7 +125,6 @@ class Config(ThreadTile):
 
     @property
     def x_window(self) -> Window:
-        """The stage of x: a row for each input channel, a column for each position."""
         pitch = self.pitch(self.block_l)
         return Window(
             self.dtype, 1, self.block_m, self.block_l, pitch, self.threads, LOCATING, self.x_vector, self.whole_rows
@@ -136,12 +132,10 @@ class Config(ThreadTile):
 
     @property
     def x_stage(self) -> int:
-        """Elements of x in a stage."""
         return self.block_m * self.pitch(self.block_l)
 
     @property
     def stage(self) -> int:
-        """Elements of a stage."""
         return self.x_stage + self.block_p * self.pitch(self.width)
 
     @property
@@ -173,12 +167,11 @@ class Config(ThreadTile):
         return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
 
     def stages(self, problem: Problem) -> int:
-        """Stages of the whole reduction."""
         return -(-problem.batch * self.columns(problem) // self.block_l)
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases that have taps of a part, and the most such taps of a phase."""
+    """Phases that have taps of a part, and the most of a phase."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1
@@ -199,7 +192,6 @@ def make(
     part: str = ALL,
     **tile,
 ) -> Config:
-    """The configuration of a tile, with what follows from the problem."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     all_phases, taps = rows_of(problem, part)
     tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
@@ -208,7 +200,6 @@ def make(
     most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
     phases, _ = evenly(all_phases, most_phases)
     block_l = max(block_l, tile["slices"] * v)
-    # With many slices a thread's sum stays short.
     if dtype == torch.float32 and PARTIAL_TERMS * tile["slices"] < SPLIT_COLUMNS:
         tile.setdefault("partial", max(1, PARTIAL_TERMS * tile["slices"] // block_l))
     channels = min(block_p // phases, problem.out_channels_per_group)
