@@ -48,13 +48,17 @@ help: ## list the targets
 demo: $(RUN_ENV) ## see it compute: live with an NVIDIA GPU, in the CUDA simulator without one
 	$(PY) -m numba_tconv demo
 
+# The simulator's tests run even if others failed.
 # In the order of their names: by the number of their tests, files of few long tests would come last, and one process wait.
 test: $(TEST_ENV) ## tests of every part; those that need a GPU are skipped where there is none
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator -m "$(MARKS)"
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator -m "$(MARKS)"
+	@failed=0; set -x; \
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/simulator -m "$(MARKS)" \
+		|| failed=1; \
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -n $(WORKERS) tests/simulator -m "$(MARKS)" || failed=1; \
+	exit $$failed
 
 test-all: MARKS = thorough or not thorough
-test-all: test ## the same, and more configurations of kernels, some five minutes longer on two processors
+test-all: test ## the same, and more configurations of kernels and random examples, some ten minutes longer on two processors
 
 # The longest tests take a minute, and most of that goes into compiling: a process that has none left takes another's.
 test-gpu: $(TEST_ENV) ## the tests that need a GPU; fails where there is none

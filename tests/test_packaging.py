@@ -5,6 +5,7 @@ import graphlib
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -171,6 +172,20 @@ def test_every_target_is_listed_as_phony_and_in_the_help():
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)[1].split())
     documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
     assert make_targets() == phony == documented
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("failing", ["", "1", "none"])
+def test_both_parts_of_the_tests_run_whatever_fails(tmp_path, failing):
+    """``failing``: NUMBA_ENABLE_CUDASIM of the part that fails."""
+    python, runs = tmp_path / "python", tmp_path / "runs"
+    python.write_text(f'#!/bin/sh\necho part >> "{runs}"\ntest "$NUMBA_ENABLE_CUDASIM" != "{failing}"\n')
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "NUMBA"))}
+    command = ["make", "VENV=", f"PYTHON={python}", "test"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+    assert runs.read_text().split() == ["part"] * 2
+    assert (done.returncode == 0) == (failing == "none")
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", ".ci/run"])
