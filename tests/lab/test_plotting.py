@@ -162,6 +162,15 @@ def test_rows_of_the_default_call_are_drawn_before_frozen_ones():
     }
 
 
+def test_figures_are_of_the_gpu_with_the_most_rows():
+    def shares(*recorded):
+        (axes, *_) = plotting.plans(recorded)["roofline_float32_ieee"].draw().axes
+        return {line.get_label(): [*line.get_xdata()] for line in axes.lines}
+
+    newer = row(gpu="another", slower=0.1, time="2026-12-01T00:00:00Z")
+    assert shares(*ladder(), newer) == shares(*ladder())
+
+
 def test_no_rows_no_figures(tmp_path):
     assert plotting.draw_all([], tmp_path) == []
 

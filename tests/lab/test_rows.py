@@ -116,6 +116,8 @@ def test_the_main_gpu_has_the_most_rows():
     assert rows.of_main_gpu([]) == []
     assert rows.of_main_gpu([one, newer, one]) == [one, one]
     assert rows.of_main_gpu([newer, another]) == [newer]
+    older = replace(newer, time="2025-01-01T00:00:00Z")
+    assert rows.of_main_gpu([older, newer, one, one]) == [older, newer]
 
 
 def test_a_file_that_is_as_it_should_be_is_not_written_again(path):

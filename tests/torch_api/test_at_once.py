@@ -1,5 +1,7 @@
 """Calls found by one look-up: a remembered call serves calls like it, and no others."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -108,6 +110,14 @@ def test_what_is_equal_to_a_good_argument_need_not_be_one(by_operator, what):
         return type(error.value), str(error.value)
 
     assert raised() == by_operator(raised)
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(0, 6), (2, 0)], ids=["no samples", "no channels"])
+def test_an_output_without_elements_is_torchs(made_ready, batch, channels):
+    x, w = torch.randn(batch, 4, 7), torch.randn(4, channels, 3)
+    with contextlib.suppress(RuntimeError):  # torch's, where it refuses them
+        assert numba_tconv.conv_transpose1d(x, w).numel() == 0
+    assert not made_ready
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool], ids=str)

@@ -162,6 +162,30 @@ def test_whatever_else_is_active_takes_the_operator(routes, situation):
     assert not routes["at once"] or situation is of_a_negation_not_yet_done  # it compares with a plain call
 
 
+UNUSUAL = {
+    "a subclass": lambda tensor: tensor.as_subclass(Subclass),
+    "a negation not yet done": torch._neg_view,
+    "no tensor": lambda tensor: tensor.tolist(),
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+@pytest.mark.parametrize("place", range(3))
+def test_one_unusual_tensor_among_plain_ones_is_not_clear(what, place):
+    tensors = tensors_of(PROBLEM, requires_grad=False)
+    assert direct.is_clear(*tensors)
+    tensors[place] = UNUSUAL[what](tensors[place])
+    assert not direct.is_clear(*tensors)
+
+
+@pytest.mark.parametrize("number", [True, 1.0, torch.tensor(1)], ids=str)
+def test_a_number_that_is_no_plain_one_takes_the_operator(number):
+    arguments = [*tensors_of(PROBLEM), 1, 0, 0, 2, 1, "", "ieee"]
+    assert direct.route(ops.conv_transpose1d, tuple(arguments)) is not ops.conv_transpose1d
+    arguments[3] = number
+    assert direct.route(ops.conv_transpose1d, tuple(arguments)) is ops.conv_transpose1d
+
+
 def test_a_function_mode_is_given_the_function(routes):
     tensors = tensors_of(PROBLEM)
     with PassedFunctions() as mode:

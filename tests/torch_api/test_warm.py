@@ -183,6 +183,7 @@ def test_buffers_and_random_numbers_stay_as_they_are():
 def test_what_is_not_for_this_package_is_left_out():
     def function(x):
         F.conv_transpose1d(x[:0], torch.empty(8, 4, 3))
+        F.conv_transpose1d(x, torch.empty(8, 0, 3))
         F.conv_transpose2d(x[..., None], torch.empty(8, 4, 3, 1))
         F.conv1d(x, torch.empty(4, 8, 3))
 
@@ -230,6 +231,7 @@ def test_small_buffers_of_integers_have_their_values():
 
 
 @needs_transformers
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["encodec", "mimi"])
 def test_codecs_are_warmed(filled, name):
     model, x, _ = tiny(name)
