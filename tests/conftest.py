@@ -14,6 +14,7 @@ GPU_TEST_LIMIT = 300  # seconds; a hung kernel cannot be interrupted, so the run
 # Deadlines would measure the machine; the blob reproduces a failure elsewhere.
 hypothesis.settings.register_profile("numba_tconv", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("numba_tconv")
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("numba_tconv"), max_examples=10)
 
 real_stderr = pytest.StashKey[int]()
 
@@ -24,6 +25,8 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # until all tests are collected
+    if config.option.markexpr == "not thorough":  # `make test`; others try as many random examples as hypothesis does
+        hypothesis.settings.load_profile("few")
     # Processes of a run share compiled kernels on disk. With a GPU the user's cache serves.
     if not torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:
         kept = tempfile.TemporaryDirectory()
@@ -35,6 +38,21 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     os.close(config.stash[real_stderr])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    """Without a GPU, a test that needs one gets its first case alone: making thousands takes seconds."""
+    if torch.cuda.is_available() or "gpu" not in metafunc.definition.keywords:
+        return
+    every = metafunc.parametrize
+
+    def first(names, values, *arguments, ids=None, **others):
+        ids = ids if callable(ids) else ids and list(ids)[:1]
+        others.pop("_param_mark", None)  # it would keep these ids for other tests
+        every(names, list(values)[:1], *arguments, ids=ids, **others)
+
+    metafunc.parametrize = first
 
 
 def pytest_collection_modifyitems(config, items):

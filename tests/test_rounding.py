@@ -18,6 +18,7 @@ from numba_tconv.lab.measure.workloads import Workload
 from numba_tconv.selection.directions import FORWARD
 
 from .parity import SMALL, verdict
+from .thorough import thorough
 
 PRODUCTS = (FORWARD, "grad_input", "grad_weight")
 EXACT = Error(1e-9, 1e-9)
@@ -66,15 +67,15 @@ def is_right(values, result, operands, precision, problem):
 
 @of_each
 @pytest.mark.parametrize("reason", SMALL)
-def test_rounded_operands_are_right(result, reason):
+@pytest.mark.parametrize("seed", thorough(range(5), always=[0]))
+def test_rounded_operands_are_right(result, reason, seed):
     problem = SMALL[reason]
-    for seed in range(5):
-        operands = operands_of(problem, seed)
-        values = in_tf32(result, operands, problem)
-        assert is_right(values, result, operands, "tf32", problem), seed
-        oracle = by_torch(result, Operands(*(t if t is None else t.double() for t in operands)), problem)
-        limits = functools.partial(accuracy.rounding, result, operands, problem, "tf32")
-        assert verdict(values.float(), oracle.float(), oracle, precision="tf32", rounding=limits) is None, seed
+    operands = operands_of(problem, seed)
+    values = in_tf32(result, operands, problem)
+    assert is_right(values, result, operands, "tf32", problem)
+    oracle = by_torch(result, Operands(*(t if t is None else t.double() for t in operands)), problem)
+    limits = functools.partial(accuracy.rounding, result, operands, problem, "tf32")
+    assert verdict(values.float(), oracle.float(), oracle, precision="tf32", rounding=limits) is None
 
 
 @of_each

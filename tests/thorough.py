@@ -3,6 +3,7 @@
 A few tests that compile long are marked themselves.
 """
 
+import hypothesis
 import pytest
 
 
@@ -13,6 +14,11 @@ def thorough(every, always):
     assert set(always) <= set(every), "a case that always runs must be one"
     assert len(always) < len(every), "otherwise nothing is left out"
     return [case if case in always else _marked(case) for case in every]
+
+
+def at_most(examples):
+    """Settings of a property whose random examples are slow: the profile's number of them, at most ``examples``."""
+    return hypothesis.settings(max_examples=min(examples, hypothesis.settings.default.max_examples))
 
 
 def _marked(case):

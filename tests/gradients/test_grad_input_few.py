@@ -170,7 +170,9 @@ def test_tall_tiles_are_for_rows_that_others_leave_empty():
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @needs_sass
-@pytest.mark.parametrize(("sizes", "workload"), [(TALL, "dac_u4"), (NARROWER, "seamless_u1")])
+@pytest.mark.parametrize(
+    ("sizes", "workload"), [(TALL, "dac_u4"), pytest.param(NARROWER, "seamless_u1", marks=pytest.mark.thorough)]
+)
 def test_tiles_that_are_no_powers_of_two_stay_in_their_registers(sizes, workload):
     config = with_stages(of(workload), F32, sizes, H200)
     report = offline.report(make_kernel(config), HOPPER)

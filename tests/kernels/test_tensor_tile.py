@@ -28,7 +28,7 @@ from numba_tconv.kernels.k6_wgmma import cost as k6_cost
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.lab.measure import workloads
 from tests.gpu.common import TENSOR_CORES
-from tests.thorough import thorough
+from tests.thorough import at_most, thorough
 
 SHARED_OF_AN_H200 = 227 * 1024  # bytes that a block may have
 precisions = pytest.mark.parametrize("precision", thorough(DTYPES, always=["tf32x3", "bf16"]))
@@ -110,7 +110,7 @@ def row_and_column(problem, o):
 
 @rungs
 @precisions
-@hypothesis.settings(max_examples=40)
+@at_most(40)
 @hypothesis.given(data=st.data())
 def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
     problem = data.draw(problems())

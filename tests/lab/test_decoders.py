@@ -13,6 +13,7 @@ from numba_tconv.lab.measure import bench
 from numba_tconv.lab.studies import decoders
 from numba_tconv.lab.studies.decoder_times import error
 from numba_tconv.lab.studies.decoders import DECODERS, decode
+from tests.thorough import thorough
 
 # Found, not imported: every process that collects the tests would wait for the import.
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
@@ -60,7 +61,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=DECODERS)
+@pytest.fixture(params=thorough(DECODERS, always=["encodec"]))
 def decoder(request):
     model, x, _ = tiny(request.param)
     return model, x, LAYERS[request.param][0]
@@ -89,6 +90,7 @@ def test_a_converted_decoder_decodes_the_same_and_loads_the_same_checkpoints(dec
 
 
 @needs_transformers
+@pytest.mark.thorough
 @torch.no_grad()
 def test_calls_of_the_function_with_an_expanded_filter_are_routed(monkeypatch):
     groups = []
@@ -126,7 +128,7 @@ def test_a_converted_decoder_on_the_gpu_is_as_close_to_float64_as_torchs(decoder
 
 @needs_transformers
 @torch.no_grad()
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", thorough(DECODERS, always=["encodec"]))
 def test_a_waveform_is_as_long_as_it_is_told_and_is_not_clipped(name):
     model, x, hop = tiny(name)
     waveform = decode(model, x)
@@ -137,7 +139,7 @@ def test_a_waveform_is_as_long_as_it_is_told_and_is_not_clipped(name):
 
 @needs_transformers
 @torch.no_grad()
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", thorough(DECODERS, always=["encodec"]))
 def test_every_transposed_layer_is_heard(name):
     model, x, _ = tiny(name)
     whole = decode(model, x)
@@ -148,7 +150,7 @@ def test_every_transposed_layer_is_heard(name):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", thorough(DECODERS, always=["encodec"]))
 def test_problems_are_those_of_the_published_sizes(name):
     """Found without computing, which would take minutes."""
     found = decoders.problems(DECODERS[name], 3, 1.5)

@@ -13,6 +13,7 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.selection.registry import LADDER
 from tests.command_line import no_gpu, run
 from tests.samples import ladder, row, sweep
+from tests.thorough import thorough
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,8 +37,10 @@ class Simulator:
 
 
 @no_gpu
-def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rungs", thorough([3, len(LADDER)], always=[3]))
+def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch, rungs):
     monkeypatch.setattr(demo, "start_simulator", Simulator)
+    monkeypatch.setattr(demo, "LADDER", LADDER[:rungs])
     rows.append(tmp_path / "data" / "more.csv", [row(rung="auto", precision="tf32")])
     figure = tmp_path / "plots" / demo.FIGURE
     figure.parent.mkdir()
@@ -46,7 +49,7 @@ def test_demo_without_a_gpu(capsys, places, tmp_path, monkeypatch):
     assert code == 0
     checked, compiled, title, *layers, last = out.splitlines()
     assert checked == "Checked in the CUDA simulator on 3 small problems: 2 results, all right"
-    for name in LADDER:
+    for name in LADDER[:rungs]:
         assert re.search(rf" {name.name.partition('_')[0]} \d+[,;]", compiled)
     assert compiled.endswith("; 0 bytes spilled")
     assert title.startswith("Recorded on NVIDIA H200, driver 580.1")

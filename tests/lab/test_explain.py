@@ -23,6 +23,7 @@ from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import operators as ops
 from numba_tconv.torch_api.functional import default_precision
 from tests.samples import row
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores to explain")
 
@@ -37,7 +38,9 @@ def candidate_of(found, rung):
     return next(one for one in found.candidates if one.rung == rung)
 
 
-@pytest.mark.parametrize("device", [H200, A100, TURING], ids=lambda device: f"cc {device.cc}")
+@pytest.mark.parametrize(
+    "device", thorough([H200, A100, TURING], always=[H200, TURING]), ids=lambda device: f"cc {device.cc}"
+)
 @pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=str)
 def test_what_is_explained_is_what_a_call_does(dtype, precision, device):
     for name in VARIED:

@@ -61,7 +61,7 @@ TILES = {
 }
 matrix_products = pytest.mark.parametrize("name", ["grad_input_tile", "grad_weight_split"])
 LARGE_TILES = ["128 channels, stride 1", "the same on Ampere", "eight phases, partial sums"]
-ALWAYS = ["128 channels, stride 1", "eight phases, partial sums", "rows of unequal taps", "float64"]
+ALWAYS = ["128 channels, stride 1", "rows of unequal taps"]
 tiles = pytest.mark.parametrize("reason", thorough(TILES, ALWAYS))
 large_tiles = pytest.mark.parametrize("reason", thorough(LARGE_TILES, [r for r in LARGE_TILES if r in ALWAYS]))
 
@@ -106,7 +106,7 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
     "reason",
     thorough(
         ["128 channels, stride 1", "two phases on Ampere", "depthwise", "float64", "rows of unequal taps"],
-        always=["128 channels, stride 1", "rows of unequal taps"],
+        always=["rows of unequal taps"],
     ),
 )
 def test_copies_of_16_bytes(reason):
@@ -149,7 +149,8 @@ def test_a_stage_is_mostly_products(name, reason):
 
 
 @needs_sass
-@pytest.mark.parametrize("batch", thorough([1, 16], always=[16]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch", [1, 16])
 def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
     """Neither takes registers from the other, and nothing is called."""
     rung = GRADIENTS["grad_weight_split"]
@@ -195,7 +196,6 @@ ON_TENSOR_CORES = {
         ON_TENSOR_CORES,
         always=(
             "three taps, 192 sums",
-            "positions of one tile",
             "eleven taps, stages run through",
         ),
     ),
@@ -245,9 +245,10 @@ SIMPLE = [
 ]
 
 
-@pytest.mark.parametrize("case", SIMPLE, ids=lambda c: f"{c[0]}-{c[1]}-sm_{''.join(map(str, c[2]))}")
-def test_simple_kernels_stay_in_their_registers(case):
-    name, dtype, cc = case
+@pytest.mark.parametrize(
+    ("name", "dtype", "cc"), thorough(SIMPLE, always=[case for case in SIMPLE if case[1] in (F32, BF16)])
+)
+def test_simple_kernels_stay_in_their_registers(name, dtype, cc):
     rung = GRADIENTS[name]
     kernel, shared_bytes = rung.kernels(rung.config(workloads.get("kb79").problem, dtype))[0]
     check(offline.report(kernel, cc, shared_bytes), 64)
@@ -269,7 +270,7 @@ def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype)
 
 
 @needs_sass
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("dtype", thorough([F32, BF16], always=[BF16]), ids=str)
 def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
     """A thread's vectors are all loaded together; from shared memory, vectors go to the planes."""
     report = offline.report(planes.make_kernel(planes.make_config(workloads.get("waveglow").problem, dtype)), HOPPER)
@@ -290,7 +291,7 @@ def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
     assert {name for name in afterwards if name.startswith(("LDG", "LDS", "ST"))} == {"LDS.128", "STG.E.128"}
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
+@pytest.mark.parametrize("dtype", thorough([F32, F64, F16, BF16], always=[F32, BF16]), ids=str)
 def test_the_kernels_beside_them_stay_in_their_registers(dtype):
     config = grad_input_choose.choose(workloads.get("kb79").problem, dtype)
     second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
@@ -298,7 +299,7 @@ def test_the_kernels_beside_them_stay_in_their_registers(dtype):
         check(offline.report(kernel, HOPPER), 64)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("dtype", thorough([F32, F64], always=[F32]), ids=str)
 @pytest.mark.parametrize("cc", DEVICES)
 def test_every_workload_has_a_tile(dtype, cc):
     device = DEVICES[cc]

@@ -17,6 +17,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import SMALL, operands, parameters
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -56,7 +57,7 @@ def interrupt_after():
     signal.signal(signal.SIGPROF, handler)
 
 
-@pytest.mark.parametrize("part", [0.1, 0.25, 0.4, 0.55, 0.7])
+@pytest.mark.parametrize("part", thorough([0.1, 0.25, 0.4, 0.55, 0.7], always=[0.25, 0.55]))
 def test_an_interrupt_leaves_nothing_half_done(whole, interrupt_after, tmp_path, monkeypatch, part):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
     (ptx, seconds), dispatcher = whole, sys.modules[launch.Dispatcher.__module__]

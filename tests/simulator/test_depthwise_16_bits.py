@@ -24,6 +24,7 @@ from tests.gradient_parity import (
     torchs_gradient,
 )
 from tests.parity import operands, parameters, poisoned, scatter, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -76,7 +77,7 @@ def test_forward_in_float16(reason):
     check_forward(PROBLEMS[reason], torch.float16, [(0, 0)])
 
 
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", thorough(FEW, always=FEW[1:]))
 def test_forward_wherever_rows_begin(reason):
     check_forward(PROBLEMS[reason], torch.bfloat16, [(place, (3 * place + 1) % 8) for place in range(1, 8)])
 

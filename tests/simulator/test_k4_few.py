@@ -15,6 +15,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.few_blocks import few_threads
 from tests.parity import operands, parameters, poisoned, scatter, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -52,7 +53,11 @@ def test_the_shapes_are_those_of_the_tiles():
 
 
 @pytest.mark.parametrize(
-    ("reason", "splits"), [*((reason, 1) for reason in PROBLEMS), *((reason, 2) for reason in IN_PARTS)]
+    ("reason", "splits"),
+    thorough(
+        [*((reason, 1) for reason in PROBLEMS), *((reason, 2) for reason in IN_PARTS)],
+        always=[("unequal taps", 1), ("a long stride, parts of its phases", 1), ("groups, without a bias", 2)],
+    ),
 )
 def test_tiles_of_few_blocks(reason, splits):
     problem = PROBLEMS[reason]

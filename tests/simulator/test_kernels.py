@@ -12,6 +12,7 @@ from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
@@ -52,14 +53,14 @@ def test_small_problems(rung, reason):
 
 @rungs
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float32], ids=str)
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", thorough(FEW, always=FEW[2:]))
 def test_dtypes(rung, dtype, reason):
     check(rung, SMALL[reason], dtype)
 
 
 @rungs
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
-@pytest.mark.parametrize("reason", FEW)
+@pytest.mark.parametrize("reason", thorough(FEW, always=FEW[:2]))
 def test_layouts(rung, layout, reason):
     check(rung, SMALL[reason], torch.float32, layout)
 
@@ -70,7 +71,7 @@ def test_samples_far_apart(rung):
 
 
 @rungs
-@pytest.mark.parametrize("reason", [*FEW, "positions past one tile, strided"])
+@pytest.mark.parametrize("reason", thorough([*FEW, "positions past one tile, strided"], always=FEW[1:3]))
 def test_a_weight_that_is_nan_reaches_its_outputs_and_at_most_the_ends(rung, reason):
     """Of which others than k1 and k2 multiply zeros that stand for inputs outside of the signal."""
     problem = SMALL[reason]
@@ -90,7 +91,7 @@ def test_a_weight_that_is_nan_reaches_its_outputs_and_at_most_the_ends(rung, rea
 
 @rungs
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("reason", [*FEW, "dilation below stride, coprime"])
+@pytest.mark.parametrize("reason", thorough([*FEW, "dilation below stride, coprime"], always=FEW[2:]))
 def test_nan_and_infinity_go_where_the_definition_sends_them(rung, value, reason):
     problem = SMALL[reason]
     able(rung, problem, torch.float32)

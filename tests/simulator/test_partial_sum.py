@@ -12,6 +12,7 @@ from numba_tconv.ptx.unrolled import runs
 from tests.fences import Fenced
 from tests.few_blocks import few_threads
 from tests.parity import poisoned
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -25,7 +26,11 @@ SIZES = {
     "no vectors": (6, 5),
 }
 SINGLE = {("vectors of one group, not of two", 2), ("no vectors", 1), ("no vectors", 2)}
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+dtypes = pytest.mark.parametrize(
+    "dtype",
+    thorough([torch.float32, torch.float16, torch.bfloat16], always=[torch.float32, torch.bfloat16]),
+    ids=str,
+)
 
 
 @pytest.fixture(autouse=True)

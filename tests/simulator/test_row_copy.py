@@ -12,6 +12,7 @@ from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 VIEWS = {
@@ -35,7 +36,9 @@ def few_threads(monkeypatch):
     row_copy._prepared.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", thorough([torch.float32, torch.float16, torch.bfloat16], always=[torch.float32, torch.bfloat16]), ids=str
+)
 @pytest.mark.parametrize("columns", [*range(1, 12), 16, 17, 31, 40])
 @pytest.mark.parametrize("start", [0, 1, 8])
 def test_tensors_that_no_map_describes_are_copied_into_rows(dtype, columns, start):

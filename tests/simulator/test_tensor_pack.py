@@ -25,6 +25,7 @@ from numba_tconv.ptx import SIMULATOR, round_tf32
 from numba_tconv.ptx.simulator.meanings import address
 from numba_tconv.runtime.layout import Layout
 from tests.few_blocks import few_threads
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -94,7 +95,11 @@ def tile_of(problem, precision, order):
 
 
 @pytest.mark.parametrize(
-    ("order", "precision"), [("wgmma", "tf32"), ("wgmma", "bf16"), ("mma", "tf32"), ("mma", "fp16")]
+    ("order", "precision"),
+    thorough(
+        [("wgmma", "tf32"), ("wgmma", "bf16"), ("mma", "tf32"), ("mma", "fp16")],
+        always=[("wgmma", "bf16"), ("mma", "tf32")],
+    ),
 )
 @pytest.mark.parametrize("what", PROBLEMS)
 def test_every_weight_is_in_its_place(what, order, precision):

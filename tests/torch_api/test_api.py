@@ -14,6 +14,7 @@ from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import functional
 from numba_tconv.torch_api import operators as ops
 from tests.parity import DTYPES, SMALL, operands, parameters
+from tests.thorough import thorough
 
 CHOICES = {"variant": None, "precision": None}
 OP_ARGUMENTS = ("stride", "padding", "output_padding", "groups", "dilation")
@@ -184,7 +185,9 @@ def test_layer_compiles_in_one_graph():
 # The operator
 
 
-@rows
+@pytest.mark.parametrize(
+    "reason", thorough(SMALL, always=["stride 1", "output_padding and padding", "groups, unequal channels"])
+)
 def test_operator_is_registered_soundly(reason):
     arguments = op_call(SMALL[reason])
     for tensor in arguments[:3]:
@@ -225,7 +228,7 @@ def test_second_derivatives():
 
 
 @rows
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", thorough(DTYPES, always=[torch.bfloat16]), ids=str)
 def test_fake_cuda_tensors_through_the_public_function(reason, dtype):
     """Shape, dtype and device that torch.compile sees for CUDA tensors, on a machine without a GPU."""
     problem = SMALL[reason]

@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from numba_tconv import ConvTranspose1d
@@ -46,6 +44,8 @@ def replicated(model, device):
 
 
 def sharded(model, device):
+    from torch.distributed.fsdp import fully_shard  # takes seconds
+
     mesh = dist.device_mesh.init_device_mesh(device, (PROCESSES,))
     for layer in model:
         if isinstance(layer, ConvTranspose1d):
@@ -62,6 +62,8 @@ def adamw(model):
 
 def adamw_shared_out(model):
     """Each process steps the parameters whose state it has, and sends them to the others."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE)
 
 
@@ -105,7 +107,10 @@ def work(rank, device, folder):
     os._exit(0)
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])],
+)
 def of_processes(request):
     """Each process's results, by name and rank."""
     with tempfile.TemporaryDirectory() as folder:

@@ -71,7 +71,7 @@ def test_gradients(of, reason):
     assert verdict(OPERATORS[of](*operator_arguments(of, problem, g, x, w)), oracle.float(), oracle, 100) is None
 
 
-@reasons
+@pytest.mark.parametrize("reason", thorough(FEW, always=[FEW[2], GROUPS]))
 @of_each
 def test_derivatives(of, reason):
     operands = operator_arguments(of, SMALL[reason], *differentiable(SMALL[reason])[:3])

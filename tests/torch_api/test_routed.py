@@ -326,6 +326,7 @@ assert described()[1:] == before[1:]
 """
 
 
+@pytest.mark.thorough
 def test_torch_is_as_it_was_before_and_after_without_a_word():
     """In a fresh interpreter, since the kernel stays registered."""
     done = subprocess.run(

@@ -25,6 +25,7 @@ from numba_tconv.kernels.k6_wgmma.window import make_beyond
 from numba_tconv.lab.measure import workloads
 from numba_tconv.selection.registry import RUNGS
 from tests.gpu.common import TENSOR_CORES
+from tests.thorough import at_most
 
 pytestmark = pytest.mark.skipif(RUNGS["k6_wgmma"] not in TENSOR_CORES, reason="the simulator has no tensor cores")
 
@@ -61,7 +62,7 @@ def fetch(tensor_map, at):
 
 
 @configs
-@hypothesis.settings(max_examples=40)
+@at_most(40)
 @hypothesis.given(data=st.data())
 def test_a_window_stands_where_the_lanes_read_it(which, data):
     config = CONFIGS[which].compiled

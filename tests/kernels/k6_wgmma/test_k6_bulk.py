@@ -25,6 +25,7 @@ from numba_tconv.kernels.k6_wgmma.epilogue import staging as k6_stage
 from numba_tconv.kernels.k6_wgmma.epilogue import vectors as k6_vectors
 from numba_tconv.lab.measure import workloads
 from tests.kernels.test_tensor_store import cast_quickly, code, expected
+from tests.thorough import thorough
 
 WARPS, LANES = 4, 32
 BUFFERS, BIASES = 1024, 1 << 20  # bytes of shared memory where they lie
@@ -181,7 +182,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "precision", "shift", "together"), WAYS)
+@pytest.mark.parametrize(("case", "precision", "shift", "together"), thorough(WAYS, always=WAYS[::2]))
 def test_every_output_is_its_own_sum(in_python, case, precision, shift, together):
     state, p = in_python, CASES[case]
     config = next(c for c in k6_config.configs(p, precision) if c.bulk_channels)

@@ -17,6 +17,7 @@ from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.epilogue import part as k6_part
 from tests.kernels.test_tensor_store import cast_quickly, expected
+from tests.thorough import thorough
 
 from .test_k6_bulk import sums_of
 
@@ -73,8 +74,13 @@ def in_python(monkeypatch):
 
 @pytest.mark.parametrize(
     ("case", "precision", "wide", "shift"),
-    [(case, precision, False, 0) for case in CASES for precision in ("tf32", "bf16")]
-    + [(EVEN, "bf16", True, 0), (EVEN, "tf32", False, 1), (EVEN, "bf16", False, 2)],
+    [
+        *thorough(
+            [(case, precision, False, 0) for case in CASES for precision in ("tf32", "bf16")],
+            always=[(case, "tf32", False, 0) for case in CASES],
+        ),
+        *[(EVEN, "bf16", True, 0), (EVEN, "tf32", False, 1), (EVEN, "bf16", False, 2)],
+    ],
 )
 def test_every_output_is_its_own_sum(in_python, case, precision, wide, shift):
     state, p = in_python, CASES[case]

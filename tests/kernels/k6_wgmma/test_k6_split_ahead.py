@@ -53,6 +53,7 @@ def test_the_mbarriers_have_room(workload):
         assert config.shared_bytes <= k6_config.SHARED_PER_BLOCK
 
 
+@pytest.mark.thorough
 def test_warps_that_multiply_split_nothing():
     """That none of its registers is spilled, test_offline.py says."""
     config = k6_split.choose(workloads.get("kb74").problem, "tf32x3")
