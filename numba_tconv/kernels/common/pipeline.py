@@ -63,17 +63,19 @@ def stage_before(pipe, slot):
 @device_function
 def advance(pipe, slot):
     """The next slot."""
-    stage = int32(slot.stage + 1)
-    wraps = stage == pipe.stages
-    return Slot(int32(0 if wraps else stage), int32(slot.parity ^ 1 if wraps else slot.parity))
+    stage, parity = int32(slot.stage + 1), slot.parity
+    if stage == pipe.stages:
+        stage, parity = int32(0), int32(parity ^ 1)
+    return Slot(stage, parity)
 
 
 @device_function
 def advance_by(pipe, slot, steps):
     """The slot ``steps`` stages on, at most a round."""
-    stage = int32(slot.stage + steps)
-    wraps = stage >= pipe.stages
-    return Slot(int32(stage - pipe.stages if wraps else stage), int32(slot.parity ^ 1 if wraps else slot.parity))
+    stage, parity = int32(slot.stage + steps), slot.parity
+    if stage >= pipe.stages:
+        stage, parity = int32(stage - pipe.stages), int32(parity ^ 1)
+    return Slot(stage, parity)
 
 
 @device_function
