@@ -219,7 +219,10 @@ def test_ten_layers_stand_in_readme_and_in_lines():
 @pytest.mark.parametrize("render", [claim.render, ladder.render, summary.ten, summary.precisions])
 def test_pages_show_the_gpu_with_the_most_rows(render):
     of_bf16 = dict(dtype="bfloat16", precision="bfloat16")
-    main = [picked("kb64", 1.5), picked("kb79", 3.0), picked("kb64", 1.0, **of_bf16), *of_ladder()]
+    main = [
+        *(selection_row("kb64", 1.5), selection_row("kb79", 3.0), selection_row("kb64", 1.0, **of_bf16)),
+        *of_ladder(),
+    ]
     newer = dict(gpu="another", ms_p50=0.1, time="2026-12-01T00:00:00Z")
     assert render([*main, replace(main[0], **newer), replace(main[-1], **newer)]) == render(main)
 

@@ -27,7 +27,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.channel_parts import split
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
-from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.lab.measure.fuzz import bound
 from numba_tconv.runtime import device
@@ -310,7 +310,7 @@ def _of_split_sums():
     part = Problem(3, 64, 2, 260, 37, stride=130, padding=7)
     for reason, problem in (("channels in parts", whole), ("channels in parts, part of the phases", part)):
         for dtype, precision in ((torch.float32, "tf32"), (torch.bfloat16, "bf16")):
-            first = k6_split.candidates(problem, precision)[0]
+            first = k6_choose.split_configs(problem, precision)[0]
             for offset in (0, 1):
                 yield Forward(reason, "k6_wgmma", problem, dtype, precision, offset=offset, config=first)
     odd = Problem(2, 32, 3, 5, 21, padding=2, bias=True)

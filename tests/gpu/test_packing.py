@@ -5,7 +5,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.packed_weights import FrozenWeights
-from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, poisoned
@@ -87,7 +87,9 @@ def test_a_graph_packs_at_every_replay(rung, what, dtype, precision):
         assert torch.equal(y, run(x * number, w * number, bias))
 
 
-@pytest.mark.parametrize("candidates", [k6_config.configs, k6_split.candidates], ids=["whole sums", "parts of sums"])
+@pytest.mark.parametrize(
+    "candidates", [k6_config.configs, k6_choose.split_configs], ids=["whole sums", "parts of sums"]
+)
 def test_a_last_column_apart_follows_a_packing(candidates):
     problem = Problem(2, 512, 64, 16, 256, stride=8, padding=4)
     able(RUNGS["k6_wgmma"], problem, torch.float32, "tf32")

@@ -8,7 +8,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import channel_parts
 from numba_tconv.kernels.k4_register_tile import cost as k4_cost
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
-from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.registry import RUNGS
@@ -47,7 +47,7 @@ def cases(problems):
 
 def configs_of(problem, precision):
     """One of the fewest and one of the most parts."""
-    found = k6_split.candidates(problem, precision)
+    found = k6_choose.split_configs(problem, precision)
     return [min(found, key=lambda config: config.splits), max(found, key=lambda config: config.splits)]
 
 
@@ -108,7 +108,7 @@ def test_split_sums_are_the_same_every_time(dtype, precision):
 def test_a_graph_captures_split_sums():
     problem = Problem(1, 512, 256, 16, 86, stride=8, padding=4, bias=True)
     able(K6, problem, torch.bfloat16, "bf16")
-    assert k6_split.choose(problem, "bf16").splits > 1
+    assert k6_choose.choose(problem, "bf16").splits > 1
     x, w, bias = operands(problem, torch.bfloat16, "cuda")
 
     def run():
@@ -128,7 +128,7 @@ def test_partial_sums_and_packed_weights_are_all_the_memory_that_a_split_takes()
     able(K6, problem, torch.float32, "tf32")
     x, w, _ = operands(problem, torch.float32, "cuda")
     y = poisoned(problem, torch.float32, "cuda")
-    config = k6_split.choose(problem, "tf32")
+    config = k6_choose.choose(problem, "tf32")
     for _ in range(2):
         K6.run(x, w, None, y, problem, config, "tf32")
     torch.cuda.synchronize()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.k6_wgmma.split import choose
+from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, parameters, poisoned, terms, verdict
 

@@ -10,6 +10,7 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
+from numba_tconv.kernels.common.tensor_core.outputs import Output
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import epilogue as k5_store
 from numba_tconv.kernels.k5_mma.tile import RUN, run_of
@@ -108,6 +109,7 @@ def check(state, p, config, shift):
     tile, (first, columns) = config.tile, config.tile.columns(p)
     state.shift, state.threads, team, y, found = shift, 32 * config.tile_warps, 1, {}, 0
     alignment = tensor_store.alignment_of(shift * 4, p, tile)
+    out = Output(y, None, 0, p.batch, columns, first, p.out_channels, p.out_length, p.padding, alignment)
     aim, _ = tensor_store.make_aim(tile)
     store, zeros_first = k5_store.make_store_tile(config)
     assert not zeros_first
@@ -116,7 +118,7 @@ def check(state, p, config, shift):
         co = row_tile * tile.channels
         for column_tile in range(tile.column_tiles(p)):
             n, j = divmod(column_tile * tile.advance, columns)
-            if not aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)[1]:
+            if not aim(n, j, out)[1]:
                 continue
             found += 1
             state.memory, state.known = {}, defaultdict(list)

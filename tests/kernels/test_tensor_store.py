@@ -17,6 +17,7 @@ from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
+from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging, Thread
 from numba_tconv.kernels.common.tensor_core.tile import SECTOR
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 
@@ -169,14 +170,15 @@ def check(state, problem, precision, shift, aligned=True):
     tile, (first, columns) = config.tile, k6_config.sample_columns(problem, config)
     state.itemsize, state.shift = tile.itemsize, shift * 4 // tile.itemsize
     state.shared, state.written = np.zeros(tile.staging), Counter()
-    y = state.Output()
     alignment = tensor_store.alignment_of(shift * 4, p, tile)
+    y, staging = state.Output(), Staging(state.shared, 0, 0)
+    out = output_of(p, y, config, alignment)
     stage_rows = tensor_store.make_stage_rows(tile)
     aim, head_of = tensor_store.make_aim(tile)
     store_any = tensor_store.make_store_any(tile, WARPS, add_bias=True)
     prepare = tensor_runs.make_prepare(tile, WARPS)
     load_extra = tensor_runs.make_load_extra(tile, WARPS, add_bias=True)
-    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment[1], prepare, load_extra)
+    store_runs = tensor_runs.make_store_runs(tile, WARPS, alignment.quantum, prepare, load_extra)
     staged_rows, out_channels = tile.rows // tile.rounds, p.out_channels
     for row_tile in range(tile.row_tiles(p)):
         row = row_tile % tile.row_parts * tile.phases
@@ -184,30 +186,26 @@ def check(state, problem, precision, shift, aligned=True):
         left = min(tile.channels, out_channels - co)
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
-            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
+            extent, straight = aim(n, j, out)
             state.straight += straight
-            heads = [head_of(n, there, warp, co, out_channels, p.out_length) for warp in range(WARPS)]
+            heads = [head_of(n, co, extent, out, warp) for warp in range(WARPS)]
             sizes = tensor_runs.runs_sizes(tile, WARPS)
             # Of each lane; only those that are moved on from round to round are prepared once.
-            runs = {k: tuple([0] * sizes[i] for i in (1, 0, 1, 1)) for k in np.ndindex(WARPS, LANES)}
+            runs = {k: Runs(*([0] * sizes[i] for i in (1, 0, 1, 1))) for k in np.ndindex(WARPS, LANES)}
             steady = left >= tile.channels and p.out_length * tile.round_channels % tile.sector == 0
             for round_ in range(tile.rounds):
                 m0, done = round_ * staged_rows, round_ * tile.round_channels
                 for warp in range(WARPS):
                     for lane in range(LANES):
                         values = sums_of(tile, problem, config, column_tile, row, co, m0, staged_rows, warp, lane)
-                        stage_rows(values, 0, staged_rows, state.shared, 0, 0, 0, alignment[2], warp, lane)
+                        stage_rows(values, 0, staged_rows, 0, staging, alignment.offset, Thread(0, warp, lane))
                 for warp in range(WARPS):
                     for lane in range(LANES):
-                        own = runs[warp, lane]
+                        own, thread = runs[warp, lane], Thread(0, warp, lane)
+                        place = Place(n, j, row, co + done, left - done, extent, heads[warp])
                         if straight and tensor_runs.keeps_runs(tile, WARPS) and not (steady and round_ > 0):
-                            here = there, 0, 0, warp, lane, left - done, p.out_length, alignment
-                            prepare(own, 0, heads[warp], *here)
-                        next_head = (store_runs if straight else store_any)(
-                            *(heads[warp], own, y, state.shared, 0, 0, None, False, warp, lane, n, j, there, row),
-                            *(co + done, left - done, p.batch, columns, first, out_channels, p.out_length, p.padding),
-                            alignment,
-                        )
+                            prepare(own, 0, out, staging, place, thread)
+                        next_head = (store_runs if straight else store_any)(own, out, staging, place, thread)
                     heads[warp] = next_head
     every = p.batch * out_channels * p.out_length
     assert state.written == Counter(range(every)), "each output once, and nothing else"
@@ -215,6 +213,12 @@ def check(state, problem, precision, shift, aligned=True):
         rest, o = divmod(index, p.out_length)
         sample, channel = divmod(rest, out_channels)
         assert value == expected(problem, first, sample, channel, o)
+
+
+def output_of(p, y, config, alignment, has_bias=False):
+    """The output of ``p`` as the stores take it. Without a bias, none is read."""
+    first, columns = k6_config.sample_columns(p, config)
+    return Output(y, None, has_bias, p.batch, columns, first, p.out_channels, p.out_length, p.padding, alignment)
 
 
 def sums_of(tile, problem, config, column_tile, row, co, m0, count, warp, lane):
@@ -246,8 +250,8 @@ def test_alignment_of_an_output():
     problem = Problem(1, 8, 8, 4, 100, stride=2, padding=1)
     tile = in_runs(problem, "tf32").tile
     assert problem.out_length % 4 == 0
-    assert tensor_store.alignment_of(0, problem, tile) == (0, 4, 3, 1)
-    assert tensor_store.alignment_of(0, problem, tile, in_fours=True) == (0, 1, 0, 1)
+    assert tensor_store.alignment_of(0, problem, tile) == Alignment(0, 4, 3, 1)
+    assert tensor_store.alignment_of(0, problem, tile, in_fours=True) == Alignment(0, 1, 0, 1)
     anywhere = in_runs(problem, "tf32", aligned=False).tile
-    assert tensor_store.alignment_of(0, problem, anywhere) == (0, 1, 0, 1)
-    assert tensor_store.alignment_of(4, problem, anywhere) == (1, 4, 0, 0)
+    assert tensor_store.alignment_of(0, problem, anywhere) == Alignment(0, 1, 0, 1)
+    assert tensor_store.alignment_of(4, problem, anywhere) == Alignment(1, 4, 0, 0)

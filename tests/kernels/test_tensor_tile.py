@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.tensor_core.outputs import Output
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of, make_aim
 from numba_tconv.kernels.common.tensor_core.tile import (
     COLUMNS,
@@ -24,7 +25,7 @@ from numba_tconv.kernels.common.tensor_core.tile import (
     make_tile,
     round_sizes,
 )
-from numba_tconv.kernels.k6_wgmma import cost as k6_cost
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.lab.measure import workloads
 from tests.gpu.common import TENSOR_CORES
@@ -153,9 +154,10 @@ def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, pr
         for column_tile, shift in itertools.product(range(column_tiles), (0, 5)):
             n, j, _ = start(config, problem, column_tile)
             alignment = alignment_of(shift * tile.itemsize, problem, tile)
-            there = n, j, problem.batch, columns, first, problem.out_length, problem.padding, alignment
+            sizes = problem.out_channels, problem.out_length, problem.padding
+            out = Output(None, None, False, problem.batch, columns, first, *sizes, alignment)
             # The first tile of a sample takes none of the sample before, whose last tile takes them.
-            if aim(*there)[1] and j > 0:
+            if aim(n, j, out)[1] and j > 0:
                 straight_tiles += 1
                 for channel in range(problem.out_channels):
                     samples, _, _ = owned(config, problem, column_tile, 0, channel, shift)
@@ -236,9 +238,9 @@ def check_k6(problem, precision):
         else:
             assert (precision == "tf32x3" and tile.phases > 64) or tile.staging * 4 > SHARED_OF_AN_H200 // 4
             assert not tile.part
-        assert k6_cost.choose(problem, precision) is None
+        assert k6_choose.choose_whole(problem, precision) is None
         return
-    assert k6_cost.choose(problem, precision) in configs
+    assert k6_choose.choose_whole(problem, precision) in configs
     for config in configs:
         tile = config.tile
         assert config.shared_bytes <= SHARED_OF_AN_H200

@@ -13,7 +13,7 @@ import numba_tconv
 from numba_tconv import explain
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.k6_wgmma import cost as k6_cost
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.lab.explain.picture import EMPTY, OTHER, picture
 from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.ptx import SIMULATOR
@@ -116,7 +116,7 @@ def test_numbers_are_the_problems():
     found = explain(STRIDED, precision="tf32", device=H200)
     assert (found.flops, found.bytes) == (STRIDED.flops, STRIDED.min_bytes(4))
     assert found.floor_ms == STRIDED.floor_ms(4, "tf32")
-    assert found.predicted_ms == k6_cost.cost(STRIDED, found.taken.config, H200)
+    assert found.predicted_ms == k6_choose.cost(STRIDED, found.taken.config, H200)
     assert found.predicted_roofline == found.floor_ms / found.predicted_ms
     for problem in (STRIDED, workloads.get("dac_u1").problem):
         found = explain(problem, precision="ieee", device=H200)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS
-from numba_tconv.kernels.k6_wgmma.cost import choose, cost
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole, cost
 from numba_tconv.kernels.k6_wgmma.tile import configs
 from numba_tconv.lab.measure import search, workloads
 from numba_tconv.lab.report import figures as plotting
@@ -157,7 +157,7 @@ def test_configurations_stand_at_their_measured_and_predicted_times():
     figure = plotting.predicted(tried(2.0))
     (axes,) = figure.axes
     taken, others = points(axes, "P"), points(axes, ".")
-    chosen = cost(KB64, choose(KB64, "tf32"), H200)
+    chosen = cost(KB64, choose_whole(KB64, "tf32"), H200)
     assert taken == [pytest.approx((2 * chosen, chosen))]
     assert len(others) == len(found) - 1
     assert all(measured == pytest.approx(2 * expected) for measured, expected in others)

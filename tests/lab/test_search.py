@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from numba_tconv.kernels.k6_wgmma.cost import choose, cost
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole, cost
 from numba_tconv.kernels.k6_wgmma.tile import configs
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.cli import parser as cli
@@ -36,7 +36,7 @@ def test_the_choice_is_near_the_best_found():
     losses = {}
     for (name, precision), tried in recorded().items():
         problem = workloads.get(name).problem
-        taken = tuple(search.described(choose(problem, precision)).values())
+        taken = tuple(search.described(choose_whole(problem, precision)).values())
         losses[name, precision] = tried[taken].ms_p50 / min(row.ms_p50 for row in tried.values())
     assert max(losses.values()) <= WORST, max(losses, key=losses.get)
     assert math.exp(sum(map(math.log, losses.values())) / len(losses)) <= MEAN
@@ -46,7 +46,7 @@ def test_the_model_tells_the_time_of_split_operands():
     for row in search.read(RECORDED):
         if row.precision == "tf32x3" and row.chosen and row.ms_p50 > 0.08:  # shorter ones are mostly launch
             problem = workloads.get(row.workload).problem
-            assert 0.8 < row.ms_p50 / cost(problem, choose(problem, row.precision), H200) < 1.25, row
+            assert 0.8 < row.ms_p50 / cost(problem, choose_whole(problem, row.precision), H200) < 1.25, row
 
 
 def test_the_search_was_over_everything():
@@ -66,7 +66,7 @@ def test_the_search_was_over_everything():
 
 def test_what_costs_more():
     problem = workloads.get("dac_u2").problem
-    config = choose(problem, "tf32")
+    config = choose_whole(problem, "tf32")
     assert cost(replace(problem, length=2 * problem.length), config, H200) > 1.9 * cost(problem, config, H200)
     assert cost(problem, config, replace(H200, multiprocessors=66)) > 1.9 * cost(problem, config, H200)
     assert cost(problem, replace(config, stages=4), H200) > cost(problem, config, H200)
@@ -75,7 +75,7 @@ def test_what_costs_more():
 def test_few_tiles_are_lower():
     """With a few samples the highest tile would leave most multiprocessors without work."""
     problem = workloads.get("head").problem
-    assert choose(problem, "bf16").tile.rows < choose(replace(problem, batch=64), "bf16").tile.rows
+    assert choose_whole(problem, "bf16").tile.rows < choose_whole(replace(problem, batch=64), "bf16").tile.rows
 
 
 def test_rows_survive_the_file(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from numba_tconv.kernels.common.tensor_core.split_operand import MANTISSA, scales_of
 from numba_tconv.kernels.k6_wgmma import split_ahead as k6_operands
+from numba_tconv.kernels.k6_wgmma.arguments import Split, Window
 from numba_tconv.kernels.k6_wgmma.boxes import place
 from numba_tconv.ptx import SIMULATOR
 
@@ -67,11 +68,11 @@ def split(monkeypatch):
         monkeypatch.setattr(k6_operands, "ld_shared", lambda count, kind: load)
         monkeypatch.setattr(k6_operands, "st_shared", store)
         monkeypatch.setattr(k6_operands, "exponent_of_warp", exponent_of_warp)
-        in_stage = alike.bit_length() - 1, 4 * pitch, 4 * shear, 0, 0, 0
+        window = Window(alike.bit_length() - 1, 4 * pitch, 4 * shear, 0, 0, 0)
         split_window = k6_operands.make_split_window()
         scales = scales_of(np.float32(1))
         with np.errstate(invalid="ignore", over="ignore"):
-            inverses = {float(split_window(AT, in_stage, first, last, scales, lane)) for lane in range(32)}
+            inverses = {float(split_window(AT, window, first, last, scales, lane)) for lane in range(32)}
         assert len(inverses) == 1
         assert exponent(np.array(found, np.float32)) == exact, "the largest of all lanes' is that of the window"
         assert set(touched) == set(range(AT // 4, AT // 4 + DEPTH * pitch)), "all of the window, nothing else"
@@ -159,12 +160,13 @@ def test_each_window_of_a_stage_once_and_then_it_is_ready(monkeypatch):
     monkeypatch.setattr(k6_operands, "make_split_window", lambda: lambda *window: done.append(window) or len(done))
     for name in ("fence_async", "mbarrier_arrive", "st_shared_f32"):
         monkeypatch.setattr(k6_operands, name, lambda *values, name=name: done.append((name, *map(int, values))))
-    split_stage, in_stage, ready, inverses = k6_operands.make_split_stage(config), (2, 3, 4, 1024, 6, 7), 5000, 6000
+    split_stage, window = k6_operands.make_split_stage(config), Window(2, 3, 4, 1024, 6, 7)
+    ready, inverses = 5000, 6000
     for lane in (0, 3):
         done.clear()
-        split_stage(lane, 1 << 14, 16, (ready, inverses, "scales"), in_stage, [10, 20], [30, 40])
-        first = (1 << 14, in_stage, 10, 30, "scales", lane)
-        second = ((1 << 14) + 1024, in_stage, 20, 40, "scales", lane)
+        split_stage(lane, 1 << 14, 16, Split(ready, inverses, "scales"), window, [10, 20], [30, 40])
+        first = (1 << 14, window, 10, 30, "scales", lane)
+        second = ((1 << 14) + 1024, window, 20, 40, "scales", lane)
         last = [("fence_async",), ("mbarrier_arrive", ready + 16)]
         if lane:
             assert done == [first, second, *last]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from numba_tconv.kernels.k6_wgmma.cost import choose, grid
-from numba_tconv.kernels.k6_wgmma.producer import make_follow, make_locate
+from numba_tconv.kernels.k6_wgmma.arguments import Grid
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole, grid
+from numba_tconv.kernels.k6_wgmma.schedule import make_follow, make_locate
 from numba_tconv.kernels.k6_wgmma.tile import CONSUMERS
 from numba_tconv.lab.measure import workloads
 
@@ -22,7 +23,7 @@ tiles = pytest.mark.parametrize(
 @configs
 @tiles
 def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessors):
-    config = choose(workloads.get(which[0]).problem, which[1])
+    config = choose_whole(workloads.get(which[0]).problem, which[1])
     blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
     assert blocks <= max(multiprocessors, row_tiles)
     turns, locate = make_locate(config)
@@ -30,8 +31,9 @@ def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessor
 
     @cuda.jit
     def count(taken, row_tiles, column_tiles, band):
-        for turn in range(turns(row_tiles, column_tiles)):
-            row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+        tiles = Grid(0, 0, 0, 0, row_tiles, column_tiles, band)
+        for turn in range(turns(tiles)):
+            row_tile, column_tile = locate(turn, tiles)
             cuda.atomic.add(taken, (row_tile, column_tile), 1)
 
     count[blocks, 1](taken, row_tiles, column_tiles, band)
@@ -44,7 +46,7 @@ def test_every_tile_has_one_block(which, row_tiles, column_tiles, multiprocessor
 @tiles
 @pytest.mark.parametrize("columns", [24, 1000])  # of a sample: less than a tile, and some tiles
 def test_a_warpgroup_goes_from_each_of_its_tiles_to_the_next(which, row_tiles, column_tiles, multiprocessors, columns):
-    config = choose(workloads.get(which[0]).problem, which[1])
+    config = choose_whole(workloads.get(which[0]).problem, which[1])
     blocks, band = grid(config, row_tiles, column_tiles, multiprocessors)
     paired, advance = config.paired, config.tile.advance
     turns_on = 1 if paired else CONSUMERS
@@ -55,15 +57,16 @@ def test_a_warpgroup_goes_from_each_of_its_tiles_to_the_next(which, row_tiles, c
     @cuda.jit
     def follow(taken, row_tiles, column_tiles, band):
         crew = cuda.threadIdx.x
-        tiles = row_tiles, column_tiles, band, crew if paired else 0, columns
-        turn, count = 0 if paired else crew, turns(row_tiles, column_tiles)
-        row_tile, n, j, steps = first_tile(turn, tiles)
+        tiles, own = Grid(0, 0, 0, 0, row_tiles, column_tiles, band), crew if paired else 0
+        turn, count = 0 if paired else crew, turns(tiles)
+        tile, step = first_tile(turn, tiles, own, columns)
         while turn < count:
-            column_tile, beside = divmod(n * columns + j, advance)
-            cuda.atomic.add(taken, (row_tile, column_tile), 1 if beside == 0 and 0 <= j < columns else 1000)
+            column_tile, beside = divmod(tile.sample * columns + tile.column, advance)
+            right = beside == 0 and 0 <= tile.column < columns
+            cuda.atomic.add(taken, (tile.row_tile, column_tile), 1 if right else 1000)
             turn += turns_on
             if turn < count:
-                row_tile, n, j = tile_after(turn, row_tile, n, j, steps, tiles)
+                tile = tile_after(turn, tile, step, tiles, own, columns)
 
     follow[blocks, CONSUMERS](taken, row_tiles, column_tiles, band)
     expected = np.zeros_like(taken)

@@ -5,7 +5,7 @@ import torch
 
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common.tensor_map import lies_in_rows
-from numba_tconv.kernels.k6_wgmma import cost as k6_cost
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import input as k6_input
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
@@ -91,7 +91,7 @@ def test_copies_are_laid_out_as_told():
     x = torch.randn(3, 22, 7)
     head, waveglow = (workloads.get(name).problem for name in ("head", "waveglow"))
     joined = next(config for config in k6_config.configs(waveglow, "tf32") if config.joined)
-    for config in (k6_cost.choose(head, "tf32"), joined):
+    for config in (k6_choose.choose_whole(head, "tf32"), joined):
         told = k6_input.input_of(x.shape, x.stride(), 0, config, 1, (0, 16))
         copy = told.copy(x)
         assert (tuple(copy.shape), copy.stride(), told.rows) == (told.shape, told.strides, Rows())

@@ -57,7 +57,7 @@ def release(pipe, stage):
 
 @device_function
 def stage_before(pipe, slot):
-    return int32(slot.stage - 1 if slot.stage > 0 else pipe.stages - 1)
+    return slot.stage - 1 if slot.stage > 0 else pipe.stages - 1
 
 
 @device_function

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from numba import cuda, float32, int32, int64, uint64
 
+from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging, Thread
 from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_store_any
 from numba_tconv.kernels.common.tensor_core.store_rows import make_store_rounds
 from numba_tconv.kernels.common.tensor_core.store_runs import (
@@ -83,58 +84,60 @@ def make_store_tile(config: Config):
     run_of_column = device_function(run_of)
 
     @device_function
-    def store_in_rounds(sums, y, shared, base, at, bias, has_bias, team, warp, lane, row0, column0, column1, n, j, row,
-                        co, channels_left, batch, columns, first, out_channels, out_length, padding,
-                        alignment):  # fmt: skip
+    def store_in_rounds(sums, row0, column0, column1, out, staging, place, thread):
+        n, j, row, co, channels_left, _, _ = place
+        shared, base, at = staging
         round = int32(0)
         while round < rounds:
-            stage_sums(sums, shared, base, at, row0, column0, column1, alignment[2])
-            barrier_sync(team + 1, threads)
+            stage_sums(sums, shared, base, at, row0, column0, column1, out.alignment.offset)
+            barrier_sync(thread.team + 1, threads)
             # Computed here, where the sums have left their registers.
-            there, straight = aim(n, j, batch, columns, first, out_length, padding, alignment)
-            head = head_of(n, there, warp, co, out_channels, out_length)
-            write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
-                  batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            extent, straight = aim(n, j, out)
+            head = head_of(n, co, extent, out, thread.warp)
+            write(straight, out, staging, Place(n, j, row, co, channels_left, extent, head), thread)
             row0, co = int32(row0 - round_rows), int32(co + round_channels)
             channels_left = int32(channels_left - round_channels)
             round = int32(round + 1)
             if round < rounds:
-                barrier_sync(team + 1, threads)
+                barrier_sync(thread.team + 1, threads)
 
     @device_function
     def store_tile(sums, y, shared, base, at, bias, has_bias, team, warp, lane, n, j, row, co, channels_left, batch,
                    columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+        shift, quantum, offset, whole = alignment
+        out = Output(y, bias, has_bias, batch, columns, first, out_channels, out_length, padding,
+                     Alignment(shift, quantum, offset, whole))  # fmt: skip
+        thread = Thread(team, warp, lane)
         warp_row, warp_column, t = int32(warp // COLUMN_WARPS), int32((warp & 1) * WARP_COLUMNS), int32(lane & 3)
         column0 = int32(warp_column + run_of_column(int32(2 * t), itemsize) * RUN)
         column1 = int32(warp_column + run_of_column(int32(2 * t + 1), itemsize) * RUN)
-        left = True
+        in_rounds = True
         if by_rows:
-            there, straight = aim(n, j, batch, columns, first, out_length, padding, alignment)
+            extent, straight = aim(n, j, out)
             if straight:
                 of_lane = int32(base + at + (lane >> 2) * (pitch * 4))
-                places = int32(of_lane + column0 * 4), int32(of_lane + column1 * 4), warp_row
-                head = head_of(n, there, warp, co, out_channels, out_length)
-                store_rows(sums, y, places, int32(base + at), team, warp, lane, head, there,
-                           int32(min(channels_left, int32(channels))), out_length, alignment)  # fmt: skip
-                left = False
-        if left:
+                lane_at = int32(of_lane + column0 * 4), int32(of_lane + column1 * 4), warp_row
+                head = head_of(n, co, extent, out, warp)
+                place = Place(n, j, row, co, int32(min(channels_left, int32(channels))), extent, head)
+                store_rows(sums, lane_at, int32(base + at), out, place, thread)
+                in_rounds = False
+        if in_rounds:
             row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
-            store_in_rounds(sums, y, shared, base, int32(at // 4), bias, has_bias, team, warp, lane, row0, column0,
-                            column1, n, j, row, co, channels_left, batch, columns, first, out_channels, out_length,
-                            padding, alignment)  # fmt: skip
+            store_in_rounds(sums, row0, column0, column1, out, Staging(shared, base, int32(at // 4)),
+                            Place(n, j, row, co, channels_left, 0, 0), thread)  # fmt: skip
 
     return store_tile, zeros_first
 
 
 def _make_stage(config: Config):
-    """The ``stage`` of make_store_rounds. ``places``: addresses of the lane's two runs of columns in its row of the
+    """The ``stage`` of make_store_rounds. ``lane_at``: addresses of the lane's two runs of columns in its row of the
     first buffer; the warp's row of warps.
     """
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function
-    def stage(k, sums, places, buffer):
-        run0, run1, warp_row = places
+    def stage(k, sums, lane_at, buffer):
+        run0, run1, warp_row = lane_at
         if row_warps == 1 or warp_row == k // (2 * fragments):
             first = k % (2 * fragments) // 2 * (RUN * 4) + k % 2 * 2
             for e in range(2):
@@ -157,9 +160,9 @@ def _make_write(config: Config):
     run_loads, run_channels = runs_sizes(some, warps)
 
     @device_function
-    def write(head, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, straight, row, co, channels_left,
-              batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
-        runs = (
+    def write(straight, out, staging, place, thread):
+        n, j, row, co, channels_left, extent, head = place
+        runs = Runs(
             cuda.local.array(run_channels, dtype=int64),
             cuda.local.array(run_loads, dtype=int32),
             cuda.local.array(run_channels, dtype=int32),
@@ -167,20 +170,16 @@ def _make_write(config: Config):
         )
         done = int32(0)
         while done < round_channels:
-            where, left = int32(at + done * pitch), channels_left - done
+            some, left = Staging(staging.shared, staging.base, int32(staging.at + done * pitch)), channels_left - done
             if anywhere or not straight:
-                store_any(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
-                          left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
-            elif alignment[1] == 4:
-                by_fours(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
-                         left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
-            elif alignment[1] == 2:
-                by_twos(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
-                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+                store_any(runs, out, some, Place(n, j, row, co + done, left, extent, head), thread)
+            elif out.alignment.quantum == 4:
+                by_fours(runs, out, some, Place(n, j, row, co + done, left, extent, head), thread)
+            elif out.alignment.quantum == 2:
+                by_twos(runs, out, some, Place(n, j, row, co + done, left, extent, head), thread)
             else:
-                by_ones(head, runs, y, shared, base, where, bias, has_bias, warp, lane, n, j, there, row, co + done,
-                        left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
-            head += at_once * out_length
+                by_ones(runs, out, some, Place(n, j, row, co + done, left, extent, head), thread)
+            head += at_once * out.length
             done = int32(done + at_once)
 
     return write
@@ -191,11 +190,9 @@ def _make_write_runs(tile, warps: int, quantum: int, prepare, load_extra):
     store_runs = make_store_runs(tile, warps, quantum, prepare, load_extra)
 
     @device_function
-    def write_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
-                   batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
+    def write_runs(runs, out, staging, place, thread):
         if kept:
-            prepare(runs, int32(0), head, there, base, at, warp, lane, int64(channels_left), out_length, alignment)
-        store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
-                   batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            prepare(runs, int32(0), out, staging, place, thread)
+        store_runs(runs, out, staging, place, thread)
 
     return write_runs

@@ -20,10 +20,10 @@ from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import tail as k6_tail
+from .arguments import Channels, Columns, Fetch, Grid, Input, Signal, Target, TensorMap, Weights, Window
 from .boxes import geometry, template_map
-from .cost import grid
+from .choose import choose, grid
 from .input import input_of
-from .split import choose
 from .tile import WIDEST, Config, channel_chunks, column_tiles, sample_columns
 
 NO_MAP = (0,) * MAP_WORDS
@@ -75,26 +75,41 @@ def plan_of(
     group_tiles = tile.row_tiles(p)
     multiprocessors = device.of(device_index).multiprocessors
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
-    g, early = geometry(config, rows), offset // tile.itemsize
-    where = g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages
+    g = geometry(config, rows)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
-    loaded = p.batch, p.length, columns, first
+    signal = Signal(p.batch, p.length, columns, first)
     if config.joined:  # one sample, and more zeros than a window is wide
-        loaded = 1, p.batch * columns, p.batch * columns + WIDEST, 0
-    apart = loaded[2] % tile.advance == 0
-    how = tuple(map(int, (rows is not None, rows is None or rows.aligned, apart, in_vectors)))
-    sizes = p.batch, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
-    taps = tile.tap_chunks(p), tile.last_taps(p)
-    tiles = columns, first, *taps, chunks, group_tiles, group_tiles * p.groups, tiles_along, band
-    x, y = alike(shape, dtype, strides), alike((p.batch, p.out_channels, p.out_length), tile.out_dtype)
+        signal = Signal(1, p.batch * columns, p.batch * columns + WIDEST, 0)
+    whole_tiles = signal.columns % tile.advance == 0
     packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
-    launch = make_kernel(config.compiled).prepare(
-        blocks,
-        *(template, GIVEN, x, GIVEN, *strides[:2], early, where, how, loaded, packed),
-        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias, y),
-        *(*sizes, *tiles, alignment_of(y_offset, p, tile)),
-        early=True,
+    arguments = (
+        TensorMap(template, room=GIVEN),
+        Input(
+            data=alike(shape, dtype, strides),
+            address=GIVEN,
+            stride_n=strides[0],
+            stride_c=strides[1],
+            early=offset // tile.itemsize,
+            window=Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages),
+            fetch=Fetch(int(rows is not None), int(rows is None or rows.aligned), int(whole_tiles), int(in_vectors)),
+            signal=signal,
+        ),
+        Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
+        Target(alike((p.batch, p.out_channels, p.out_length), tile.out_dtype), p.batch, p.out_length),
+        Channels(p.in_channels_per_group, p.out_channels_per_group, p.groups),
+        Columns(p.padding, columns, first),
+        Grid(
+            tap_chunks=tile.tap_chunks(p),
+            last_taps=tile.last_taps(p),
+            channel_chunks=chunks,
+            group_tiles=group_tiles,
+            row_tiles=group_tiles * p.groups,
+            column_tiles=tiles_along,
+            band=band,
+        ),
+        alignment_of(y_offset, p, tile),
     )
+    launch = make_kernel(config.compiled).prepare(blocks, *arguments, early=True)
     tail = k6_tail.prepare(p, config, shape, strides, dtype, chunks, has_bias) if config.tail else None
     return Plan(taken.copy, blocks * MAP_BYTES if rows else 0, packing, launch, tail, second)

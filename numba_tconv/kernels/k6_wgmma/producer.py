@@ -1,10 +1,12 @@
-"""The loading half of k6: the tiles of a block, the place of their windows, and the producer warps.
+"""The producer warps of k6: global memory into the ring of stages.
 
 The copy engine fetches a window of one sample as a box (boxes.py). A window shared by samples, or without a tensor map,
 is filled row by row.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32, uint64
 
@@ -26,95 +28,11 @@ from numba_tconv.ptx import (
 )
 from numba_tconv.runtime.elements import ELEMENTS
 
+from .arguments import Origin
 from .boxes import place
+from .schedule import make_locate, make_walk
 from .split_ahead import make_split_stage
 from .tile import PRODUCERS, Config
-
-
-def make_locate(config: Config):
-    """Build ``turns`` (turns of a block) and ``locate`` (a turn's row tile and first column tile), in 32-bit counts."""
-    resident, together = config.resident, config.regions
-
-    @device_function
-    def divided(a, b):
-        return int32(uint32(a) // uint32(b))
-
-    @device_function
-    def turns(row_tiles, column_tiles):
-        block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        groups = divided(column_tiles + together - 1, together)
-        if resident:
-            return divided(groups - divided(block, row_tiles) - 1, divided(blocks, row_tiles)) + 1
-        return divided(groups * row_tiles - block - 1, blocks) + 1
-
-    @device_function
-    def locate(turn, row_tiles, column_tiles, band):
-        block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-        if resident:
-            rank = divided(block, row_tiles)
-            return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
-        # Concurrent blocks share ``band`` groups of column tiles and a few row tiles, so that both stay in L2.
-        groups = divided(column_tiles + together - 1, together)
-        rank = int32(block + turn * blocks)
-        first = divided(rank, band * row_tiles)
-        rest, here = int32(rank - first * (band * row_tiles)), int32(min(band, groups - first * band))
-        row_tile = divided(rest, here)
-        return row_tile, int32((first * band + rest - row_tile * here) * together)
-
-    return turns, locate
-
-
-def make_walk(config: Config):
-    """Build ``sample_of`` and ``walk``, which return the sample and its column where a tile's own outputs begin.
-
-    ``sample_of`` takes a column tile; ``walk`` adds a step without a division. ``columns``: of a sample.
-    """
-    advance = config.tile.advance
-
-    @device_function
-    def sample_of(column_tile, columns):
-        n, j = divmod(int64(column_tile) * advance, columns)
-        return int32(n), j
-
-    @device_function
-    def walk(n, j, n_step, j_step, columns):
-        n, j = int32(n + n_step), j + j_step
-        return (int32(n + 1), j - columns) if j >= columns else (n, j)
-
-    return sample_of, walk
-
-
-def make_follow(config: Config, turns_on: int):
-    """Build ``first_tile`` and ``tile_after`` for a warpgroup that takes every ``turns_on``-th turn of its block.
-
-    Both return row tile, sample and column; ``first_tile`` also returns the step (samples, columns) to the next tile.
-    ``tiles``: row tiles, column tiles, band, the warpgroup's tile in a pair, columns of a sample.
-    """
-    resident = config.resident
-    _, locate = make_locate(config)
-    sample_of, walk = make_walk(config)
-
-    @device_function
-    def first_tile(turn, tiles):
-        row_tiles, column_tiles, band, own, columns = tiles
-        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-        n, j = sample_of(column_tile + own, columns)
-        if not resident:
-            return row_tile, n, j, (int32(0), int64(0))
-        _, next_tile = locate(int32(turn + turns_on), row_tiles, column_tiles, band)
-        return row_tile, n, j, sample_of(next_tile - column_tile, columns)
-
-    @device_function
-    def tile_after(turn, row_tile, n, j, steps, tiles):
-        row_tiles, column_tiles, band, own, columns = tiles
-        if resident:
-            n, j = walk(n, j, steps[0], steps[1], columns)
-            return row_tile, n, j
-        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
-        n, j = sample_of(column_tile + own, columns)
-        return row_tile, n, j
-
-    return first_tile, tile_after
 
 
 def make_window_start(config: Config, integer=int64):
@@ -127,8 +45,8 @@ def make_window_start(config: Config, integer=int64):
     def window_start(n, j, chunk, boxed, apart, length, columns, first):
         """Return the sample and element where a tile's window begins, and whether it is fetched as a box.
 
-        A box requires that its used columns hold no inputs of another sample. ``n``, ``j``: as in make_walk. ``boxed``:
-        boxes are fetched at all. ``apart``: samples share no tile.
+        A box requires that its used columns hold no inputs of another sample. ``n``, ``j``: as in make_walk. ``boxed``,
+        ``apart``: Fetch.boxed and Fetch.whole_tiles.
         """
         length, columns, first = integer(length), integer(columns), integer(first)
         j = integer(j - (before + chunk * shift))
@@ -148,11 +66,25 @@ def make_window_start(config: Config, integer=int64):
 TOGETHER = 2
 
 
+class Piece(NamedTuple):
+    """Elements of TOGETHER channels that a lane copies through registers."""
+
+    x: object
+    values: object
+    source: int  # index in x of the first channel's
+    channel: int  # of the stage
+    channels_left: int  # of the stage, that exist there
+    shared: object
+    element: int  # of the window
+    stride_c: int
+    window: object
+    at: int  # offset of the window in shared memory, in bytes
+
+
 def make_fill(config: Config):
     """Build ``fill_in_vectors`` and ``fill``, by which a warp fills a window without a box.
 
-    Column 0 is element ``i`` of sample ``n``. A warp fills before it arrives at ``barrier``, whose phase waits for the
-    copies.
+    A warp fills before it arrives at ``barrier``, whose phase waits for the copies.
     """
     width, itemsize, depth = config.width, config.tile.itemsize, config.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
@@ -161,70 +93,74 @@ def make_fill(config: Config):
     all_vectors = depth * row_vectors
 
     @device_function
-    def fill_in_vectors(x, stride_n, stride_c, n, i, channel, channels_left, address, in_stage, batch, length, columns,
-                        lane, barrier):  # fmt: skip
+    def fill_in_vectors(x, origin, address, lane, barrier):
         """Fill from rows that begin and end at multiples of 16 bytes; a lane copies every 32nd vector."""
-        alike_log, pitch, shear, _, _, _ = in_stage
+        window, signal = x.window, x.signal
         e = recomputed(lane)  # saves registers
         while e < all_vectors:
             c = int32(e // row_vectors)
             p = int32((e - c * row_vectors) * vector)
-            sample, element = int64(n), i + p
-            while element >= columns:
-                sample, element = sample + 1, element - columns
-            exists = c < channels_left and sample >= 0 and sample < batch and element >= 0 and element < length
-            source = sample * stride_n + (channel + c) * stride_c + element if exists else int64(0)
-            row = int32(address + place(c, alike_log, pitch, shear))
-            copy_vector(row + p * itemsize, x, source, 16 if exists else 0)
+            sample, element = int64(origin.sample), origin.element + p
+            while element >= signal.columns:
+                sample, element = sample + 1, element - signal.columns
+            exists = (
+                c < origin.channels_left
+                and sample >= 0
+                and sample < signal.samples
+                and element >= 0
+                and element < signal.length
+            )
+            source = sample * x.stride_n + (origin.channel + c) * x.stride_c + element if exists else int64(0)
+            row = int32(address + place(c, window.alike_log, window.pitch, window.shear))
+            copy_vector(row + p * itemsize, x.data, source, 16 if exists else 0)
             e = int32(e + 32)
         mbarrier_await_copies(barrier)
 
     @device_function
-    def element_at(c, p, window):
-        """Return the byte address of element ``p`` of a window's channel ``c``."""
-        (alike_log, pitch, shear, _, _, _), at = window
-        return int32(at + place(c, alike_log, pitch, shear) + p * itemsize)
+    def element_at(c, p, window, at):
+        """Return the byte address of element ``p`` of channel ``c`` of the window at ``at``."""
+        return int32(at + place(c, window.alike_log, window.pitch, window.shear) + p * itemsize)
 
     @device_function
-    def load(z, state):
-        x, values, source, c, channels_left, _, _, stride_c, _ = state
-        exists = c + z < channels_left
-        value = x[uint64(source + z * stride_c if exists else int64(0))]
-        values[z] = value if exists else storage(0)
+    def load(z, piece):
+        exists = piece.channel + z < piece.channels_left
+        value = piece.x[uint64(piece.source + z * piece.stride_c if exists else int64(0))]
+        piece.values[z] = value if exists else storage(0)
 
     @device_function
-    def store(z, state):
-        _, values, _, c, _, shared, p, _, window = state
-        shared[uint64(element_at(int32(c + z), p, window) // itemsize)] = values[z]
+    def store(z, piece):
+        at = element_at(int32(piece.channel + z), piece.element, piece.window, piece.at)
+        piece.shared[uint64(at // itemsize)] = piece.values[z]
 
     load_all, store_all = repeated(load, TOGETHER), repeated(store, TOGETHER)
 
     @device_function
-    def fill(x, stride_n, stride_c, aligned, x_early, n, i, channel, channels_left, base, region, shared, in_stage,
-             batch, length, columns, lane, barrier):  # fmt: skip
+    def fill(x, origin, base, region, shared, lane, barrier):
         """Fill from rows of any alignment; a lane copies every 32nd element."""
-        early = int32(0 if aligned else int32(x_early + i) & (vector - 1))  # as in a box
-        window = in_stage, int32(region + early * itemsize)
+        window, signal = x.window, x.signal
+        early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))  # as in a box
+        at = int32(region + early * itemsize)
         lane = recomputed(lane)  # saves registers
         values = cuda.local.array(TOGETHER, dtype=storage)
         p = int32(lane)
         while p < width:
-            sample, element = int64(n), i + p
-            while element >= columns:
-                sample, element = sample + 1, element - columns
-            inside = sample >= 0 and sample < batch and element >= 0 and element < length
-            there = int32(min(channels_left, depth) if inside else 0)
+            sample, element = int64(origin.sample), origin.element + p
+            while element >= signal.columns:
+                sample, element = sample + 1, element - signal.columns
+            inside = sample >= 0 and sample < signal.samples and element >= 0 and element < signal.length
+            channels_left = int32(min(origin.channels_left, depth) if inside else 0)
             c = int32(0)
             while c < depth:
                 nounroll()  # unrolled, it would spill
-                source = sample * stride_n + (channel + c) * stride_c + element if c < there else int64(0)
+                exists = c < channels_left
+                source = sample * x.stride_n + (origin.channel + c) * x.stride_c + element if exists else int64(0)
                 if asynchronous:
-                    copy(base + element_at(c, p, window), x, source, itemsize if c < there else 0)
+                    copy(base + element_at(c, p, window, at), x.data, source, itemsize if exists else 0)
                     c = recomputed(int32(c + 1))
                 else:
-                    state = x, values, source, c, there, shared, p, stride_c, window
-                    load_all(int32(0), state)
-                    store_all(int32(0), state)
+                    piece = Piece(x.data, values, source, c, channels_left, shared, p, x.stride_c, window, at)
+                    load_all(int32(0), piece)
+                    store_all(int32(0), piece)
                     c = recomputed(int32(c + TOGETHER))
             p = int32(p + 32)
         mbarrier_await_copies(barrier)
@@ -240,7 +176,7 @@ def make_produce(config: Config):
     """
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
-    vector = ALIGNMENT // itemsize
+    vector, config_depths = ALIGNMENT // itemsize, config.depths
     last = regions - 1
     turns, locate = make_locate(config)
     sample_of, walk = make_walk(config)
@@ -250,45 +186,46 @@ def make_produce(config: Config):
     split_stage = make_split_stage(config)
 
     @device_function
-    def produce(lane, warp, x, stride_n, stride_c, x_map, in_stage, x_early, boxed, aligned, apart, in_vectors, w,
-                base, full, empty, split, shared, tap_chunks, channel_stages, in_per_group, group_tiles, row_tiles,
-                column_tiles, band, batch, length, columns, first):  # fmt: skip
-        alike_log, pitch, _, region_bytes, slot, stages = in_stage
+    def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
+        channel_stages = grid.channel_chunks // config_depths
+        boxed, aligned, apart, in_vectors = x.fetch
+        _, length, columns, first = x.signal
+        full, region_bytes, slot, stages = pipe.full, x.window.region, x.window.slot, pipe.stages
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
-        window_bytes, own_weights = int32(depth * pitch), int32(stage_weights if streamed else 0)
+        window_bytes, own_weights = int32(depth * x.window.pitch), int32(stage_weights if streamed else 0)
         # The loop over stages limits the copies, so it counts and does not divide.
         together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
-        parity, to_empty, ring = int32(1), int32(empty - full), int32(stages * slot)
+        parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * slot)
         # Sample and column of each window's tile.
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
-        turn, count = int32(0), turns(row_tiles, column_tiles) if warp < together else int32(0)
-        row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+        turn, count = int32(0), turns(grid) if warp < together else int32(0)
+        row_tile, column_tile = locate(turn, grid)
         if resident:
-            _, next_tile = locate(int32(turn + 1), row_tiles, column_tiles, band)
+            _, next_tile = locate(int32(turn + 1), grid)
             n_step, j_step = sample_of(next_tile - column_tile, columns)
             for z in range(regions):
                 tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
         stage = int32(warp)  # in the tap chunk
         while turn < count:
             if not resident:
-                row_tile, column_tile = locate(turn, row_tiles, column_tiles, band)
+                row_tile, column_tile = locate(turn, grid)
                 for z in range(regions):
                     tile_n[z], tile_j[z] = sample_of(column_tile + z, columns)
-            channel0 = int32(int32(uint32(row_tile) // uint32(group_tiles)) * in_per_group)
-            weights = int64(row_tile) * (tap_chunks * channel_stages) * (stage_weights // itemsize)
+            channel0 = int32(int32(uint32(row_tile) // uint32(grid.group_tiles)) * in_per_group)
+            weights = int64(row_tile) * (grid.tap_chunks * channel_stages) * (stage_weights // itemsize)
             chunk = int32(0)
-            while chunk < tap_chunks:
+            while chunk < grid.tap_chunks:
                 announced = own_weights
                 for z in range(regions):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
                     if split_ahead:  # the row's elements: its share of a box, or all that was filled
-                        early = int64(0 if aligned else (x_early + i) & (vector - 1))
+                        early = int64(0 if aligned else (x.early + i) & (vector - 1))
                         firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
                         end = farthest if aligned else min(length - i, farthest)
                         lasts[z] = int32(early + (end if in_box else width))
@@ -296,10 +233,10 @@ def make_produce(config: Config):
                     mbarrier_wait(barrier + to_empty, parity)
                     if elected():
                         mbarrier_expect_tx(barrier, announced)
-                        row = int32(int32(channel0 + stage * depth) >> alike_log)
+                        row = int32(int32(channel0 + stage * depth) >> x.window.alike_log)
                         for z in range(regions):
                             if by_box[z]:  # even beyond the last channel (tile.unroll_of)
-                                begin = int32(int32(x_early + start[z]) & -vector)
+                                begin = int32(int32(x.early + start[z]) & -vector)
                                 cp_async_bulk_tensor_4d(base + at + z * region_bytes, x_map, begin, int32(0), row,
                                                      sample[z], barrier)  # fmt: skip
                         if streamed:
@@ -310,14 +247,11 @@ def make_produce(config: Config):
                         if not (by_box[0] if z == 0 else by_box[last]):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
+                            origin = Origin(n, i, channel0 + done, int32(in_per_group) - done)
                             if in_vectors:
-                                fill_in_vectors(x, stride_n, stride_c, n, i, channel0 + done,
-                                                int32(in_per_group) - done, base + region, in_stage, batch, length,
-                                                columns, lane, barrier)  # fmt: skip
+                                fill_in_vectors(x, origin, base + region, lane, barrier)
                             else:
-                                fill(x, stride_n, stride_c, aligned, x_early, n, i, channel0 + done,
-                                     int32(in_per_group) - done, base, region, shared, in_stage, batch, length,
-                                     columns, lane, barrier)  # fmt: skip
+                                fill(x, origin, base, region, shared, lane, barrier)
                             fence_async()  # the copy engine may write here next
                         z = recomputed(int32(z + 1))
                     cuda.syncwarp()
@@ -325,7 +259,7 @@ def make_produce(config: Config):
                         mbarrier_arrive(barrier)
                     if split_ahead:
                         mbarrier_wait(barrier, parity ^ 1)
-                        split_stage(lane, int32(base + at), int32(barrier - full), split, in_stage, firsts, lasts)
+                        split_stage(lane, int32(base + at), int32(barrier - full), split, x.window, firsts, lasts)
                     at, barrier = int32(at + together * slot), int32(barrier + 8 * together)
                     ahead, stage = int32(ahead - together), int32(stage + together)
                     if ahead <= 0:

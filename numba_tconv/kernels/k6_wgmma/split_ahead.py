@@ -46,7 +46,7 @@ def row_of(lane):
 def make_split_window():
     """Build ``split_window``, with which a warp splits a window it has copied.
 
-    ``window_at``: its address. ``in_stage``: its layout (boxes.py). ``first``, ``last``: begin and end of its elements
+    ``window_at``: its address. ``window``: its layout (boxes.py). ``first``, ``last``: begin and end of its elements
     in a row without shear; the rest becomes zeros. ``scales``: of the weights. Returns the factor of the products'
     sums.
     """
@@ -69,8 +69,8 @@ def make_split_window():
         st_shared(at + below, float_of(e), float_of(f), float_of(g), float_of(h))
 
     @device_function
-    def split_window(window_at, in_stage, first, last, scales, lane):
-        alike_log, pitch, shear, _, _, _ = in_stage
+    def split_window(window_at, window, first, last, scales, lane):
+        alike_log, pitch, shear = window.alike_log, window.pitch, window.shear
         least, of_weights = scales
         channel, below = int32(own_row(lane)), int32(4 * pitch)
         alike = int32((1 << alike_log) - 1)
@@ -116,19 +116,19 @@ def make_split_window():
 def make_split_stage(config: Config):
     """Build ``split_stage``, with which a warp splits a stage whose copies have arrived.
 
-    ``at``: its address. ``slot``: 8 bytes for each slot before it. ``split``: addresses of the first slot's ``ready``
-    mbarrier and inverse scales; the weights' scales. ``firsts``, ``lasts``: of each window.
+    ``at``: its address. ``slot``: 8 bytes for each slot before it. ``firsts``, ``lasts``: of each
+    window.
     """
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
     @device_function
-    def split_stage(lane, at, slot, split, in_stage, firsts, lasts):
-        _, _, _, region, _, _ = in_stage
+    def split_stage(lane, at, slot, split, window, firsts, lasts):
         ready, inverses, scales = split
+        region = window.region
         z = int32(0)
         while z < regions:  # a loop, to spare the instruction cache
             first, end = (firsts[0], lasts[0]) if z == 0 else (firsts[last], lasts[last])
-            inverse = split_window(int32(at + z * region), in_stage, first, end, scales, lane)
+            inverse = split_window(int32(at + z * region), window, first, end, scales, lane)
             if lane == 0:
                 st_shared_f32(int32(inverses + slot + 4 * z), inverse)
             z = recomputed(int32(z + 1))

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from numba_tconv.kernels.common.packed_weights import FrozenWeights
-from numba_tconv.kernels.k6_wgmma.cost import choose
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from numba_tconv.kernels.k6_wgmma.tile import Config, configs
 from numba_tconv.runtime import workers
 from numba_tconv.runtime.kernel import target
@@ -102,7 +102,7 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
     Raises bench.WrongResult if one is wrong on the first or last sample.
     """
     p, name = workload.problem, bench.peak_name(dtype, precision)
-    found, chosen, rung = configs(p, name), choose(p, name), RUNGS[RUNG]
+    found, chosen, rung = configs(p, name), choose_whole(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
         packed_once = FrozenWeights(weight)  # not timed

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.k6_wgmma.split import choose
+from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.lab.machine_code.offline import loops
 from numba_tconv.lab.measure import workloads
 from numba_tconv.selection.registry import RUNGS

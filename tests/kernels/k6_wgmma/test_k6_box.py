@@ -12,8 +12,10 @@ from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma.boxes import ALIGNMENT, LARGEST_BOX, Rows, geometry, place, rows_of, wavefronts
-from numba_tconv.kernels.k6_wgmma.cost import choose
-from numba_tconv.kernels.k6_wgmma.producer import make_walk, make_window_start
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole
+from numba_tconv.kernels.k6_wgmma.operands import make_beyond
+from numba_tconv.kernels.k6_wgmma.producer import make_window_start
+from numba_tconv.kernels.k6_wgmma.schedule import make_walk
 from numba_tconv.kernels.k6_wgmma.tile import (
     MOST_PADDING,
     MOST_PADDING_OF_ELEMENTS,
@@ -21,7 +23,6 @@ from numba_tconv.kernels.k6_wgmma.tile import (
     last_column,
     sample_columns,
 )
-from numba_tconv.kernels.k6_wgmma.window import make_beyond
 from numba_tconv.lab.measure import workloads
 from numba_tconv.selection.registry import RUNGS
 from tests.gpu.common import TENSOR_CORES
@@ -30,7 +31,7 @@ from tests.thorough import at_most
 pytestmark = pytest.mark.skipif(RUNGS["k6_wgmma"] not in TENSOR_CORES, reason="the simulator has no tensor cores")
 
 CONFIGS = {
-    (workload, precision): choose(workloads.get(workload).problem, precision)
+    (workload, precision): choose_whole(workloads.get(workload).problem, precision)
     for workload in ("kb64", "kb74", "kb79", "hifigan_u1", "dac_u1")
     for precision in DTYPES
 }
@@ -196,7 +197,7 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
 def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():
     for workload in workloads.WORKLOADS.values():
         for precision in DTYPES:
-            if (config := choose(workload.problem, precision)) is not None:
+            if (config := choose_whole(workload.problem, precision)) is not None:
                 first, columns = sample_columns(workload.problem, config)
                 needed = config.tile.columns(workload.problem)[1]
                 assert columns <= MOST_PADDING_OF_ELEMENTS * needed
@@ -207,7 +208,7 @@ def test_samples_of_nearly_whole_tiles_are_padded_to_whole_tiles():
 def test_samples_get_more_columns_where_their_windows_would_be_filled_by_elements():
     problem = replace(workloads.get("hifigan_u1").problem, batch=2)
     for precision in ("tf32", "bf16"):
-        config = choose(problem, precision).compiled
+        config = choose_whole(problem, precision).compiled
 
         def columns(length, groups=1, config=config):
             p = replace(problem, length=length, in_channels=24 * groups, groups=groups)

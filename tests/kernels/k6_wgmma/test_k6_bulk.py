@@ -18,13 +18,15 @@ import pytest
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
+from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Leaving, Sums
 from numba_tconv.kernels.k6_wgmma.epilogue import bulk as k6_bulk
 from numba_tconv.kernels.k6_wgmma.epilogue import staging as k6_stage
 from numba_tconv.kernels.k6_wgmma.epilogue import vectors as k6_vectors
 from numba_tconv.lab.measure import workloads
-from tests.kernels.test_tensor_store import cast_quickly, code, expected
+from tests.kernels.test_tensor_store import cast_quickly, code, expected, output_of
 from tests.thorough import thorough
 
 WARPS, LANES = 4, 32
@@ -213,11 +215,11 @@ def test_a_run_leaves_when_it_is_due(in_python, monkeypatch):
     warp = SimpleNamespace(any_sync=lambda mask, value: True, syncwarp=lambda: None)
     monkeypatch.setattr(k6_bulk, "cuda", warp)
     when_due, at_once = k6_bulk.make_hand_over(SimpleNamespace(spreads=True))
-    held, goes = [64, 4096, 3], [7]
+    leaving = Leaving([64, 4096, 3], [7], 1, None)
     for turn in range(6):
-        when_due(held, goes, None)
+        when_due(leaving)
         assert left == ([(7, 4096, 64)] if turn >= 2 else [])
-    at_once(held, goes, None)
+    at_once(leaving)
     assert len(left) == 1
 
 
@@ -232,33 +234,36 @@ def bias_of(channel):
     return 0.125 * (channel + 1)
 
 
-def straight_tiles(p, config, alignment, to_the_output):
-    """The tiles that lie in one sample and leave straight: of each the first channel, how many channels there are from
-    it on, the column tile, where its outputs are, and a function of the warp: index in y of its first output."""
-    tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
+def straight_tiles(p, config, out, to_the_output):
+    """The tiles that lie in one sample and leave straight: of each the column tile, and a function of the warp, the
+    tile's Place."""
+    tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
     aim, head_of = tensor_store.make_aim(tile, to_the_output)
     for row_tile in range(tile.row_tiles(p)):
         co = row_tile * tile.channels
         left = min(tile.channels, p.out_channels - co)
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
-            there, straight = aim(n, j, p.batch, columns, first, p.out_length, p.padding, alignment)
+            extent, straight = aim(n, j, out)
             if straight:
-                head = partial(head_of, n, there, co=co, out_channels=p.out_channels, out_length=p.out_length)
-                yield co, left, column_tile, there, head
+                yield column_tile, partial(_place, n, j, co, left, extent, head_of, out)
+
+
+def _place(n, j, co, left, extent, head_of, out, warp):
+    return Place(n, j, 0, co, left, extent, head_of(n, co, extent, out, warp))
 
 
 def check(state, p, config, shift):
     tile, first = config.tile, k6_config.sample_columns(p, config)[0]
     state.itemsize, state.shift = tile.out_dtype.itemsize, shift
     y, stored = state.Output(), state.Stored()
-    alignment = tensor_store.alignment_of(shift * state.itemsize, p, tile)
+    out = output_of(p, y, config, tensor_store.alignment_of(shift * state.itemsize, p, tile))
+    buffers = Buffers(stored, stored, 0, BUFFERS, BIASES, None, None)
     store, _ = k6_bulk.make_bulk_store(config)
     rounds, found = tile.channels // config.bulk_channels, 0
-    for co, left, column_tile, there, head in straight_tiles(p, config, alignment, to_the_output=True):
+    for column_tile, place_of in straight_tiles(p, config, out, to_the_output=True):
         found += 1
         state.memory = {}
-        run = head(0)
         state.handed = defaultdict(list)
         for state.watched in range(2 * rounds + 1):
             writes = config.by_lanes and state.watched > 0 and state.watched % 2 == 0
@@ -266,14 +271,16 @@ def check(state, p, config, shift):
                 state.known, state.handed = state.handed, defaultdict(list)
                 for state.lane in range(LANES):
                     state.stretch = 0
-                    held, goes, acc = [0] * 3, [0], [*sums_of(p, config, column_tile, co, warp, state.lane)]
+                    place = place_of(warp)
+                    sums = [*sums_of(p, config, column_tile, place.channel, warp, state.lane)]
+                    leaving = Leaving([0] * 3, [0], 1, y)
                     channel = 32 * warp + state.lane
-                    extra = bias_of(co + channel) if channel < left else 0.0
+                    extra = bias_of(place.channel + channel) if channel < place.channels_left else 0.0
                     with contextlib.suppress(Passed):
-                        store(acc, None, held, goes, 1, y, 0, stored, BUFFERS, BIASES, extra, 0, warp, state.lane,
-                              run, there, left, p.out_length, alignment)  # fmt: skip
-                    if config.spreads and state.watched == state.stretch and held[2] > 0:
-                        k6_bulk.make_hand_over(config)[1](held, goes, y)
+                        thread = Thread(0, warp, state.lane)
+                        store(Sums(sums, None, None, None), leaving, buffers, out, place, extra, thread)
+                    if config.spreads and state.watched == state.stretch and leaving.held[k6_bulk.DUE] > 0:
+                        k6_bulk.make_hand_over(config)[1](leaving)
         assert max(state.memory) < BIASES + config.extras
         assert all(BUFFERS <= at < BUFFERS + config.own_staging or at >= BIASES for at in state.memory)
     assert found, "some tile leaves in bulk"

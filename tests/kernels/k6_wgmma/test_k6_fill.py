@@ -10,6 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Signal, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from tests.kernels.test_tensor_store import cast_quickly
 
@@ -56,15 +57,13 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
     first, columns = config.tile.columns(problem)
     geometry = k6_box.geometry(config, None)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
-    strides = problem.in_channels * problem.length, problem.length
     fill_in_vectors, _ = k6_load.make_fill(config)
+    taken = input_of(x, problem, columns, geometry, 0, True)
     for sample in range(-1, problem.batch):
         memory.clear()
         arrived.clear()
         for lane in range(LANES):
-            in_stage = 0, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
-            fill_in_vectors(x, *strides, sample, begin, 0, channels_left, 0, in_stage, problem.batch, problem.length,
-                            columns, lane, 0)  # fmt: skip
+            fill_in_vectors(taken, Origin(sample, begin, 0, channels_left), 0, lane, 0)
             # Each lane arrives once, behind what it has written.
             assert len(arrived) == lane + 1
             assert arrived[-1] == (0, len(memory))
@@ -85,7 +84,6 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
     rows = Rows(every, problem.length % every, False) if early else None
     geometry = k6_box.geometry(config, rows)
     x = np.arange(1, 1 + problem.batch * problem.in_channels * problem.length).astype(dtype)
-    strides = problem.in_channels * problem.length, problem.length
     base, region = 1 << 20, 1 << 12
 
     class Shared:
@@ -99,15 +97,22 @@ def test_by_elements(memory, monkeypatch, precision, dtype, channels_left, begin
 
     monkeypatch.setattr(k6_load, "cp_async_to", lambda size: cp_async)
     _, fill = k6_load.make_fill(config)
-    in_stage = geometry.alike.bit_length() - 1, geometry.pitch, geometry.shear, geometry.region, geometry.slot, 1
+    taken = input_of(x, problem, columns, geometry, early, rows is None)
     for sample in range(-1, problem.batch):
         memory.clear()
         for lane in range(LANES):
-            fill(x, *strides, rows is None, early, sample, begin, 0, channels_left, base, region, Shared(), in_stage,
-                 problem.batch, problem.length, columns, lane, 0)  # fmt: skip
+            fill(taken, Origin(sample, begin, 0, channels_left), base, region, Shared(), lane, 0)
             assert arrived.pop() == (0, len(memory))
         assert first == 0
         check(memory, config, problem, (first, columns), x, sample, begin, channels_left, rows, early)
+
+
+def input_of(x, problem, columns, geometry, early, aligned):
+    """``x`` as a kernel takes it."""
+    g, strides = geometry, (problem.in_channels * problem.length, problem.length)
+    window = Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, 1)
+    signal = Signal(problem.batch, problem.length, columns, 0)
+    return Input(x, None, *strides, early, window, Fetch(False, aligned, False, False), signal)
 
 
 def check(memory, config, problem, columns, x, sample, begin, channels_left, rows, early):

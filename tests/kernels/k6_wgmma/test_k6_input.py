@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv.kernels.common import rows as row_copy
-from numba_tconv.kernels.k6_wgmma import cost as k6_cost
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import input as k6_input
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.lab.measure import workloads
@@ -24,7 +24,7 @@ def contiguous(*shape):
 
 
 def taken(problem, precision, layout, groups=1):
-    return k6_input.input_of(*layout, k6_cost.choose(problem, precision), groups, SAMPLES)
+    return k6_input.input_of(*layout, k6_choose.choose_whole(problem, precision), groups, SAMPLES)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -53,13 +53,13 @@ def test_groups_whose_channels_fill_no_stage_are_not_copied_for_a_map():
 
 def test_short_samples_are_joined_where_that_is_cheaper():
     for precision in ("tf32", "bf16"):
-        assert k6_cost.choose(WAVEGLOW, precision).joined
-        assert not k6_cost.choose(replace(WAVEGLOW, batch=1), precision).joined
-        assert not k6_cost.choose(workloads.get("istft").problem, precision).joined
+        assert k6_choose.choose_whole(WAVEGLOW, precision).joined
+        assert not k6_choose.choose_whole(replace(WAVEGLOW, batch=1), precision).joined
+        assert not k6_choose.choose_whole(workloads.get("istft").problem, precision).joined
 
 
 def test_the_model_knows_what_the_input_costs():
-    config, odd = k6_cost.choose(HEAD, "tf32"), (1, 512, 87)
+    config, odd = k6_choose.choose_whole(HEAD, "tf32"), (1, 512, 87)
     assert k6_input.cost((1, 512, 88), config, 1, SAMPLES) == 0
     assert k6_input.cost(odd, config, 1, SAMPLES) == 0
     behind = (1, 514, 87)

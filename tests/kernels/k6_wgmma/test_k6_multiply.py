@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common import pipeline
+from numba_tconv.kernels.common.pipeline import Pipe, Slot
 from numba_tconv.kernels.common.tensor_core.split_operand import MOST_SPLIT_TAPS
 from numba_tconv.kernels.k6_wgmma import mainloop as k6_multiply
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Chunk, Lane, Sums, Turn, View
 from numba_tconv.kernels.k6_wgmma.tile import BLOCKS
 from numba_tconv.ptx import SIMULATOR
 
@@ -18,6 +21,7 @@ EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is fre
 SCALES, INVERSE = (4000, 0), 0.5
 SLOT = 3  # in which the stage of a test of one is
 TURN = 2000  # and that which says that it is the warpgroup's turn
+BYTES = 1 << 12  # of a stage
 
 
 def in_python(monkeypatch, config, multiply_all=None):
@@ -25,14 +29,17 @@ def in_python(monkeypatch, config, multiply_all=None):
     done = []
     for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait"):
         monkeypatch.setattr(k6_multiply, name, lambda *_: None)
+    monkeypatch.setattr(pipeline, "mbarrier_wait", lambda *_: None)
+    monkeypatch.setattr(pipeline, "mbarrier_arrive", lambda barrier: done.append(int(barrier)))
+    for name in ("advance", "release", "stage_before", "wait_full"):
+        monkeypatch.setattr(k6_multiply, name, getattr(pipeline, name).py_func)
     monkeypatch.setattr(k6_multiply, "recomputed", lambda value: value)
-    monkeypatch.setattr(k6_multiply, "mbarrier_arrive", lambda barrier: done.append(int(barrier)))
     monkeypatch.setattr(k6_multiply, "device_function", lambda function: function)
     monkeypatch.setattr(k6_multiply, "wgmma", lambda kind, rows: multiply_all or (lambda *_: done.append("products")))
     monkeypatch.setattr(k6_multiply, "wgmma_wait", lambda count: lambda: done.append(f"wait {count}"))
 
     def window(*arguments):
-        assert arguments[-1] is SCALES
+        assert arguments[-1].scales is SCALES
         done.append("window")
         return None if config.split_ahead else INVERSE
 
@@ -44,7 +51,19 @@ def in_python(monkeypatch, config, multiply_all=None):
     monkeypatch.setattr(k6_multiply, "ld_shared", lambda count, kind: load_inverse)
     monkeypatch.setattr(k6_multiply, "make_window", lambda config, first=0, end=None: window)
     monkeypatch.setattr(k6_multiply, "make_hand_over", lambda config: (lambda *_: None, None))
-    return k6_multiply.make_stages(config), done
+    return k6_multiply.make_mainloop(config), done
+
+
+def consume(mainloop, config, acc, total=None, v=(0,) * 1000, *, depths, **others):
+    """Run the mainloop over ``depths`` of a tap chunk, from stage ``stage`` of the ring on."""
+    given = dict(stages=config.stages, stage=0, taps=config.tile.tap_chunk, add=0, address=0, h_step=0, slot=BYTES)
+    given |= dict(descriptor=0, parity=0) | others
+    pipe, slot = Pipe(FULL, EMPTY, given["stages"]), Slot(given["stage"], 0)
+    view = View(given["address"], False, False, 0, 0)
+    lane = Lane(given["h_step"], 0, given["slot"], given["descriptor"], SCALES)
+    chunk, turn = Chunk(given["add"], given["taps"], depths), Turn(TURN, given["parity"])
+    sums = Sums(acc, total, None, None)
+    return mainloop(sums, v, pipe, slot, view, lane, chunk, given["descriptor"], None, turn)
 
 
 # Problem, and taps of the chunk: all of one; all of several; and those of the last, that are fewer.
@@ -72,12 +91,10 @@ def test_split_operands(monkeypatch, problem, taps):
         for e in range(sums):
             acc[at + e] += 1
 
-    stages_of, _ = in_python(monkeypatch, config, multiply_all)
+    mainloop, _ = in_python(monkeypatch, config, multiply_all)
     acc, total = [7] * (BLOCKS * sums), [0] * (BLOCKS * sums)
     v = range(tile.parts * 2 * window)  # each register holds its own number
-    ring = 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, v, 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT, 0, 0, 0, 1,
-              TURN, 0)  # fmt: skip
+    consume(mainloop, config, acc, total, v, depths=1, taps=taps, stage=SLOT)
 
     tap_bytes, expected = tile.rows * tile.depth * 2 >> 4, []
     for block in range(BLOCKS):
@@ -106,8 +123,9 @@ def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch
         def load(*arguments):
             columns = set(range(first, window if end is None else end))
             assert not columns & set().union(*under_way), "the registers of products that are under way"
-            assert arguments[3] == SLOT << 12
-            assert arguments[-1] is SCALES
+            _, _, offset, _, lane = arguments
+            assert offset == SLOT * BYTES
+            assert lane.scales is SCALES
             loaded.update(columns)
             pieces.append(len(columns))
             return None if config.split_ahead else INVERSE
@@ -127,11 +145,9 @@ def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch
     monkeypatch.setattr(k6_multiply, "make_window", make_window)
     monkeypatch.setattr(k6_multiply, "wgmma_commit", lambda: under_way.append(set()))
     monkeypatch.setattr(k6_multiply, "wgmma_wait", wgmma_wait)
-    stages_of = k6_multiply.make_stages(config)
+    mainloop = k6_multiply.make_mainloop(config)
     acc, total = [0] * (BLOCKS * sums), [0] * (BLOCKS * sums)
-    ring = 1 << 12, config.stages
-    stages_of(acc, total, None, None, None, range(4 * window), 0, 0, 0, 0, 4, False, SCALES, ring, 0, 0, 0, taps, SLOT,
-              0, 0, 0, 1, TURN, 0)  # fmt: skip
+    consume(mainloop, config, acc, total, range(4 * window), depths=1, taps=taps, stage=SLOT)
     assert sum(pieces) == window, "each column is loaded once"
     assert len(pieces) == (2 if taps > MOST_SPLIT_TAPS and tile.halo > 4 else 1)
 
@@ -151,12 +167,8 @@ def config_of(resident, depths):
 def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depths):
     """Of streamed weights, when the next one's products are on their way."""
     config = config_of(resident, depths)
-    stages_of, done = in_python(monkeypatch, config)
-    ring = 1 << 12, config.stages
-    acc = [0] * (BLOCKS * config.tile.rows // 2)
-    v = [0] * 1000
-    stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, 0, config.tile.tap_chunk, 0,
-              0, 0, EMPTY, 4, TURN, 0)  # fmt: skip
+    mainloop, done = in_python(monkeypatch, config)
+    consume(mainloop, config, [0] * (BLOCKS * config.tile.rows // 2), depths=4)
     slots = list(range(4 // depths)) if resident else list(range(4 // depths - 1))
     assert [e for e in done if isinstance(e, int)] == [EMPTY + 8 * slot for slot in slots]
     windows = [at for at, e in enumerate(done) if e == "window"]
@@ -176,14 +188,15 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
     monkeypatch.setattr(
         k6_multiply,
         "make_window",
-        lambda config, first=0, end=None: lambda v, at, x_at, offset, *_: windows.append(int(x_at + offset)),
+        lambda config, first=0, end=None: lambda v, at, offset, view, lane: windows.append(int(view.address + offset)),
     )
-    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
-    stages_of = k6_multiply.make_stages(config)
+    for module in (k6_multiply, pipeline):
+        monkeypatch.setattr(module, "mbarrier_wait", lambda barrier, parity: waited.append((int(barrier), parity)))
+    mainloop = k6_multiply.make_mainloop(config)
     slot, stages, first, x_at, descriptor0, h_step = 5 << 7, 3, 2, 7 << 20, 9 << 4, 1 << 6
     acc = [0] * (BLOCKS * config.tile.rows // 2)
-    stages_of(acc, None, None, None, None, [0] * 1000, x_at, h_step, 0, 0, 0, False, SCALES, (slot, stages),
-              descriptor0, descriptor0, 0, config.tile.tap_chunk, first, 0, FULL, EMPTY, 4, TURN, 0)  # fmt: skip
+    consume(mainloop, config, acc, depths=4, stages=stages, stage=first, address=x_at, h_step=h_step, slot=slot,
+            descriptor=descriptor0)  # fmt: skip
     places = [(2, 0), (0, 0), (1, 0), (2, 0)] if depths == 1 else [(2, 0), (2, 1), (0, 0), (0, 1)]  # slot, depth in it
     assert windows == [x_at + slot * s + z * 2 * h_step for s, z in places]
     own = config.tile.depth_weights
@@ -198,11 +211,10 @@ def test_a_tile_waits_for_its_turn_before_its_first_stage(monkeypatch, resident)
     """Where the warpgroups take tiles in turn; not again for the next chunk of taps."""
     problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
     config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
-    stages_of, done = in_python(monkeypatch, config)
-    monkeypatch.setattr(k6_multiply, "mbarrier_wait", lambda barrier, parity: done.append((int(barrier), parity)))
-    ring, acc, v = (1 << 12, config.stages), [0] * (BLOCKS * config.tile.rows // 2), [0] * 1000
+    mainloop, done = in_python(monkeypatch, config)
+    for module in (k6_multiply, pipeline):
+        monkeypatch.setattr(module, "mbarrier_wait", lambda barrier, parity: done.append((int(barrier), parity)))
     for add in (0, 1):
-        stages_of(acc, None, None, None, None, v, 0, 0, 0, 0, 0, False, SCALES, ring, 0, 0, add, config.tile.tap_chunk,
-                  0, 0, 0, EMPTY, 2, TURN, 1)  # fmt: skip
+        consume(mainloop, config, [0] * (BLOCKS * config.tile.rows // 2), depths=2, add=add, parity=1)
     turns = [at for at, e in enumerate(done) if e == (TURN, 1)]
     assert turns == ([0] if resident else [])

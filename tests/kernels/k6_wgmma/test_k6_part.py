@@ -13,10 +13,12 @@ import pytest
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Sums
 from numba_tconv.kernels.k6_wgmma.epilogue import part as k6_part
-from tests.kernels.test_tensor_store import cast_quickly, expected
+from tests.kernels.test_tensor_store import cast_quickly, expected, output_of
 from tests.thorough import thorough
 
 from .test_k6_bulk import sums_of
@@ -89,15 +91,15 @@ def test_every_output_is_its_own_sum(in_python, case, precision, wide, shift):
     tile, (first, columns) = config.tile, k6_config.sample_columns(p, config)
     state.shift = shift
     y, store = state.Output(), k6_part.make_part_store(config)
-    alignment = alignment_of(shift * tile.out_dtype.itemsize, p, tile)
+    out = output_of(p, y, config, alignment_of(shift * tile.out_dtype.itemsize, p, tile))
     for row_tile in range(tile.row_tiles(p)):
         row, co = row_tile % tile.row_parts * tile.phases, row_tile // tile.row_parts
         for column_tile in range(k6_config.column_tiles(p, config)):
             n, j = divmod(column_tile * tile.advance, columns)
             for warp, lane in np.ndindex(WARPS, LANES):
                 acc = sums_of(p, config, column_tile, co, warp, lane, row)
-                store(acc, None, y, 0.5, warp, lane, n, j, row, co, p.batch, columns, first, p.out_channels,
-                      p.out_length, p.padding, alignment)  # fmt: skip
+                place = Place(n, j, row, co, p.out_channels - co, None, None)
+                store(Sums(acc, None, None, None), out, place, 0.5, Thread(0, warp, lane))
     assert state.written == Counter(range(p.batch * p.out_channels * p.out_length)), "each output once, and no other"
     for index, value in y.items():
         rest, o = divmod(index, p.out_length)
@@ -112,9 +114,10 @@ def test_every_output_is_its_own_sum(in_python, case, precision, wide, shift):
 def test_split_operands_leave_from_their_own_sums(in_python):
     p = replace(CASES["odd rows"], batch=1, out_channels=1)
     config = k6_config.configs(p, "tf32x3")[0]
-    y, columns = in_python.Output(), k6_config.sample_columns(p, config)
+    y = in_python.Output()
+    out = output_of(p, y, config, alignment_of(0, p, config.tile))
     zeros, total = [0.0] * config.tile.rows, [1.5] * config.tile.rows
     for warp, lane in np.ndindex(WARPS, LANES):
-        k6_part.make_part_store(config)(zeros, total, y, 0.0, warp, lane, 0, 0, 0, 0, 1, columns[1], columns[0], 1,
-                                        p.out_length, 0, alignment_of(0, p, config.tile))  # fmt: skip
+        place = Place(0, 0, 0, 0, 1, None, None)
+        k6_part.make_part_store(config)(Sums(zeros, total, None, None), out, place, 0.0, Thread(0, warp, lane))
     assert set(y.values()) == {1.5}

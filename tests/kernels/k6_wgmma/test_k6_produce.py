@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.pipeline import Pipe
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
+from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Signal, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
-from numba_tconv.kernels.k6_wgmma.cost import choose
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from tests.kernels.test_tensor_store import cast_quickly
 
 FULL, EMPTY, BASE, MAP = 100_000_000, 200_000_000, 1024, 1 << 40
@@ -54,8 +57,9 @@ def brought(monkeypatch):
         assert split is SPLIT
         stages[-1].split.append((int(at), int(slot), firsts.tolist(), lasts.tolist()))
 
-    cast_quickly(monkeypatch, k6_load)
-    monkeypatch.setattr(k6_load, "device_function", lambda function: function)
+    cast_quickly(monkeypatch, k6_load, k6_schedule)
+    for module in (k6_load, k6_schedule):
+        monkeypatch.setattr(module, "device_function", lambda function: function)
     for name, instruction in {
         "recomputed": lambda value: value,
         "elected": lambda: True,
@@ -69,13 +73,14 @@ def brought(monkeypatch):
     }.items():
         monkeypatch.setattr(k6_load, name, instruction)
 
-    def fill(x, stride_n, stride_c, aligned, x_early, n, i, channel, channels_left, base, region, *_):
-        stages[-1].filled.append((int(n), int(i), int(channel), int(channels_left), int(base + region)))
+    def fill(x, origin, base, region, *_):
+        stages[-1].filled.append((*map(int, origin), int(base + region)))
 
     monkeypatch.setattr(k6_load, "make_fill", lambda config: (None, fill))
     local = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.int64))
     threads = SimpleNamespace(local=local, syncwarp=lambda: None)
-    monkeypatch.setattr(k6_load, "cuda", threads)
+    for module in (k6_load, k6_schedule):
+        monkeypatch.setattr(module, "cuda", threads)
     return stages
 
 
@@ -117,7 +122,7 @@ def check_split(stage, at, slot, config, geometry, rows, early, length):
     ],
 )
 def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
-    p, config = problem, choose(problem, precision)
+    p, config = problem, choose_whole(problem, precision)
     vector = 16 // config.tile.itemsize
     rows = Rows() if alike == 1 else Rows(alike, 3 * vector // alike, False)
     tile, g = config.tile, k6_box.geometry(config, rows)
@@ -128,26 +133,28 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     monkeypatch.setattr(k6_load.cuda, "gridDim", SimpleNamespace(x=blocks), raising=False)
     monkeypatch.setattr(k6_load.cuda, "blockIdx", SimpleNamespace(x=blocks - 1), raising=False)
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
-    in_stage = log, g.pitch, g.shear, g.region, g.slot, g.stages
+    window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
     produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
+    fetch, signal = Fetch(True, rows.aligned, apart, False), Signal(p.batch, p.length, columns, first)
+    x = Input(None, None, p.in_channels * stride_c, stride_c, early, window, fetch, signal)
+    depths = k6_config.channel_chunks(p, config)
+    grid = Grid(tap_chunks, tile.last_taps(p), depths, group_tiles, row_tiles, column_tiles, 1)
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)
     for warp in range(k6_config.PRODUCERS):
         brought.clear()
-        produce(0, warp, None, p.in_channels * stride_c, stride_c, MAP, in_stage, early, True, rows.aligned, apart,
-                False, "w", BASE, FULL, EMPTY, SPLIT, None, tap_chunks, stages, p.in_channels_per_group,
-                group_tiles, row_tiles, column_tiles, 1, p.batch, p.length, columns, first)  # fmt: skip
+        produce(0, warp, x, MAP, "w", grid, p.in_channels_per_group, Pipe(FULL, EMPTY, g.stages), BASE, None, SPLIT)
         for number, stage in enumerate(brought):
             by_place[number * together + warp].append(stage)
 
-    _, locate = k6_load.make_locate(config)
-    sample_of, _ = k6_load.make_walk(config)
+    _, locate = k6_schedule.make_locate(config)
+    sample_of, _ = k6_schedule.make_walk(config)
     window_start = k6_load.make_window_start(config)
     groups_of_tiles = -(-column_tiles // config.regions)
     turns = groups_of_tiles if config.resident else groups_of_tiles * row_tiles
     k, boxed_windows = 0, 0
     for turn in range(turns):
-        row_tile, column_tile = locate(turn, row_tiles, column_tiles, 1)
+        row_tile, column_tile = locate(turn, grid)
         channel0 = row_tile // group_tiles * p.in_channels_per_group
         for chunk in range(tap_chunks):
             for s in range(stages):

@@ -7,7 +7,6 @@ thread may load what another one stores.
 """
 
 import contextlib
-import inspect
 from collections import Counter, defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,11 +18,13 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
 from numba_tconv.kernels.common.tensor_core import store_rows as tensor_rows
 from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
+from numba_tconv.kernels.common.tensor_core.outputs import Place, Thread
 from numba_tconv.kernels.k6_wgmma import epilogue as k6_epilogue
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Buffers, Sums
 from numba_tconv.kernels.k6_wgmma.epilogue import rows as k6_rows
 from numba_tconv.lab.measure import workloads
-from tests.kernels.test_tensor_store import cast_quickly, expected
+from tests.kernels.test_tensor_store import cast_quickly, expected, output_of
 
 from .test_k6_bulk import LANES, WARPS, Passed, bias_of, repeated, same, straight_tiles, sums_of
 
@@ -154,27 +155,28 @@ def test_one_buffer_only_where_the_ring_is_shallow():
 def check(state, p, config, shift, has_bias, times=1):
     """``times``: that each tile is stored, one after the other."""
     tile, first = config.tile, k6_config.sample_columns(p, config)[0]
-    state.shift, y, crew, found = shift, {}, 1, 0
-    alignment = tensor_store.alignment_of(shift * 4, p, tile)
+    state.shift, y, found = shift, {}, 0
+    out = output_of(p, y, config, tensor_store.alignment_of(shift * 4, p, tile), has_bias)
+    buffers = Buffers(None, None, 0, BUFFERS, None, None, None)
     store = k6_rows.make_store_rows(config)
-    for co, left, column_tile, there, head_of in straight_tiles(p, config, alignment, to_the_output=False):
+    for column_tile, place_of in straight_tiles(p, config, out, to_the_output=False):
         found += 1
         state.memory, state.known = {}, defaultdict(list)
         rounds = tile.rows // 8 * (3 - config.round_buffers) + (config.round_buffers == 2) + 2 * has_bias
         for state.watched in range(times * rounds + 1):
             state.stored, state.loaded = set(), set()
             for warp in range(WARPS):
-                head = head_of(warp)
+                place = place_of(warp)
                 for lane in range(LANES):
                     state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
-                    sums = sums_of(p, config, column_tile, co, warp, lane)
+                    sums = sums_of(p, config, column_tile, place.channel, warp, lane)
                     channel = 32 * warp + lane
-                    extra = bias_of(co + channel) if has_bias and channel < left else 0.0
+                    extra = bias_of(place.channel + channel) if has_bias and channel < place.channels_left else 0.0
                     with contextlib.suppress(Passed):
                         for _ in range(times):
                             acc, total = (None, [*sums]) if tile.parts == 2 else ([*sums], None)
-                            store(acc, total, y, 0, BUFFERS, extra, has_bias, crew, warp, lane, head, there, left,
-                                  p.out_length, alignment)  # fmt: skip
+                            own = Sums(acc, total, None, None)
+                            store(own, None, buffers, out, place, extra, Thread(1, warp, lane))
             assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
         assert min(state.memory) >= BUFFERS
         assert max(state.memory) < BUFFERS + config.staging_buffer - 16
@@ -204,8 +206,9 @@ def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
     monkeypatch.setattr(k6_epilogue, "device_function", lambda function: function)
     extra_of = k6_epilogue.make_extra_of(configured(Problem(2, 8, 16, 3, 258), "tf32"))
     bias = [bias_of(channel) for channel in range(40)]
-    assert [extra_of(bias, True, 16, 13, thread) for thread in (0, 12, 13)] == [bias[16], bias[28], 0]
-    assert extra_of(bias, False, 16, 13, 0) == 0
+    out = SimpleNamespace(bias=bias, has_bias=True)
+    assert [extra_of(out, 16, 13, number) for number in (0, 12, 13)] == [bias[16], bias[28], 0]
+    assert extra_of(SimpleNamespace(bias=bias, has_bias=False), 16, 13, 0) == 0
 
 
 @pytest.mark.parametrize("straight", [False, True])
@@ -227,13 +230,14 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
     monkeypatch.setattr(k6_epilogue, "barrier_sync", lambda *barrier: done.append(("barrier", *barrier)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_wait", lambda *turn: done.append(("wait", *turn)))
     monkeypatch.setattr(k6_epilogue, "mbarrier_arrive", lambda turn: done.append(("arrive", turn)))
-    aim_tile, store_tile, _ = k6_epilogue.make_epilogue(config)
-    zeros, nowhere = (dict.fromkeys(inspect.signature(f).parameters, 0) for f in (store_tile, aim_tile))
+    epilogue = k6_epilogue.make_epilogue(config)
     crew, turns, parity = 1, 4096, 1
+    staging = Buffers(None, None, 0, 0, 0, turns, parity)
     for lane in (0, 1):
         done.clear()
-        store_tile(**zeros | {"aimed": aim_tile(**nowhere), "crew": crew, "lane": lane, "staging_turn": turns,
-                                "parity": parity})  # fmt: skip
+        thread = Thread(crew, 0, lane)
+        place, goes_straight = epilogue.aim(0, 0, 0, 0, 8, None, thread)
+        epilogue.store(None, None, staging, None, place, goes_straight, 0.0, thread)
         stored = [("rows",)] if straight else [("barrier", crew + 1, 128), ("anywhere",)]
         passed_on = buffers == 1
         assert done == [
@@ -245,28 +249,27 @@ def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, 
 
 @pytest.mark.parametrize("straight", [False, True])
 def test_where_a_tile_goes_is_what_the_stores_are_told(monkeypatch, straight):
-    """From the sample, the column and the channels of the tile, each in its place; the rows' stores get it as it is."""
+    """Sample, column and channels of the tile, its extent, and the index of the warp's first output."""
     told = []
 
     def tell(*given):
         told.append(given)
 
+    def aim(sample, column, out):
+        return ("extent", sample, column, out), straight
+
     config = configured(Problem(2, 8, 16, 3, 258), "tf32")
     monkeypatch.setattr(k6_epilogue, "device_function", same)
-    for name in ("int32", "int64"):
-        monkeypatch.setattr(k6_epilogue, name, same)
-    monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (lambda *sizes: (sizes, straight), lambda *at: at))
+    monkeypatch.setattr(k6_epilogue, "make_aim", lambda *_, **__: (aim, lambda *head: head))
     monkeypatch.setattr(k6_epilogue, "_make_rows", lambda config: lambda store, keeps: tell)
     monkeypatch.setattr(k6_epilogue, "make_store_any", lambda *_, **__: None)
     monkeypatch.setattr(k6_epilogue, "make_store_rows", lambda config: tell)
     for name in ("barrier_sync", "mbarrier_wait", "mbarrier_arrive"):
         monkeypatch.setattr(k6_epilogue, name, lambda *_: None)
-    aim_tile, store_tile, _ = k6_epilogue.make_epilogue(config)
-    names = {name: name for name in inspect.signature(aim_tile).parameters}
-    there = "n", "j", "batch", "columns", "first", "out_length", "padding", "alignment"
-    head = "n", there, "warp", "co", "out_channels", "out_length"
-    aimed = aim_tile(**names)
-    assert aimed == (there, straight, head)
-    store_tile(**dict.fromkeys(inspect.signature(store_tile).parameters, 0) | {"aimed": aimed})
-    (given,) = told
-    assert [value for value in given if value in (there, head)] == [head, there], "in the order that both ways have"
+    epilogue, out, thread = k6_epilogue.make_epilogue(config), object(), Thread(1, 2, 3)
+    place, goes_straight = epilogue.aim(3, 40, 5, 16, 13, out, thread)
+    extent = ("extent", 3, 40, out)
+    assert place == Place(3, 40, 5, 16, 13, extent, (3, 16, extent, out, 2))
+    buffers = Buffers(None, None, 0, 0, 0, 4096, 1)
+    epilogue.store("sums", "leaving", buffers, out, place, goes_straight, 0.5, thread)
+    assert told == [("sums", "leaving", buffers, out, place, 0.5, thread)]

@@ -8,8 +8,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import channel_parts, partial_sum
-from numba_tconv.kernels.k6_wgmma import cost as k6_cost
-from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import Rows, rows_of
 from numba_tconv.kernels.k6_wgmma.tile import SHARED_PER_BLOCK, column_tiles
@@ -59,30 +58,30 @@ def test_more_partial_sums_than_the_second_stage_counts_are_not_made():
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_few_tiles_with_long_sums_are_split(precision):
     for problem in (HEAD, *([ISTFT] if precision == "tf32" else [])):  # in bfloat16 either way takes as long
-        config, whole = k6_split.choose(problem, precision), k6_cost.choose(problem, precision)
+        config, whole = k6_choose.choose(problem, precision), k6_choose.choose_whole(problem, precision)
         assert config.splits > 1
-        assert k6_split.cost(problem, config, H200) < k6_cost.cost(problem, whole, H200)
+        assert k6_choose.cost(problem, config, H200) < k6_choose.cost(problem, whole, H200)
         assert config.shared_bytes <= SHARED_PER_BLOCK
     for name in ("kb64", "dac_u1", "waveglow"):
         problem = workloads.get(name).problem
-        assert k6_split.choose(problem, precision) == k6_cost.choose(problem, precision)
-        assert k6_split.choose(problem, precision).splits == 1
+        assert k6_choose.choose(problem, precision) == k6_choose.choose_whole(problem, precision)
+        assert k6_choose.choose(problem, precision).splits == 1
 
 
 def test_partial_sums_are_float32_and_one_kernel_serves_all_numbers_of_parts():
     for precision, wide in (("tf32", False), ("tf32x3", False), ("bf16", True), ("fp16", True)):
-        config = next(iter(k6_split.candidates(HEAD, precision)))
+        config = next(iter(k6_choose.split_configs(HEAD, precision)))
         assert config.splits > 1
         assert config.tile.wide_outputs == wide
         assert config.tile.out_dtype == torch.float32
         assert K6.kernel(config) is K6.kernel(replace(config, splits=1))
-    assert k6_cost.choose(HEAD, "bf16").tile.out_dtype == torch.bfloat16
+    assert k6_choose.choose_whole(HEAD, "bf16").tile.out_dtype == torch.bfloat16
 
 
 def test_a_part_may_begin_wherever_boxes_do():
     """Its last stage may take channels of the next part, whose weights there are zeros; not those of another group."""
     shape, strides = (1, 1026, 512), (1026 * 512, 512, 1)
-    config = replace(k6_split.choose(ISTFT, "tf32"), splits=6)
+    config = replace(k6_choose.choose(ISTFT, "tf32"), splits=6)
     assert 1026 // 6 % config.tile.depth
     assert rows_of(shape, strides, 0, config, 1) == Rows()
     odd_rows = (1, 1028, 511), (1028 * 511, 511, 1)
@@ -95,26 +94,26 @@ def test_a_part_may_begin_wherever_boxes_do():
 
 def test_half_a_turn_of_the_unrolled_loop_may_be_of_the_next_part_but_of_no_other_group():
     for precision in ("tf32", "bf16"):
-        whole = k6_cost.choose(ISTFT, precision)
+        whole = k6_choose.choose_whole(ISTFT, precision)
         assert whole.unroll == 2
-        like_it = (c for c in k6_split.candidates(ISTFT, precision) if c.tile.rows == whole.tile.rows)
+        like_it = (c for c in k6_choose.split_configs(ISTFT, precision) if c.tile.rows == whole.tile.rows)
         in_halves = [c for c in like_it if ISTFT.in_channels // c.splits % (2 * c.tile.depth)]
         assert {(c.unroll, c.depths) for c in in_halves} == {(2, 1)}
         grouped = replace(ISTFT, groups=2, in_channels=2 * ISTFT.in_channels, out_channels=2 * ISTFT.out_channels)
-        assert {c.unroll for c in k6_split.candidates(grouped, precision)} == {1}
+        assert {c.unroll for c in k6_choose.split_configs(grouped, precision)} == {1}
 
 
 def test_no_more_parts_are_weighed_than_have_two_tiles_for_each_multiprocessor():
     def parts(share):
-        return {config.splits for config in k6_split.candidates(HEAD, "tf32", share)}
+        return {config.splits for config in k6_choose.split_configs(HEAD, "tf32", share)}
 
     everything = {2, 4, 8, 16}
     assert parts(0.0) == everything
     assert parts(0.25) == {2, 4, 8}
     assert parts(0.9) == {2, 4}
-    tiles = k6_cost.choose(HEAD, "tf32")
+    tiles = k6_choose.choose_whole(HEAD, "tf32")
     whole = tiles.tile.row_tiles(HEAD) * column_tiles(HEAD, tiles)
-    assert k6_split.share(HEAD, tiles, H200) == whole / tiles.regions / H200.multiprocessors
+    assert k6_choose.share(HEAD, tiles, H200) == whole / tiles.regions / H200.multiprocessors
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "tf32x3"])
@@ -128,16 +127,16 @@ def test_configurations_are_those_of_any_length(problem, precision):
 def test_time_is_flat_over_lengths(precision):
     """No length is predicted to take much longer than a longer one, odd lengths included."""
     problems = [replace(HEAD, length=length) for length in range(1, 1000, 31)]
-    costs = [LAUNCH + k6_split.cost(p, k6_split.choose(p, precision), H200) for p in problems]
+    costs = [LAUNCH + k6_choose.cost(p, k6_choose.choose(p, precision), H200) for p in problems]
     least = [min(costs[z:]) for z in range(len(costs))]
     assert max(cost / longer for cost, longer in zip(costs, least, strict=True)) < 1.3
 
 
 def test_the_split_is_told():
-    config = k6_split.choose(HEAD, "tf32")
+    config = k6_choose.choose(HEAD, "tf32")
     assert f"input channels in {config.splits} parts" in K6.tile(config)
-    assert "parts" not in K6.tile(k6_cost.choose(HEAD, "tf32"))
-    assert K6.predicted_ms(HEAD, config, H200) == k6_split.cost(HEAD, config, H200)
+    assert "parts" not in K6.tile(k6_choose.choose_whole(HEAD, "tf32"))
+    assert K6.predicted_ms(HEAD, config, H200) == k6_choose.cost(HEAD, config, H200)
 
 
 def test_one_kernel_adds_up_all_sums():

@@ -4,7 +4,7 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core.tile import make_tile
-from numba_tconv.kernels.k6_wgmma import split as k6_split
+from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
@@ -56,7 +56,7 @@ def test_the_mbarriers_have_room(workload):
 @pytest.mark.thorough
 def test_warps_that_multiply_split_nothing():
     """That none of its registers is spilled, test_offline.py says."""
-    config = k6_split.choose(workloads.get("kb74").problem, "tf32x3")
+    config = k6_choose.choose(workloads.get("kb74").problem, "tf32x3")
     assert config.split_ahead
     ptx = RUNGS["k6_wgmma"].kernel(config).kept_ptx((9, 0, "a"))
     of_products = [loop for loop in offline.loops(ptx) if "wgmma.mma_async" in loop]

@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import pytest
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k6_wgmma import operands as k6_operands
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma import view as k6_view
-from numba_tconv.kernels.k6_wgmma import window as k6_window
-from numba_tconv.kernels.k6_wgmma.split import choose
-from numba_tconv.kernels.k6_wgmma.window import ALIGNED
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Signal
+from numba_tconv.kernels.k6_wgmma.choose import choose
+from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
 from numba_tconv.lab.measure import workloads
 from tests.kernels.test_tensor_store import cast_quickly
 
@@ -29,10 +29,10 @@ layers = pytest.mark.parametrize("layer", LAYERS)
 def in_python():
     """The device functions' makers; a warp votes as the only lane of it."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (k6_load, k6_view, k6_window):
+        for module in (k6_load, k6_operands):
             patch.setattr(module, "device_function", lambda function: function)
-        cast_quickly(patch, k6_load, k6_view, k6_window)
-        patch.setattr(k6_view, "cuda", SimpleNamespace(any_sync=lambda mask, value: value))
+        cast_quickly(patch, k6_load, k6_operands)
+        patch.setattr(k6_operands, "cuda", SimpleNamespace(any_sync=lambda mask, value: value))
         yield
 
 
@@ -55,28 +55,29 @@ def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     first, columns = k6_config.sample_columns(problem, config)
     n, j = divmod(column_tile * tile.advance, columns)
     apart, aligned = columns % tile.advance == 0, early is None
-    x_at, rounded, (some, beyond), together = k6_view.make_view(config)(
-        n, j, chunk, (boxed, aligned, apart, early or 0, stride_c, (length, columns, first), column, X_AT)
-    )
+    signal, fetch = Signal(problem.batch, length, columns, first), Fetch(boxed, aligned, apart, False)
+    x = Input(None, 0, 0, stride_c, early or 0, None, fetch, signal)
+    view = k6_operands.make_view(config)(n, j, chunk, x, column, X_AT)
+    outside = view.some_outside, view.outside
     _, start, in_box = k6_load.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)
     rounds = tile.precision == "tf32"
     if rounds:
-        assert rounded == in_box
+        assert view.rounded == in_box
     if aligned:
-        assert x_at == X_AT
-        assert (some, beyond) == (False, 0), "the copy engine makes zeros"
-        assert together == (ALIGNED if in_box or not rounds else 4)
+        assert view.address == X_AT
+        assert outside == (False, 0), "the copy engine makes zeros"
+        assert view.together == (ALIGNED if in_box or not rounds else 4)
         return
     # Rows begin at elements of 16 bytes that are the same in every sample.
     i = first + j - tile.overlap - tile.lead - chunk * tile.chunk_shift
-    assert x_at == X_AT + (early + i) % vector * tile.itemsize
+    assert view.address == X_AT + (early + i) % vector * tile.itemsize
     begins = early + i | stride_c
-    assert together == (4 if begins % 4 == 0 else 2 if begins % 2 == 0 else 1)
+    assert view.together == (4 if begins % 4 == 0 else 2 if begins % 2 == 0 else 1)
     element, window = start + column + tile.lead - tile.halo, 4 + tile.halo
     before, behind = (min(max(over, 0), window) for over in (-element, element + window - length))
     if not in_box or config.split_ahead:
         before = behind = 0
-    assert (some, beyond) == (before + behind > 0, before | behind << 8)
+    assert outside == (before + behind > 0, before | behind << 8)
 
 
 @precisions

@@ -1,12 +1,13 @@
-"""What a lane reads as its window, on the CPU: the device functions of kernels/k6_wgmma/window.py run as they are, in
+"""What a lane reads as its window, on the CPU: the device functions of kernels/k6_wgmma/operands.py run as they are, in
 Python."""
 
 import numpy as np
 import pytest
 
-from numba_tconv.kernels.k6_wgmma import window as k6_window
-from numba_tconv.kernels.k6_wgmma.cost import choose
-from numba_tconv.kernels.k6_wgmma.window import ALIGNED
+from numba_tconv.kernels.k6_wgmma import operands as k6_operands
+from numba_tconv.kernels.k6_wgmma.arguments import Lane, View
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole
+from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
 from numba_tconv.lab.measure import workloads
 from tests.shared_memory import shared_memory
 
@@ -15,7 +16,7 @@ BESIDE = 9999  # stands in memory where a row is not
 
 @pytest.fixture
 def memory(monkeypatch):
-    return shared_memory(monkeypatch, k6_window)
+    return shared_memory(monkeypatch, k6_operands)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
@@ -26,7 +27,7 @@ def memory(monkeypatch):
     ("together", "begins"), [(ALIGNED, (0, 4)), (4, (4, 8)), (2, (2, 4)), (1, (1, 2)), (1, (2, 1)), (1, (1, 3))]
 )
 def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, before, behind, together, begins):
-    config = choose(workloads.get(workload).problem, precision)
+    config = choose_whole(workloads.get(workload).problem, precision)
     tile, window = config.tile, 4 + config.tile.halo
     before, behind = min(before, window), min(behind, window)
     if together == ALIGNED:
@@ -42,15 +43,15 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
     )
     slot = 32 // tile.itemsize  # elements from the first slot to the window's
     memory.elements = np.concatenate([np.full(slot, BESIDE), memory.elements.reshape(-1)])
-    lane_rows = k6_window.lane_rows_of(tile)
+    lane_rows = k6_operands.lane_rows_of(tile)
     assert lane_rows == (4 if precision == "tf32x3" else 2)
     v = [0] * (lane_rows * window)
     h_step, odd_step = 4 * halves * pitch * tile.itemsize, (pitch + begins[1] - begins[0]) * tile.itemsize
-    beyond = before + behind > 0, before | behind << 8
-    x_at, offset = begins[0] * tile.itemsize, slot * tile.itemsize
+    view = View(begins[0] * tile.itemsize, True, before + behind > 0, before | behind << 8, together)
+    lane, offset = Lane(h_step, odd_step, None, None, None), slot * tile.itemsize
     ahead = precision == "tf32x3" and workload == "kb74"
     for piece in ((8,), (0, 8)) if ahead else ((),):  # half of its columns, the others; or all
-        k6_window.make_window(config, *piece)(v, 0, x_at, offset, h_step, odd_step, beyond, together, True, None)
+        k6_operands.make_window(config, *piece)(v, 0, offset, view, lane)
     assert config.split_ahead == ahead
     around = BESIDE if ahead else 0  # zeros are in the stage already
     register_rows = (0, 2, 1, 3) if ahead else range(lane_rows)  # larger parts, then smaller ones

@@ -15,32 +15,30 @@ from numba_tconv.ptx import device_function, st_shared
 from numba_tconv.runtime.elements import ELEMENTS
 
 from .fragments import column_of
+from .outputs import Alignment, Extent
 from .store_runs import outputs_at_once
 from .tile import Tile, staged_at
 
 
-def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> tuple[int, int, int, int]:
-    """How the runs of an output y lie that begins ``offset`` bytes after a sector boundary.
-
-    Returns elements from the boundary to y; staged outputs that can be loaded together (4, 2 or 1); the staging offset
-    that aligns such loads; and 1 if samples begin and end at multiples of what a lane writes at once, else 0.
-    ``in_fours``: outputs are staged by fours.
+def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> Alignment:
+    """How the runs of an output lie that begins ``offset`` bytes after a sector boundary; ``in_fours``: outputs are
+    staged by fours.
     """
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
-    place = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
+    staged = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
     if tile.span == 1 or in_fours or (tile.whole and not tile.aligned):
-        quantum, place = math.gcd(quantum, place), 0
+        quantum, staged = math.gcd(quantum, staged), 0
     at_once = outputs_at_once(quantum, itemsize)
-    return shift, quantum, place, int(shift % at_once == 0 and problem.out_length % at_once == 0)
+    return Alignment(shift, quantum, staged, int(shift % at_once == 0 and problem.out_length % at_once == 0))
 
 
 def make_stage_rows(tile: Tile):
     """A device function that puts sums into the staging buffer, in memory order.
 
-    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's row ``m0`` on; two of every
-    eight rows are the lane's, with four columns each. ``offset``: third number of ``alignment_of``.
+    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's row ``first_row`` on; two of
+    every eight rows are the lane's, with four columns each. ``offset``: Alignment.offset.
     """
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
@@ -49,10 +47,12 @@ def make_stage_rows(tile: Tile):
     column_of_lane, place = device_function(column_of), device_function(staged_at)
 
     @device_function
-    def stage_rows(values, first_value, count, shared, base, at, m0, offset, warp, lane):
-        column = int32(column_of_lane(warp, lane, 0, 0))
+    def stage_rows(values, first_value, count, first_row, staging, offset, thread):
+        shared, base, at = staging
+        lane = thread.lane
+        column = int32(column_of_lane(thread.warp, lane, 0, 0))
         for r in range(count // 4):
-            m = int32(m0 + r // 2 * 8 + (lane & 3) * 2 + r % 2)
+            m = int32(first_row + r // 2 * 8 + (lane & 3) * 2 + r % 2)
             a = first_value + 4 * r
             if span == 1:
                 place_at = int32(base + (at + m * run_pitch + column) * 4)
@@ -69,39 +69,36 @@ def make_stage_rows(tile: Tile):
 
 
 def make_aim(tile: Tile, to_the_output: bool = False):
-    """Device functions ``aim`` and ``head_of`` for a tile whose own outputs begin at column ``j`` of sample ``n``.
+    """Device functions ``aim`` and ``head_of`` for a tile whose own outputs begin at ``column`` of ``sample``.
 
     ``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
     """
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
-    def aim(n, j, batch, columns, first, out_length, padding, alignment):
-        """Returns ``there`` and ``straight``.
-
-        ``there``: the tile's first own output; sample and first output of the next tile; range of the sample's outputs,
-        counted from the tile's own; whether the next tile goes on in the sample; whether it begins one. ``straight``:
-        all outputs lie in one sample, and end with it only where a lane's outputs do.
+    def aim(sample, column, out):
+        """Returns the tile's Extent and ``straight``: all outputs lie in one sample, and end with it only where a
+        lane's outputs do.
         """
-        begin = (first + j) * stride - padding
-        n_next, j_next = n, j + advance
-        while j_next >= columns:
-            n_next, j_next = n_next + 1, j_next - columns
+        begin = (out.first_column + column) * stride - out.padding
+        next_sample, next_column = sample, column + advance
+        while next_column >= out.columns:
+            next_sample, next_column = next_sample + 1, next_column - out.columns
         lowest = int32(max(-begin, int64(-sector)))
-        highest = int32(max(min(out_length - begin, int64(advance * span)), int64(-sector)))
-        goes_on, ends = n_next == n, j_next == 0
-        alone = whole and n < batch and (goes_on or (ends and n_next == n + 1))
+        highest = int32(max(min(out.length - begin, int64(advance * span)), int64(-sector)))
+        goes_on, ends = next_sample == sample, next_column == 0
+        alone = whole and sample < out.batch and (goes_on or (ends and next_sample == sample + 1))
         # An early run at a sample's begin may start in the sample before.
-        alone = alone and (n == 0 or j == 0 or j * span >= sector)
-        inside = alone and goes_on and begin >= sector and begin + advance * span <= out_length
-        begin_next = (first + j_next) * stride - padding
-        straight = alone and (to_the_output or inside or alignment[3] != 0)
-        return (begin, n_next, begin_next, lowest, highest, goes_on, ends), straight
+        alone = alone and (sample == 0 or column == 0 or column * span >= sector)
+        inside = alone and goes_on and begin >= sector and begin + advance * span <= out.length
+        next_begin = (out.first_column + next_column) * stride - out.padding
+        straight = alone and (to_the_output or inside or out.alignment.whole != 0)
+        return Extent(begin, next_sample, next_begin, lowest, highest, goes_on, ends), straight
 
     @device_function
-    def head_of(n, there, warp, co, out_channels, out_length):
+    def head_of(sample, channel, extent, out, warp):
         """Index in y of output e = 0 of the warp's first channel, if the tile lies in one sample."""
-        return (n * out_channels + co + warp) * out_length + there[0]
+        return (sample * out.channels + channel + warp) * out.length + extent.begin
 
     return aim, head_of
 
@@ -110,10 +107,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     """A device function by which ``warps`` warps write a round of channels of any tile. store_runs.py is faster for
     tiles in one sample, with the same arguments.
 
-    ``n``, ``j``: sample and column where the tile's own outputs begin; ``there``: from ``aim``. ``row``: first row of
-    taps. ``co``: first channel of the round; ``channels_left``: channels from it on. ``base``: shared memory, in bytes;
-    ``at``: the staging buffer in it, in elements. ``alignment``: ``alignment_of``. ``bias`` is added if ``add_bias``,
-    or if the tile has empty slots. Returns ``head``.
+    The bias is added if ``add_bias``, or if the tile has empty slots. Returns the round's head.
     """
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
@@ -122,17 +116,19 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
     add_bias = add_bias or tile.empty_slots
-    skip, place = tile.skip, device_function(staged_at)
+    skip, slot_of = tile.skip, device_function(staged_at)
 
     @device_function
-    def store_any(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
-                  batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
-        begin, n_next, begin_next, _, _, _, ends = there
-        shift, to_staged = alignment[0], int32(alignment[2] + overlap * span)
+    def store_any(runs, out, staging, place, thread):
+        n, j, row, co, channels_left, extent, head = place
+        y, bias, has_bias, batch, columns, first, out_channels, out_length, padding, alignment = out
+        shared, warp, lane = staging.shared, thread.warp, thread.lane
+        begin, n_next, begin_next, ends = extent.begin, extent.next_sample, extent.next_begin, extent.ends
+        shift, to_staged = alignment.shift, int32(alignment.offset + overlap * span)
         channel = int32(0 if partly else warp)
         while channel < min(round_channels, channels_left):
             extra = load_type(bias[uint64(co + channel)]) if add_bias and has_bias else float32(0)
-            source = int32(at + channel * pitch)
+            source = int32(staging.at + channel * pitch)
             early, early_next = int32(0), int32(0)
             if sector > 1:
                 early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
@@ -154,7 +150,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                         e_end = int32(min(int64(e_end), (columns - from_first) * span))
                         while e < e_end:
                             u = int32(e + to_staged)
-                            value = shared[uint64(source + int32(place(u, skip)))]
+                            value = shared[uint64(source + int32(slot_of(u, skip)))]
                             if add_bias:
                                 value += extra
                             y[uint64(line + offset + e)] = store_type(value)
@@ -169,7 +165,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
                             valid = i >= 0 and i < columns and o >= 0 and o < out_length
                             if valid and (not partly or row + rest < all_rows):
                                 u = int32(e + to_staged)
-                                value = shared[uint64(source + int32(place(u, skip)))]
+                                value = shared[uint64(source + int32(slot_of(u, skip)))]
                                 if add_bias:
                                     value += extra
                                 y[uint64(line + o)] = store_type(value)

@@ -5,6 +5,8 @@ Hardly anything hides a round, so the code is straight-line. A round takes one b
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from numba import boolean, cuda, int32, int64
 
 from numba_tconv.ptx import barrier_sync, device_function, ld_shared_st_global_if, repeated
@@ -15,24 +17,37 @@ from .tile import Tile
 ROUND_ROWS = 8  # rows of a tile that leave together
 
 
+class Rounds(NamedTuple):
+    """What the rounds of a tile share."""
+
+    sums: object
+    lane_at: object  # as in make_store_rounds
+    y: object
+    target: object  # for each of the warp's rows of a round: index in y of the lane's first output
+    source: object  # its address in the first buffer
+    wanted: object  # for each of the lane's writes of a round: whether it is within the run
+    team: int
+    rows_left: int  # of the tile, from the warp's first one on
+    further: int  # outputs from a row of y to the row of the next round
+
+
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
     """A device function by which a team of ``warps`` warps writes a tile in one sample.
 
-    ``stage``: device function (k, sums, places, buffer) that puts rows ``8 * k`` to ``8 * k + 7`` at ``buffer`` bytes
-    behind the first buffer; ``places`` is its own. ``at``: address of the first buffer. ``head``: index in y of the
-    tile's first own output, for channel ``warp``; ``left``: channels from the tile's first on.
+    ``stage``: device function (k, sums, lane_at, buffer) that puts rows ``8 * k`` to ``8 * k + 7`` at ``buffer`` bytes
+    behind the first buffer; ``lane_at`` is its own. ``at``: address of the first buffer.
     """
     of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
 
     @device_function
-    def store(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment):
-        if alignment[1] == 4:
-            by_fours(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment)
-        elif alignment[1] == 2:
-            by_twos(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment)
+    def store(sums, lane_at, at, out, place, thread):
+        if out.alignment.quantum == 4:
+            by_fours(sums, lane_at, at, out, place, thread)
+        elif out.alignment.quantum == 2:
+            by_twos(sums, lane_at, at, out, place, thread)
         else:
-            by_ones(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment)
+            by_ones(sums, lane_at, at, out, place, thread)
 
     return store
 
@@ -40,43 +55,42 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
     """The same for runs that begin at multiples of ``width`` outputs, which a lane loads and writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
-    own_rows = ROUND_ROWS // warps  # rows of a warp in a round
+    warp_rows = ROUND_ROWS // warps  # of a round
     step = 32 * width  # outputs that a warp writes at once
     steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
-    pieces = own_rows * steps
+    pieces = warp_rows * steps
     copy, run_of = ld_shared_st_global_if(width), make_run_of(tile)
 
     @device_function
-    def store_round(k, state):
-        sums, y, places, (target, source, wanted), team, left, further = state
+    def store_round(k, rounds):
         buffer = int32(k % buffers * buffer_bytes)
         if buffers == 1 and k > 0:
-            barrier_sync(team + 1, threads)
-        stage(k, sums, places, buffer)
-        barrier_sync(team + 1, threads)
+            barrier_sync(rounds.team + 1, threads)
+        stage(k, rounds.sums, rounds.lane_at, buffer)
+        barrier_sync(rounds.team + 1, threads)
         for p in range(pieces):
-            at = int32(source[p // steps] + buffer + p % steps * step * 4)
-            exists = int32(k * ROUND_ROWS + p // steps * warps) < left
-            copy(wanted[p] and exists, y, target[p // steps] + p % steps * step, at)
-        for z in range(own_rows):
-            target[z] += further
+            at = int32(rounds.source[p // steps] + buffer + p % steps * step * 4)
+            exists = int32(k * ROUND_ROWS + p // steps * warps) < rounds.rows_left
+            copy(rounds.wanted[p] and exists, rounds.y, rounds.target[p // steps] + p % steps * step, at)
+        for z in range(warp_rows):
+            rounds.target[z] += rounds.further
 
     store_rounds = repeated(store_round, rows // ROUND_ROWS)
 
     @device_function
-    def store(sums, y, places, at, team, warp, lane, head, there, left, out_length, alignment):
+    def store(sums, lane_at, at, out, place, thread):
         # Eight rows on, runs lie alike: eight rows are whole sectors.
-        target, source = cuda.local.array(own_rows, dtype=int64), cuda.local.array(own_rows, dtype=int32)
+        target, source = cuda.local.array(warp_rows, dtype=int64), cuda.local.array(warp_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
-        for z in range(own_rows):
-            run = head + z * warps * out_length
-            low, high, early = run_of(run, there, alignment)
-            first = int32(lane * width - early)
+        for z in range(warp_rows):
+            run = place.head + z * warps * out.length
+            low, high, early = run_of(run, place.extent, out.alignment)
+            first = int32(thread.lane * width - early)
             target[z] = run + first
-            source[z] = int32(at + ((warp + z * warps) * pitch + overlap + first) * 4)
+            source[z] = int32(at + ((thread.warp + z * warps) * pitch + overlap + first) * 4)
             for h in range(steps):
                 wanted[z * steps + h] = low <= first + h * step < high
-        ways = target, source, wanted
-        store_rounds(int32(0), (sums, y, places, ways, team, int32(left - warp), ROUND_ROWS * out_length))
+        store_rounds(int32(0), Rounds(sums, lane_at, out.data, target, source, wanted, thread.team,
+                                      int32(place.channels_left - thread.warp), ROUND_ROWS * out.length))  # fmt: skip
 
     return store

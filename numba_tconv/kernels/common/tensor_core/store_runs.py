@@ -7,7 +7,7 @@ flight.
 from __future__ import annotations
 
 import torch
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from numba_tconv.ptx import bits_of, device_function, ld_shared, pack_bf16, pack_f16, recomputed, st_global_if
 from numba_tconv.runtime.elements import ELEMENTS
@@ -71,47 +71,42 @@ def make_run_of(tile: Tile):
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
-    def run_of(run, there, alignment):
+    def run_of(run, extent, alignment):
         """``run``: index in y of the tile's own first output, for this channel."""
-        _, _, _, lowest, highest, goes_on, _ = there
         # The run goes from its first sector to that of the next tile.
-        early = int32(int32(run + alignment[0]) & (sector - 1))
+        early = int32(int32(run + alignment.shift) & (sector - 1))
         end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
-        low = int32(max(int32(-early), lowest))
-        high = int32(min(end if goes_on else int32(advance * span), highest))
+        low = int32(max(int32(-early), extent.lowest))
+        high = int32(min(end if extent.goes_on else int32(advance * span), extent.highest))
         return low, high, early
 
     return run_of
 
 
 def make_prepare(tile: Tile, warps: int):
-    """A device function that finds the outputs of a warp's channels, in a tile in one sample.
-
-    ``runs``: four local arrays (``runs_sizes``) with, for each channel, the index in y of the lane's next outputs;
-    their shared address, for each load; their distance from the run's begin; the run's length.
-    """
+    """A device function that finds the outputs of a warp's channels, in a tile in one sample."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
-    at_once, place, run_of = device_function(outputs_at_once), device_function(staged_at), make_run_of(tile)
+    at_once, slot_of, run_of = device_function(outputs_at_once), device_function(staged_at), make_run_of(tile)
 
     @device_function
-    def prepare(runs, z0, head, there, base, at, warp, lane, channels_left, out_length, alignment):
-        """Fill ``runs`` for the warp's channels from its ``z0``-th on; other arguments as in make_store_any."""
+    def prepare(runs, z0, out, staging, place, thread):
+        """Fill ``runs`` for the warp's channels from its ``z0``-th on."""
         target, source, done, size = runs
-        quantum, to_staged = int32(alignment[1]), int32(alignment[2] + overlap * span)
+        quantum, to_staged = int32(out.alignment.quantum), int32(out.alignment.offset + overlap * span)
         width = int32(at_once(quantum, itemsize))
         for z in range(channels):
-            channel = int32(warp + (z0 + z) * warps)
-            exists = channel < channels_left and (not some_channels or channel < round_channels)
-            run = head + (z0 + z) * (warps * out_length)
-            low, high, early = run_of(run, there, alignment)
+            channel = int32(thread.warp + (z0 + z) * warps)
+            exists = channel < place.channels_left and (not some_channels or channel < round_channels)
+            run = place.head + (z0 + z) * (warps * out.length)
+            low, high, early = run_of(run, place.extent, out.alignment)
             size[z] = int32(max(int32(high - low), int32(0))) if exists else int32(0)
-            e = int32(lane * width - early)
+            e = int32(thread.lane * width - early)
             done[z], target[z] = int32(e - low), run + e
             for q in range(loads):
                 u = int32(e + to_staged + q * quantum)
-                source[z * loads + q] = int32(base + (at + channel * pitch + place(u, skip)) * 4)
+                source[z * loads + q] = int32(staging.base + (staging.at + channel * pitch + slot_of(u, skip)) * 4)
 
     return prepare
 
@@ -123,21 +118,21 @@ def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
     round_channels = tile.round_channels
 
     @device_function
-    def load_extra(extra, bias, has_bias, warp, co, channels_left):
+    def load_extra(extra, out, place, warp):
         for z in range(all_channels):
             extra[z] = float32(0)
-        if add_bias and has_bias:
+        if add_bias and out.has_bias:
             for z in range(all_channels):
                 channel = int32(warp + z * warps)
-                exists = channel < channels_left and (not some_channels or channel < round_channels)
-                extra[z] = load_type(bias[uint64(co + channel if exists else 0)])  # without a branch
+                exists = channel < place.channels_left and (not some_channels or channel < round_channels)
+                extra[z] = load_type(out.bias[uint64(place.channel + channel if exists else 0)])  # without a branch
 
     return load_extra
 
 
 def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
-    """A device function that writes a round, loading ``quantum`` staged outputs together. Arguments: make_store_any's,
-    and ``runs``, filled by ``prepare`` where they are kept.
+    """A device function that writes a round, loading ``quantum`` staged outputs together; ``runs``: filled by
+    ``prepare`` where they are kept (``keeps_runs``).
     """
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
@@ -156,7 +151,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     all_held = channels * steps * width
 
     @device_function
-    def store_some(runs, z0, y, base, at, extra):
+    def store_some(runs, z0, y, staging, extra):
         """Write ``channels`` of the warp's runs, from its ``z0``-th channel on."""
         target, source, done, size = runs
         held = cuda.local.array(all_held, dtype=float32)
@@ -169,7 +164,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     for q in range(loads):
                         # A predicated load would keep the register's old value alive.
                         from_run = int32(source[z * all_loads + q] + (turn * steps + h) * step_bytes)
-                        outputs = load(from_run if wanted else int32(base + at * 4))
+                        outputs = load(from_run if wanted else int32(staging.base + staging.at * 4))
                         first_held = ((z * steps + h) * loads + q) * quantum
                         if quantum == 1:
                             held[first_held] = outputs
@@ -191,20 +186,18 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                 turn = recomputed(turn)
 
     @device_function
-    def store_runs(head, runs, y, shared, base, at, bias, has_bias, warp, lane, n, j, there, row, co, channels_left,
-                  batch, columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
-        """Write a round. Returns ``head`` of the next."""
+    def store_runs(runs, out, staging, place, thread):
+        """Write a round. Returns the head of the next (Place.head)."""
         extra = cuda.local.array(all_channels, dtype=float32)
-        load_extra(extra, bias, has_bias, warp, co, int64(channels_left))
+        load_extra(extra, out, place, thread.warp)
         if kept:
-            store_some(runs, 0, y, base, at, extra)
+            store_some(runs, 0, out.data, staging, extra)
             for z in range(channels):
-                runs[0][z] += round_channels * out_length
+                runs.target[z] += round_channels * out.length
         else:
             for z0 in range(0, all_channels, channels):
-                prepare(runs, int32(z0), head, there, base, at, warp, lane, int64(channels_left), out_length,
-                        alignment)  # fmt: skip
-                store_some(runs, z0, y, base, at, extra)
-        return head + round_channels * out_length
+                prepare(runs, int32(z0), out, staging, place, thread)
+                store_some(runs, z0, out.data, staging, extra)
+        return place.head + round_channels * out.length
 
     return store_runs

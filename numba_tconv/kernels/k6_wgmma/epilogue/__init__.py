@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from numba import float32, int32, int64, uint64
 
+from numba_tconv.kernels.common.tensor_core.outputs import Place, Staging, Thread
 from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_stage_rows, make_store_any
 from numba_tconv.kernels.common.tensor_core.store_runs import (
     keeps_runs,
@@ -21,9 +25,16 @@ from .part import make_part_store
 from .rows import make_store_rows
 
 
-def make_epilogue(config: Config):
-    """Build ``aim_tile`` (locates a tile's outputs during its last products), ``store_tile`` and ``finish`` (at the
-    end).
+class Epilogue(NamedTuple):
+    """The device functions of a consumer warpgroup's epilogue."""
+
+    aim: Callable  # (sample, column, row, channel, channels_left, out, thread): Place of a tile, and ``straight``
+    store: Callable  # (sums, leaving, buffers, out, place, straight, extra, thread): writes all rows of a tile
+    finish: Callable  # (leaving, team): waits until shared memory has been read
+
+
+def make_epilogue(config: Config) -> Epilogue:
+    """Build the epilogue. A tile is located during its last products. ``extra``: of make_extra_of.
 
     A part of the phases is written straight from registers (part.py). Other sums are taken in slabs (ptx.take), since
     registers have no run-time index. Tiles within one sample leave in bulk (bulk.py), in rows (rows.py) or in runs
@@ -35,128 +46,79 @@ def make_epilogue(config: Config):
     aim, head_of = make_aim(config.tile, to_the_output=bulk)
     make_rows = _make_rows(config)
     anywhere = make_rows(make_store_any(config.tile, STORE_WARPS, add_bias=True), False)
-    store_bulk, finish_bulk = make_bulk_store(config) if bulk else (None, None)
     if bulk:
-        straight_on = _make_bulk(config.tile, store_bulk)
+        straight_on, finish_bulk = make_bulk_store(config)
     else:
-        straight_on = _make_by_rows(config) if by_rows else _make_runs(config, make_rows)
+        straight_on, finish_bulk = make_store_rows(config) if by_rows else _make_runs(config, make_rows), None
 
     @device_function
-    def aim_tile(warp, n, j, co, batch, columns, first, out_channels, out_length, padding, alignment):
-        there, straight = aim(int64(n), j, batch, columns, first, out_length, padding, alignment)
-        return there, straight, head_of(int64(n), there, warp, co, out_channels, out_length)
+    def aim_tile(sample, column, row, channel, channels_left, out, thread):
+        extent, straight = aim(int64(sample), column, out)
+        head = head_of(int64(sample), channel, extent, out, thread.warp)
+        return Place(sample, column, row, channel, channels_left, extent, head), straight
 
     @device_function
-    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
-                   bias, has_bias, crew, warp, lane, aimed, n, j, row, co, left, batch, columns, first, out_channels,
-                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
-        """Write all rows of a tile.
-
-        ``at``: offset of the staging buffer, in bytes. ``aimed``: from ``aim_tile``. ``staging_turn``, ``parity``:
-        mbarriers of a shared buffer's turns. ``held``, ``goes``, ``interval``: see bulk.py.
-        """
-        there, straight, head = aimed
+    def store_tile(sums, leaving, buffers, out, place, straight, extra, thread):
         if by_turns:
-            mbarrier_wait(staging_turn + 8 * crew, parity)
+            mbarrier_wait(buffers.turns + 8 * thread.team, buffers.parity)
         if straight:
-            straight_on(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
-                        extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
-                        out_channels, out_length, padding, alignment)  # fmt: skip
+            straight_on(sums, leaving, buffers, out, place, extra, thread)
         else:
             if bulk:
-                finish_bulk(held, goes, y, crew)
+                finish_bulk(leaving, thread.team)
             if by_rows:
-                barrier_sync(crew + 1, 128)  # the last tile's buffers have been read
-            anywhere(acc, total, values, runs, head, y, shared, base, int32(at // 4), bias, has_bias, crew, warp, lane,
-                     n, j, there, row, co, left, batch, columns, first, out_channels, out_length, padding,
-                     alignment)  # fmt: skip
+                barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
+            anywhere(sums, leaving, buffers, out, place, extra, thread)
         if by_turns:  # every lane arrives, for racecheck
-            mbarrier_arrive(staging_turn + 8 * (1 - crew))
+            mbarrier_arrive(buffers.turns + 8 * (1 - thread.team))
 
     @device_function
-    def finish(held, goes, y, crew):
+    def finish(leaving, team):
         if bulk:
-            finish_bulk(held, goes, y, crew)
+            finish_bulk(leaving, team)
 
-    return aim_tile, store_tile, finish
+    return Epilogue(aim_tile, store_tile, finish)
 
 
-def _make_part(config: Config):
-    """Build the functions of ``make_epilogue`` for a part of the phases."""
+def _make_part(config: Config) -> Epilogue:
+    """Build the epilogue of a part of the phases."""
     store = make_part_store(config)
 
     @device_function
-    def aim_tile(warp, n, j, co, batch, columns, first, out_channels, out_length, padding, alignment):
-        return None
+    def aim_tile(sample, column, row, channel, channels_left, out, thread):
+        return Place(sample, column, row, channel, channels_left, None, None), True
 
     @device_function
-    def store_tile(acc, total, values, runs, held, goes, interval, y, shared, as_stored, base, at, extra_at, extra,
-                   bias, has_bias, crew, warp, lane, aimed, n, j, row, co, left, batch, columns, first, out_channels,
-                   out_length, padding, alignment, staging_turn, parity):  # fmt: skip
-        store(acc, total, y, extra, warp, lane, n, j, row, co, batch, columns, first, out_channels, out_length, padding,
-              alignment)  # fmt: skip
+    def store_tile(sums, leaving, buffers, out, place, straight, extra, thread):
+        store(sums, out, place, extra, thread)
 
     @device_function
-    def finish(held, goes, y, crew):
+    def finish(leaving, team):
         pass
 
-    return aim_tile, store_tile, finish
+    return Epilogue(aim_tile, store_tile, finish)
 
 
 def make_extra_of(config: Config):
-    """Build a device function that loads a bias during the products: of channel ``thread``, or of a part's channel."""
+    """Build a device function that loads a bias during the products: of a part's channel, or of the tile's channel that
+    has the thread's number in its warpgroup.
+    """
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
     staged = config.bulk_channels > 0 or config.by_rows
 
     @device_function
-    def extra_of_part(bias, has_bias, co, left, thread):
-        return load_type(bias[uint64(co)]) if has_bias else float32(0)
+    def extra_of_part(out, channel, channels_left, number):
+        return load_type(out.bias[uint64(channel)]) if out.has_bias else float32(0)
 
     if part:
         return extra_of_part
 
     @device_function
-    def extra_of(bias, has_bias, co, left, thread):
-        return load_type(bias[uint64(co + thread)]) if staged and has_bias and thread < left else float32(0)
+    def extra_of(out, channel, channels_left, number):
+        exists = staged and out.has_bias and number < channels_left
+        return load_type(out.bias[uint64(channel + number)]) if exists else float32(0)
 
     return extra_of
-
-
-def _make_bulk(tile, store):
-    """Wrap the store of bulk.py in the common arguments."""
-
-    @device_function
-    def narrow(shared, as_stored):
-        return as_stored
-
-    @device_function
-    def wide(shared, as_stored):
-        return shared
-
-    as_outputs = wide if tile.wide_outputs else narrow  # shared memory, as elements of y
-
-    @device_function
-    def store_in_bulk(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
-                      extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
-                      out_channels, out_length, padding, alignment):  # fmt: skip
-        run = head - int64(warp) * out_length  # of the tile's first channel
-        store(acc, total, held, goes, interval, y, base, as_outputs(shared, as_stored), at, extra_at, extra, crew, warp,
-              lane, run, there, left, out_length, alignment)  # fmt: skip
-
-    return store_in_bulk
-
-
-def _make_by_rows(config: Config):
-    """Wrap the store of rows.py in the common arguments."""
-    store = make_store_rows(config)
-
-    @device_function
-    def store_rows(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
-                   extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
-                   out_channels, out_length, padding, alignment):  # fmt: skip
-        store(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length, alignment)
-
-    return store_rows
 
 
 def _make_runs(config: Config, make_rows):
@@ -168,19 +130,13 @@ def _make_runs(config: Config, make_rows):
     by_fours, by_twos, by_ones = (make_rows(store, kept) for store in stores)
 
     @device_function
-    def store_in_runs(acc, total, values, runs, held, goes, interval, head, y, shared, as_stored, base, at, extra_at,
-                      extra, bias, has_bias, crew, warp, lane, n, j, there, row, co, left, batch, columns, first,
-                      out_channels, out_length, padding, alignment):  # fmt: skip
-        at = int32(at // 4)
-        if alignment[1] == 4:
-            by_fours(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
-                     row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
-        elif alignment[1] == 2:
-            by_twos(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
-                    row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+    def store_in_runs(sums, leaving, buffers, out, place, extra, thread):
+        if out.alignment.quantum == 4:
+            by_fours(sums, leaving, buffers, out, place, extra, thread)
+        elif out.alignment.quantum == 2:
+            by_twos(sums, leaving, buffers, out, place, extra, thread)
         else:
-            by_ones(acc, total, values, runs, head, y, shared, base, at, bias, has_bias, crew, warp, lane, n, j, there,
-                    row, co, left, batch, columns, first, out_channels, out_length, padding, alignment)  # fmt: skip
+            by_ones(sums, leaving, buffers, out, place, extra, thread)
 
     return store_in_runs
 
@@ -206,34 +162,35 @@ def _make_rows(config: Config):
 
     def make_rows(store, may_keep):
         @device_function
-        def store_rows(acc, total, values, runs, head, y, shared, base, staging, bias, has_bias, crew, warp, lane, n, j,
-                       there, row, co, left, batch, columns, first, out_channels, out_length, padding,
-                       alignment):  # fmt: skip
-            lane = recomputed(lane)
+        def store_rows(sums, leaving, buffers, out, place, extra, thread):
+            sample, column, row, channel = place.sample, place.column, place.row, place.channel
+            channels_left, extent, head = place.channels_left, place.extent, place.head
+            staging = Staging(buffers.shared, buffers.base, int32(buffers.at // 4))
+            thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
+            values, runs, offset = sums.values, sums.runs, out.alignment.offset
             steady = False
             if may_keep:
-                steady = left >= channels and (int32(out_length) * staged_channels) & (sector - 1) == 0
-                prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left), out_length, alignment)
+                steady = channels_left >= channels and (int32(out.length) * staged_channels) & (sector - 1) == 0
+                tile_place = Place(sample, column, row, channel, int64(channels_left), extent, head)
+                prepare(runs, int32(0), out, staging, tile_place, thread)
             m = int32(0)  # row of the tile
             while m < rows:
                 for z in range(slabs_a_round):
-                    take_values(values, total if exact else acc, m // slab)
+                    take_values(values, sums.total if exact else sums.acc, m // slab)
                     if z < slabs_a_round - 1:
-                        stage_rows(values, int32(0), int32(slab), shared, base, staging, int32(z * slab), alignment[2],
-                                   warp, lane)  # fmt: skip
+                        stage_rows(values, int32(0), int32(slab), int32(z * slab), staging, offset, thread)
                         m = int32(m + slab)
                 for z in range(rounds_a_slab):
-                    stage_rows(values, int32(z * staged_rows), int32(rows_at_once), shared, base, staging,
-                               int32((slabs_a_round - 1) * slab), alignment[2], warp, lane)  # fmt: skip
+                    stage_rows(values, int32(z * staged_rows), int32(rows_at_once), int32((slabs_a_round - 1) * slab),
+                               staging, offset, thread)  # fmt: skip
                     done = int32(m // staged_rows * staged_channels)
                     if may_keep and not steady:
-                        prepare(runs, int32(0), head, there, base, staging, warp, lane, int64(left - done), out_length,
-                                alignment)  # fmt: skip
-                    barrier_sync(crew + 1, 128)
-                    head = store(head, runs, y, shared, base, staging, bias, has_bias, warp, lane, n, j, there, row,
-                                 co + done, left - done, batch, columns, first, out_channels, out_length, padding,
-                                 alignment)  # fmt: skip
-                    barrier_sync(crew + 1, 128)
+                        left = Place(sample, column, row, channel + done, channels_left - done, extent, head)
+                        prepare(runs, int32(0), out, staging, left, thread)
+                    barrier_sync(thread.team + 1, 128)
+                    left = Place(sample, column, row, channel + done, channels_left - done, extent, head)
+                    head = store(runs, out, staging, left, thread)
+                    barrier_sync(thread.team + 1, 128)
                     m = int32(m + rows_at_once)
 
         return store_rows
@@ -248,5 +205,5 @@ def slab_of(config: Config) -> int:
 
 
 def runs_of(config: Config) -> tuple[int, int]:
-    """Return the lengths of the arrays of ``runs`` (kernels/common/tensor_core/store_runs.py)."""
+    """Return the lengths of the arrays of Sums.runs (kernels/common/tensor_core/store_runs.py)."""
     return (1, 1) if config.bulk_channels or config.by_rows else runs_sizes(config.tile, STORE_WARPS)

@@ -7,9 +7,12 @@ products.
 
 from __future__ import annotations
 
-from numba import cuda, int32
+from typing import NamedTuple
+
+from numba import cuda, int32, int64
 
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
+from numba_tconv.kernels.common.tensor_core.outputs import Thread
 from numba_tconv.kernels.k6_wgmma.tile import Config
 from numba_tconv.ptx import (
     barrier_sync,
@@ -24,7 +27,23 @@ from numba_tconv.ptx import (
 )
 
 from .staging import make_stage
-from .vectors import make_whole_vectors, make_write_vectors
+from .vectors import Staged, make_whole_vectors, make_write_vectors
+
+SIZE, SOURCE, DUE = 0, 1, 2  # of Leaving.held
+
+
+class Tile(NamedTuple):
+    """What the rounds of a tile share."""
+
+    sums: object
+    column: int  # address of the lane's first column in the buffer
+    buffers: object
+    leaving: object
+    out: object
+    place: object
+    run: int  # index in y of the tile's own first output
+    pitch: int  # elements from run to run
+    thread: object
 
 
 def make_pitch(config: Config):
@@ -44,26 +63,27 @@ def make_pitch(config: Config):
 def make_hand_over(config: Config):
     """Build ``when_due``, called once a mainloop turn, and ``at_once``, which hand a thread's run to the copy engine.
 
-    ``held``: the run's bytes, its address, turns until it is due (0: none waits). ``goes``: its index in y. Runs that
-    leave one by one do not block the next tile's loads.
+    Runs that leave one by one do not block the next tile's loads.
     """
     spreads = config.spreads
 
     @device_function
-    def at_once(held, goes, y):
-        if held[2] > 0:
-            held[2] = int32(0)
-            cp_async_bulk_store(y, goes[0], held[1], held[0])
+    def at_once(leaving):
+        held = leaving.held
+        if held[DUE] > 0:
+            held[DUE] = int32(0)
+            cp_async_bulk_store(leaving.y, leaving.target[0], held[SOURCE], held[SIZE])
 
     @device_function
-    def when_due(held, goes, y):
+    def when_due(leaving):
         if spreads:
-            due = held[2] == 1
+            held = leaving.held
+            due = held[DUE] == 1
             if cuda.any_sync(0xFFFFFFFF, due):  # rarely
                 cuda.syncwarp()  # keeps the compiler from predicating the branch
                 if due:
-                    cp_async_bulk_store(y, goes[0], held[1], held[0])
-            held[2] = int32(max(int32(held[2] - 1), int32(0)))
+                    cp_async_bulk_store(leaving.y, leaving.target[0], held[SOURCE], held[SIZE])
+            held[DUE] = int32(max(int32(held[DUE] - 1), int32(0)))
 
     return when_due, at_once
 
@@ -73,20 +93,22 @@ def make_write(config: Config):
     whole_vectors = make_whole_vectors(config)
 
     @device_function
-    def write(held, goes, y, base, shared, at, warp, lane, interval, run, there, pitch, channels_left, out_length,
-              alignment):  # fmt: skip
-        size, source, target = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left,
-                                             out_length, alignment)  # fmt: skip
+    def write(leaving, staged, out, thread):
+        size, source, target = whole_vectors(staged, out, thread)
         if size > 0:
-            held[0], held[1], goes[0] = size, source, target
-            held[2] = int32(lane * interval + 1)
+            leaving.held[SIZE], leaving.held[SOURCE], leaving.target[0] = size, source, target
+            leaving.held[DUE] = int32(thread.lane * leaving.interval + 1)
 
     return write
 
 
 def make_bulk_store(config: Config):
-    """Build ``store``, from sums to y, and ``finish``, which waits until the engine has read the buffers."""
-    tile, exact, buffers = config.tile, config.tile.parts == 2, config.buffers
+    """Build ``store``, as Epilogue.store for tiles in one sample, and ``finish``, which waits until the engine has read
+    the buffers.
+
+    ``extra``: bias of the tile's channel with the thread's number in its warpgroup.
+    """
+    tile, exact, buffers_of_round = config.tile, config.tile.parts == 2, config.buffers
     channels, tile_channels = config.bulk_channels, config.tile.channels
     span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
     vector = 16 // itemsize
@@ -95,65 +117,69 @@ def make_bulk_store(config: Config):
     stage, write, write_vectors = make_stage(config, matrices), make_write(config), make_write_vectors(config)
     column_of_lane = device_function(column_of)
     pitch_of, (_, at_once) = make_pitch(config), make_hand_over(config)
-    wait_for_buffer, wait_for_all = cp_async_bulk_wait_read(buffers - 1), cp_async_bulk_wait_read(0)
+    wait_for_buffer, wait_for_all = cp_async_bulk_wait_read(buffers_of_round - 1), cp_async_bulk_wait_read(0)
     by_lanes = config.by_lanes
 
     @device_function
-    def leave(held, goes, y):
-        at_once(held, goes, y)
+    def narrow(shared, as_stored):
+        return as_stored
+
+    @device_function
+    def wide(shared, as_stored):
+        return shared
+
+    as_outputs = wide if tile.wide_outputs else narrow  # shared memory, as elements of y
+
+    @device_function
+    def leave(leaving):
+        at_once(leaving)
         cp_async_bulk_commit()
 
     @device_function
-    def store_round(number, state):
-        acc, column, staged, leaving, crew, warp, lane, run, there, left, out_length, pitch, alignment = state
-        (base, shared, at, extra_at), (held, goes, y, interval) = staged, leaving
+    def store_round(number, tile):
+        buffers, out, thread = tile.buffers, tile.out, tile.thread
         if spreads:
-            leave(held, goes, y)
+            leave(tile.leaving)
         if not by_lanes:
             wait_for_buffer()
-        barrier_sync(crew + 1, 128)
-        run += number * (channels * out_length)
+        barrier_sync(thread.team + 1, 128)
+        run = tile.run + number * (channels * out.length)
         # Staged outputs get the remainder by 16 bytes that they have in y.
-        begin = int32(int32(run + alignment[0]) & (vector - 1))
-        place = int32(begin * itemsize + number % buffers * buffer_bytes)
-        stage(int32(number * matrices), acc, int32(column + place), int32(base + extra_at + number * (channels * 4)),
-              lane, int32(pitch * itemsize), begin)  # fmt: skip
+        begin = int32(int32(run + out.alignment.shift) & (vector - 1))
+        moved = int32(begin * itemsize + number % buffers_of_round * buffer_bytes)
+        extras_at = int32(buffers.base + buffers.extras_at + number * (channels * 4))
+        stage(int32(number * matrices), tile.sums, int32(tile.column + moved), extras_at, thread.lane,
+              int32(tile.pitch * itemsize), begin)  # fmt: skip
         if not by_lanes:
             fence_async()
-        barrier_sync(crew + 1, 128)
+        barrier_sync(thread.team + 1, 128)
+        shared = as_outputs(buffers.shared, buffers.as_stored)
+        staged = Staged(shared, buffers.base, int32(buffers.at + moved), tile.pitch, run,
+                        tile.place.channels_left - number * channels, tile.place.extent)  # fmt: skip
         if by_lanes:
-            write_vectors(y, base, shared, int32(at + place), warp, lane, run, there, pitch, left - number * channels,
-                          out_length, alignment)  # fmt: skip
+            write_vectors(staged, out, thread)
             return
-        write(held, goes, y, base, shared, int32(at + place), warp, lane, interval, run, there, pitch,
-              left - number * channels, out_length, alignment)  # fmt: skip
+        write(tile.leaving, staged, out, thread)
         if not spreads:
-            leave(held, goes, y)
+            leave(tile.leaving)
 
     store_rounds = repeated(store_round, rounds)
 
     @device_function
-    def store(acc, total, held, goes, interval, y, base, shared, at, extra_at, extra, crew, warp, lane, run, there,
-              left, out_length, alignment):  # fmt: skip
-        """Store a tile.
-
-        ``at``, ``extra_at``: offsets of the warpgroup's buffers and biases, in bytes. ``extra``: bias of channel ``32 *
-        warp + lane`` of the tile. ``run``: index in y of the tile's own first output. ``interval``: turns between two
-        runs' departures.
-        """
-        lane = recomputed(lane)
-        thread = int32(warp * 32 + lane)
-        if thread < tile_channels:
-            st_shared_f32(int32(base + extra_at + thread * 4), extra)
-        column = int32(base + at + column_of_lane(warp, lane, 0, 0) * (span * itemsize))
-        store_rounds(int32(0), (total if exact else acc, column, (base, shared, at, extra_at),
-                                (held, goes, y, interval), crew, warp, lane, run, there, left, out_length,
-                                pitch_of(out_length), alignment))  # fmt: skip
+    def store(sums, leaving, buffers, out, place, extra, thread):
+        run = place.head - int64(thread.warp) * out.length
+        thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
+        number = int32(thread.warp * 32 + thread.lane)
+        if number < tile_channels:
+            st_shared_f32(int32(buffers.base + buffers.extras_at + number * 4), extra)
+        column = int32(buffers.base + buffers.at + column_of_lane(thread.warp, thread.lane, 0, 0) * (span * itemsize))
+        store_rounds(int32(0), Tile(sums.total if exact else sums.acc, column, buffers, leaving, out, place, run,
+                                    pitch_of(out.length), thread))  # fmt: skip
 
     @device_function
-    def finish(held, goes, y, crew):
-        leave(held, goes, y)
+    def finish(leaving, team):
+        leave(leaving)
         wait_for_all()
-        barrier_sync(crew + 1, 128)
+        barrier_sync(team + 1, 128)
 
     return store, finish

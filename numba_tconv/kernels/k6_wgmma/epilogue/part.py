@@ -7,6 +7,8 @@ by one, to save registers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from numba import cuda, int32, int64, uint32, uint64
 
@@ -18,85 +20,107 @@ from numba_tconv.runtime.elements import ELEMENTS
 COLUMNS_OF_A_LANE = 4
 
 
-def make_place(config: Config):
-    """Build a device function that locates the outputs of column ``i`` of sample ``m``.
+class Lane(NamedTuple):
+    """What a lane's four columns share."""
 
-    ``row``: the tile's first phase. Returns the index in y for the tile's first row, which may not exist; the first row
-    with an output; the number of outputs.
+    sums: object
+    words: object  # what it writes at once
+    out: object
+    place: object
+    sample: int  # of its first column
+    column: int
+    row: int  # its first one of eight
+    extra: float
+
+
+class Rows(NamedTuple):
+    """The outputs of a lane in a column."""
+
+    lane: Lane
+    first: int  # index in y of its first row
+    begin: int  # that row, counted from the column's first output
+    size: int  # outputs of the column
+    column: int  # of the lane's four
+
+
+def make_place(config: Config):
+    """Build a device function that locates a column's outputs.
+
+    Returns the index in y for the tile's first row, which may not exist; the first row with an output; the number of
+    outputs.
     """
     stride, all_phases, phases = config.tile.stride, config.tile.taps.rows, config.tile.phases
 
     @device_function
-    def place(m, i, row, co, batch, first, out_channels, out_length, padding):
-        o = (first + i) * stride + row - padding
-        most = int64(min(phases, all_phases - row)) if m < batch else int64(0)  # fewer in a channel's last tile
+    def outputs_of(sample, column, place, out):
+        o = (out.first_column + column) * stride + place.row - out.padding
+        # Fewer in a channel's last tile.
+        most = int64(min(phases, all_phases - place.row)) if sample < out.batch else int64(0)
         low = int32(min(max(-o, int64(0)), int64(phases)))
-        size = int32(max(min(out_length - o, most) - low, int64(0)))
-        return (m * out_channels + co) * out_length + o, low, size
+        size = int32(max(min(out.length - o, most) - low, int64(0)))
+        return (sample * out.channels + place.channel) * out.length + o, low, size
 
-    return place
+    return outputs_of
 
 
 def make_part_store(config: Config):
-    """Build a device function that writes a tile's sums; arguments as in ``store_tile``, ``extra``: the bias."""
-    tile, exact, sums = config.tile, config.tile.parts == 2, config.tile.rows // 2
+    """Build a device function that writes a tile's sums; ``extra``: the bias."""
+    tile, exact, half = config.tile, config.tile.parts == 2, config.tile.rows // 2
     matrices, even_stride, halves = tile.rows // 8, tile.stride % 2 == 0, tile.out_dtype.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    store_type, words = ELEMENTS[tile.out_dtype].store, 2 * tile.out_dtype.itemsize // 4
-    write, place = st_global_if(words), make_place(config)
+    store_type, count = ELEMENTS[tile.out_dtype].store, 2 * tile.out_dtype.itemsize // 4
+    write, outputs_of = st_global_if(count), make_place(config)
     column_of_lane = device_function(column_of)
 
     @device_function
     def two_of(acc, k, q):
         """Return the lane's two sums of core matrix ``k`` in its column ``q``."""
-        a = 4 * k + 2 * (q % 2) + q // 2 * sums
+        a = 4 * k + 2 * (q % 2) + q // 2 * half
         return acc[a], acc[a + 1]
 
     @device_function
-    def write_pair(k, state):
-        acc, y, output, index, begin, size, extra, q = state
-        even, odd = two_of(acc, k, q)
+    def write_pair(k, rows):
+        lane = rows.lane
+        even, odd = two_of(lane.sums, k, rows.column)
         if halves:
-            output[0] = narrow(even + extra, odd + extra)
+            lane.words[0] = narrow(even + lane.extra, odd + lane.extra)
         else:
-            output[0], output[1] = bits_of(even + extra), bits_of(odd + extra)
-        write(uint32(begin + 8 * k) < uint32(size), y, index + 8 * k, output)
+            lane.words[0], lane.words[1] = bits_of(even + lane.extra), bits_of(odd + lane.extra)
+        write(uint32(rows.begin + 8 * k) < uint32(rows.size), lane.out.data, rows.first + 8 * k, lane.words)
 
     @device_function
-    def write_ones(k, state):
-        acc, y, _, index, begin, size, extra, q = state
-        even, odd = two_of(acc, k, q)
-        if uint32(begin + 8 * k) < uint32(size):
-            y[uint64(index + 8 * k)] = store_type(even + extra)
-        if uint32(begin + 8 * k + 1) < uint32(size):
-            y[uint64(index + 8 * k + 1)] = store_type(odd + extra)
+    def write_ones(k, rows):
+        lane = rows.lane
+        even, odd = two_of(lane.sums, k, rows.column)
+        if uint32(rows.begin + 8 * k) < uint32(rows.size):
+            lane.out.data[uint64(rows.first + 8 * k)] = store_type(even + lane.extra)
+        if uint32(rows.begin + 8 * k + 1) < uint32(rows.size):
+            lane.out.data[uint64(rows.first + 8 * k + 1)] = store_type(odd + lane.extra)
 
     def make_write_column(write_rows):
         @device_function
-        def write_column(q, state):
-            acc, y, output, m, i, lane_row, extra, row, co, batch, sizes = state
-            index, low, size = place(m, i + q, row, co, batch, *sizes)
-            write_rows(int32(0), (acc, y, output, index + lane_row, int32(lane_row - low), size, extra, q))
+        def write_column(q, lane):
+            first, low, size = outputs_of(lane.sample, lane.column + q, lane.place, lane.out)
+            write_rows(int32(0), Rows(lane, first + lane.row, int32(lane.row - low), size, q))
 
         return repeated(write_column, COLUMNS_OF_A_LANE)
 
     by_pairs, by_ones = (make_write_column(repeated(rows, matrices)) for rows in (write_pair, write_ones))
 
     @device_function
-    def store(acc, total, y, extra, warp, lane, n, j, row, co, batch, columns, first, out_channels, out_length, padding,
-              alignment):  # fmt: skip
-        lane = recomputed(lane)
-        output = cuda.local.array(4, dtype=int32)
+    def store(sums, out, place, extra, thread):
+        lane = recomputed(thread.lane)
+        words = cuda.local.array(4, dtype=int32)
         # A lane's four columns lie in one sample, since samples begin at multiples of eight.
-        m, i = int64(n), j + column_of_lane(warp, lane, 0, 0)
-        if i >= columns:
-            m, i = m + i // columns, i % columns
-        sizes = first, out_channels, out_length, padding
-        state = total if exact else acc, y, output, m, i, int32((lane & 3) * 2), extra, row, co, batch, sizes
+        sample, column = int64(place.sample), place.column + column_of_lane(thread.warp, lane, 0, 0)
+        if column >= out.columns:
+            sample, column = sample + column // out.columns, column % out.columns
+        own = sums.total if exact else sums.acc
+        of_lane = Lane(own, words, out, place, sample, column, int32((lane & 3) * 2), extra)
         # If all runs begin and end at even indices, both or neither of two outputs exist.
-        if even_stride and (alignment[0] | out_length | padding) & 1 == 0:
-            by_pairs(int32(0), state)
+        if even_stride and (out.alignment.shift | out.length | out.padding) & 1 == 0:
+            by_pairs(int32(0), of_lane)
         else:
-            by_ones(int32(0), state)
+            by_ones(int32(0), of_lane)
 
     return store

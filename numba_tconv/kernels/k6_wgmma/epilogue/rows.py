@@ -8,17 +8,16 @@ from __future__ import annotations
 from numba import float32, int32
 
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
+from numba_tconv.kernels.common.tensor_core.outputs import Thread
 from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS, make_store_rounds
 from numba_tconv.kernels.k6_wgmma.tile import STORE_WARPS, Config
 from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed, repeated, st_shared, st_shared_f32
 
 
 def make_store_rows(config: Config):
-    """Build a device function that writes the rows of a tile whose outputs lie in one sample.
+    """Build a device function as Epilogue.store, for tiles in one sample.
 
-    ``at``: offset of the warpgroup's buffers, in bytes. ``extra``: bias of channel ``32 * warp + lane`` of the tile.
-    ``head``: index in y of the tile's own first output, for channel ``warp``. ``left``: channels from the tile's first
-    one on.
+    ``extra``: bias of the tile's channel with the thread's number in its warpgroup.
     """
     tile, exact = config.tile, config.tile.parts == 2
     pitch, column_of_lane = tile.pitch, device_function(column_of)
@@ -26,14 +25,15 @@ def make_store_rows(config: Config):
     store = make_store_rounds(tile, STORE_WARPS, _make_stage(config), config.round_buffers, config.round_bytes)
 
     @device_function
-    def store_rows(acc, total, y, base, at, extra, has_bias, crew, warp, lane, head, there, left, out_length,
-                   alignment):  # fmt: skip
-        lane, at = recomputed(lane), int32(base + at)
-        barrier_sync(crew + 1, 128)  # the last tile's buffers have been read
-        if has_bias:
-            add_biases(total if exact else acc, at, extra, crew, warp, lane)
-        column = int32(at + ((lane & 3) * 2 * pitch + column_of_lane(warp, lane, 0, 0)) * 4)
-        store(total if exact else acc, y, column, at, crew, warp, lane, head, there, left, out_length, alignment)
+    def store_rows(sums, leaving, buffers, out, place, extra, thread):
+        thread = Thread(thread.team, thread.warp, recomputed(thread.lane))
+        at = int32(buffers.base + buffers.at)
+        own = sums.total if exact else sums.acc
+        barrier_sync(thread.team + 1, 128)  # the last tile's buffers have been read
+        if out.has_bias:
+            add_biases(own, at, extra, thread)
+        column = int32(at + ((thread.lane & 3) * 2 * pitch + column_of_lane(thread.warp, thread.lane, 0, 0)) * 4)
+        store(own, column, at, out, place, thread)
 
     return store_rows
 
@@ -56,13 +56,13 @@ def _make_add_biases(config: Config):
     add_matrices = repeated(add_matrix, rows // ROUND_ROWS)
 
     @device_function
-    def add_biases(acc, at, extra, crew, warp, lane):
-        row = int32(warp * 32 + lane)
+    def add_biases(acc, at, extra, thread):
+        row = int32(thread.warp * 32 + thread.lane)
         if row < rows:
             st_shared_f32(int32(at + row * 4), extra)
-        barrier_sync(crew + 1, 128)
-        add_matrices(int32(0), (acc, at, lane))
-        barrier_sync(crew + 1, 128)  # sums are staged in the same bytes
+        barrier_sync(thread.team + 1, 128)
+        add_matrices(int32(0), (acc, at, thread.lane))
+        barrier_sync(thread.team + 1, 128)  # sums are staged in the same bytes
 
     return add_biases
 

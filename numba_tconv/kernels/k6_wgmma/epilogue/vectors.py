@@ -5,6 +5,8 @@ Sums are staged as in bulk.py, but lanes write the runs, 16 bytes each: a bulk c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from numba import cuda, int32, int64, uint64
 
 from numba_tconv.kernels.common.tensor_core.store_runs import make_run_of
@@ -12,8 +14,37 @@ from numba_tconv.kernels.k6_wgmma.tile import STORE_WARPS, Config
 from numba_tconv.ptx import device_function, ld_shared, st_global_vector
 
 
+class Staged(NamedTuple):
+    """A round's runs in shared memory."""
+
+    shared: object  # as elements of y
+    base: int  # its address
+    at: int  # offset in bytes of the staged run of the round's first channel
+    pitch: int  # elements from run to run
+    run: int  # index in y of the tile's own first output, for the round's first channel
+    channels_left: int  # from that channel on
+    extent: object
+
+
+class Pieces(NamedTuple):
+    """A run in outputs from the tile's own first one on: unaligned ends, and whole vectors between."""
+
+    begin: int
+    before: int  # outputs before the first whole vector
+    inner: int  # outputs in whole vectors
+    end: int
+
+
+class Vectors(NamedTuple):
+    """The whole vectors of a run."""
+
+    size: int  # bytes
+    source: int  # address in shared memory
+    target: int  # index in y
+
+
 def make_whole_vectors(config: Config):
-    """Build ``whole_vectors``, which returns the bytes, staged address and index in y of a lane's whole vectors."""
+    """Build ``whole_vectors``, which writes the ends of the warp's runs, and returns the lane's whole vectors."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize
@@ -21,45 +52,39 @@ def make_whole_vectors(config: Config):
     run_of = make_run_of(tile)
 
     @device_function
-    def parts_of(run, there, alignment):
-        """Return a run's begin, its outputs before the first whole vector and in whole vectors, and its end."""
-        low, high, _ = run_of(run, there, alignment)
+    def pieces_of(run, extent, alignment):
+        low, high, _ = run_of(run, extent, alignment)
         length = int32(max(int32(high - low), int32(0)))
-        before = int32(min(int32(-int32(run + low + alignment[0]) & (vector - 1)), length))
-        return low, before, int32((length - before) // vector * vector), int32(low + length)
+        before = int32(min(int32(-int32(run + low + alignment.shift) & (vector - 1)), length))
+        return Pieces(low, before, int32((length - before) // vector * vector), int32(low + length))
 
     @device_function
-    def whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
-        """Write the ends of the warp's runs, and return the lane's whole vectors.
-
-        ``run``: index in y of the tile's own first output, for the round's first channel. ``at``: offset of that
-        channel's staged run in shared memory, in bytes.
-        """
-        channel = int32(lane * STORE_WARPS + warp)
-        size, source, target, has_ends = int32(0), int32(base), int64(0), False
-        staged = int32(at // itemsize + to_staged)
-        if channel < channels and channel < channels_left:
-            own = run + channel * out_length
-            low, before, inner, high = parts_of(own, there, alignment)
-            has_ends = low + inner < high
-            e = int32(low + before)
-            size, target = int32(inner * itemsize), own + e
-            if inner > 0:  # else no multiple of 16 bytes, and all lanes read there
-                source = int32(base + (staged + channel * pitch + e) * itemsize)
+    def whole_vectors(staged, out, thread):
+        channel = int32(thread.lane * STORE_WARPS + thread.warp)
+        size, source, target, has_ends = int32(0), int32(staged.base), int64(0), False
+        first = int32(staged.at // itemsize + to_staged)
+        if channel < channels and channel < staged.channels_left:
+            run = staged.run + channel * out.length
+            pieces = pieces_of(run, staged.extent, out.alignment)
+            has_ends = pieces.begin + pieces.inner < pieces.end
+            e = int32(pieces.begin + pieces.before)
+            size, target = int32(pieces.inner * itemsize), run + e
+            if pieces.inner > 0:  # else no multiple of 16 bytes, and all lanes read there
+                source = int32(staged.base + (first + channel * staged.pitch + e) * itemsize)
         if cuda.any_sync(0xFFFFFFFF, has_ends):
             # Both ends of a run together are one vector or none, unless the run ends with its sample.
-            place = int32(lane)
-            while place < all_ends:
-                channel, z = int32(place // vector * STORE_WARPS + warp), int32(place % vector)
-                if channel < channels and channel < channels_left:
-                    own = run + channel * out_length
-                    low, before, inner, high = parts_of(own, there, alignment)
-                    while z < high - low - inner:
-                        e = int32(low + z + (inner if z >= before else int32(0)))
-                        y[uint64(own + e)] = shared[uint64(staged + channel * pitch + e)]
+            end = int32(thread.lane)
+            while end < all_ends:
+                channel, z = int32(end // vector * STORE_WARPS + thread.warp), int32(end % vector)
+                if channel < channels and channel < staged.channels_left:
+                    run = staged.run + channel * out.length
+                    pieces = pieces_of(run, staged.extent, out.alignment)
+                    while z < pieces.end - pieces.begin - pieces.inner:
+                        e = int32(pieces.begin + z + (pieces.inner if z >= pieces.before else int32(0)))
+                        out.data[uint64(run + e)] = staged.shared[uint64(first + channel * staged.pitch + e)]
                         z = int32(z + vector)
-                place = int32(place + 32)
-        return size, source, target
+                end = int32(end + 32)
+        return Vectors(size, source, target)
 
     return whole_vectors
 
@@ -81,9 +106,9 @@ def make_write_vectors(config: Config):
     load, whole_vectors = ld_shared(4, int32), make_whole_vectors(config)
 
     @device_function
-    def vector_of(turn, run, lane):
-        """Return whether a lane's vector exists, its index in y and its value; ``run``: the lane's."""
-        size, source, target = run
+    def vector_of(turn, vectors, lane):
+        """Return whether a lane's vector exists, its index in y and its value; ``vectors``: the lane's."""
+        size, source, target = vectors
         owner = int32(turn // turns * (32 // lanes) + lane // lanes)
         e = int32(turn % turns * lanes + lane % lanes)
         exists = 16 * e < cuda.shfl_sync(0xFFFFFFFF, size, owner)
@@ -92,32 +117,31 @@ def make_write_vectors(config: Config):
 
     @device_function
     def write_vectors(turn, state):
-        y, run, lane = state
-        exists, index, value = vector_of(turn, run, lane)
+        y, vectors, lane = state
+        exists, index, value = vector_of(turn, vectors, lane)
         st_global_vector(exists, y, index, value)
 
     @device_function
     def write_fours(turn, state):
         """Write with four loads in flight."""
-        y, run, lane = state
-        a, b = vector_of(turn, run, lane), vector_of(int32(turn + 1), run, lane)
-        c, d = vector_of(int32(turn + 2), run, lane), vector_of(int32(turn + 3), run, lane)
+        y, vectors, lane = state
+        a, b = vector_of(turn, vectors, lane), vector_of(int32(turn + 1), vectors, lane)
+        c, d = vector_of(int32(turn + 2), vectors, lane), vector_of(int32(turn + 3), vectors, lane)
         st_global_vector(a[0], y, a[1], a[2])
         st_global_vector(b[0], y, b[1], b[2])
         st_global_vector(c[0], y, c[1], c[2])
         st_global_vector(d[0], y, d[1], d[2])
 
     @device_function
-    def write(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment):
-        """Write the runs; arguments as in ``whole_vectors``."""
-        own = whole_vectors(y, base, shared, at, warp, lane, run, there, pitch, channels_left, out_length, alignment)
+    def write(staged, out, thread):
+        vectors = whole_vectors(staged, out, thread)
         cuda.syncwarp()
         turn = int32(0)
         while turn < all_turns // 4 * 4:
-            write_fours(turn, (y, own, lane))
+            write_fours(turn, (out.data, vectors, thread.lane))
             turn = int32(turn + 4)
         while turn < all_turns:
-            write_vectors(turn, (y, own, lane))
+            write_vectors(turn, (out.data, vectors, thread.lane))
             turn = int32(turn + 1)
 
     return write

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from numba_tconv.kernels.k6_wgmma.cost import choose, cost
+from numba_tconv.kernels.k6_wgmma.choose import choose_whole, cost
 from numba_tconv.kernels.k6_wgmma.tile import configs
 from numba_tconv.lab.measure.search import RUNG, Tried, is_of
 from numba_tconv.lab.measure.workloads import WORKLOADS
@@ -61,7 +61,7 @@ def pairs(tried: Iterable[Tried]) -> list[Pair]:
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:
             problem = WORKLOADS[name].problem
-            taken = choose(problem, precision)
+            taken = choose_whole(problem, precision)
             for config in configs(problem, precision):
                 expected = cost(problem, config, H200)
                 found += [Pair(one, expected, config == taken) for one in some if is_of(one, config)]

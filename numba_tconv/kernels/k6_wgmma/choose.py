@@ -1,8 +1,11 @@
-"""A cost model of k6's configurations; the cheapest is chosen without a search.
+"""The choice of k6's configuration: a cost model of the candidates, without a search.
 
 A turn computes one tile, or a pair (Config.paired). A stage lasts as long as its products plus the copy engine's work.
 The epilogue adds its full time if both warpgroups store together; else it hides behind the other's products. Memory
 traffic overlaps with all of it, but for a share EXPOSED.
+
+Few tiles with long sums may split them over input channels (split-K, kernels/common/channel_parts.py), which costs a
+second stage.
 
 The constants are fitted to measurements in tf32, tf32x3 and bf16; a test limits what a choice costs against the best
 configuration.
@@ -14,6 +17,7 @@ import math
 from functools import lru_cache
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.channel_parts import LEAST_GAIN, second_stage_ms, split, worthwhile
 from numba_tconv.runtime.device import H200, Device
 
 from . import input as k6_input
@@ -82,6 +86,12 @@ def stores_of(config: Config) -> float:
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
     """Return the predicted milliseconds of a configuration, without the launch overhead."""
+    second = second_stage_ms(problem, config.splits, config.tile.itemsize)
+    return _first_stage_ms(split(problem, config.splits), config, device) + second
+
+
+def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
+    """Return the predicted milliseconds of k6's kernel and what runs before it; ``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
@@ -110,7 +120,33 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
     return before + max(computed, memory) + EXPOSED * min(computed, memory)
 
 
+def share(problem: Problem, config: Config, device: Device) -> float:
+    """Return the share of the multiprocessors that have a tile without a split; above 1, all have one."""
+    tiles = config.tile.row_tiles(problem) * problem.groups * column_tiles(problem, config)
+    return tiles / (config.regions * device.multiprocessors)
+
+
+def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[Config]:
+    """Return the configurations with split sums; ``share``: of the multiprocessors, filled without a split."""
+    return [
+        config
+        for splits in worthwhile(problem, share)
+        for config in configs(split(problem, splits), precision, wide_outputs=True, splits=splits)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def choose_whole(problem: Problem, precision: str) -> Config | None:
+    """Return the cheapest configuration of a problem on an H200 without a split, or None if it has none."""
+    return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
+
+
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """Return the cheapest configuration of a problem on an H200, or None if it has none."""
-    return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
+    """Return the cheapest configuration of a problem on an H200, split or whole, or None if it has none."""
+    whole = choose_whole(problem, precision)
+    if whole is None or (filled := share(problem, whole, H200)) >= 1:
+        return whole
+    found = split_configs(problem, precision, filled)
+    best = min(found, key=lambda config: cost(problem, config, H200), default=whole)
+    return best if cost(problem, best, H200) + LEAST_GAIN < cost(problem, whole, H200) else whole

@@ -1,4 +1,4 @@
-"""The register operand of k6's products: a lane's window of x."""
+"""The register operand of k6's products: a lane's window of x, and how the lane reads it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from numba_tconv.kernels.common.tensor_core.split_operand import SPLIT_ROWS, mak
 from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, float_of, ld_shared, prmt, recomputed
 
+from .arguments import View
+from .producer import make_window_start
 from .tile import Config
 
-ALIGNED = 0  # a value of ``together`` (make_window)
+ALIGNED = 0  # a value of View.together
 
 
 def halves(low, high):
@@ -48,14 +50,9 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     (``split_channel``). Split ahead, the rows are the larger and smaller parts of the first two, then of the others
     (split_ahead.py); only then may ``first`` and ``end``, multiples of four, limit the columns.
 
-    * ``x_at``, ``offset``: address of the window in the first slot; bytes from there, a multiple of 16.
-    * ``h_step``, ``odd_step``: bytes from the row of h = 0 to that of h = 1; to the next channel.
-    * ``together``: elements a load, 4, 2 or 1, as all rows' alignment allows. ALIGNED: 4, rows begin at multiples of 16
-      bytes and are rounded where needed.
-    * ``beyond``: whether a lane of the warp reads outside its row, and the lane's columns there (``make_beyond``),
-      which become zeros; unused if ALIGNED or split ahead.
-    * ``rounded``: the copy engine has rounded to TF32.
-    * ``scales``: of split operands (kernels/common/tensor_core/split_operand.py).
+    ``offset``: bytes from the first stage to the window's, a multiple of 16. View.together is 4, 2 or 1, as all rows'
+    alignment allows, or ALIGNED: 4, rows begin at multiples of 16 bytes and are rounded where needed. View.outside is
+    unused if ALIGNED or split ahead.
 
     Returns the factor of the products' sums; 1 unless the lane splits.
     """
@@ -69,10 +66,9 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
 
     @device_function
-    def clear(v, at, beyond):
-        some, beyond = beyond
-        if some:  # uniform in the warp
-            beyond = recomputed(beyond)  # saves registers
+    def clear(v, at, view):
+        if view.some_outside:  # uniform in the warp
+            beyond = recomputed(view.outside)  # saves registers
             before, end = int32(beyond & 255), int32(window - (beyond >> 8))
             for h in range(lane_rows):
                 for q in range(unused, window):
@@ -96,8 +92,9 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     # The barriers keep the compiler from merging the branches into predicated loads. The slowest branch comes first,
     # because tests cost clocks in each stage.
     @device_function
-    def load_singles(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales):
-        x_at = int32(x_at + offset)
+    def load_singles(v, at, offset, view, lane):
+        h_step, together = lane.h_step, view.together
+        x_at = int32(view.address + offset)
         if together == ALIGNED:
             fours(v, at, x_at, h_step)
         else:
@@ -113,11 +110,11 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
                 cuda.syncwarp()
                 twos(v, at, x_at, h_step)
             if not ahead:
-                clear(v, at, beyond)
-            if not exact and not rounded:
+                clear(v, at, view)
+            if not exact and not view.rounded:
                 for z in range(2 * window):
                     put_tf32(v, at + z, float_of(v[at + z]))
-        return split(v, at, scales) if exact and not ahead else float32(1)
+        return split(v, at, lane.scales) if exact and not ahead else float32(1)
 
     @device_function
     def interleave(v, at, even, odd):
@@ -171,14 +168,15 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
                 even, odd = next_even, next_odd
 
     @device_function
-    def load_halves(v, at, x_at, offset, h_step, odd_step, beyond, together, rounded, scales):
-        own_at = int32(x_at + offset)
+    def load_halves(v, at, offset, view, lane):
+        h_step, odd_step, together = lane.h_step, lane.odd_step, view.together
+        own_at = int32(view.address + offset)
         if together == ALIGNED:
             pairs_of_words(v, at, own_at, h_step, odd_step)
         else:
             cuda.syncwarp()
             if odd_step & 2:
-                words_within_one(v, at, x_at, offset, h_step, odd_step)
+                words_within_one(v, at, view.address, offset, h_step, odd_step)
             elif together == 4:
                 cuda.syncwarp()
                 pairs_of_words(v, at, own_at, h_step, odd_step)
@@ -188,7 +186,45 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
             else:
                 cuda.syncwarp()
                 words_within_both(v, at, own_at, h_step, odd_step)
-            clear(v, at, beyond)
+            clear(v, at, view)
         return float32(1)
 
     return load_singles if itemsize == 4 else load_halves
+
+
+def make_view(config: Config):
+    """Build ``view_of``, which returns a lane's View of the tap chunk of a tile at sample ``n`` and column ``j``.
+
+    ``column``: of the tile, where the lane's window begins; ``x_at``: its address if the tile's window begins at a
+    multiple of 16 bytes.
+    """
+    tile = config.tile
+    itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
+    shift, before = tile.chunk_shift, tile.overlap + lead
+    # Consumers round the windows that the copy engine has not.
+    some_rounded, ahead = tile.precision == "tf32", config.split_ahead
+    window_start, beyond_of = make_window_start(config, int32), make_beyond(config)
+
+    @device_function
+    def view_of(n, j, chunk, x, column, x_at):
+        aligned, signal = x.fetch.aligned, x.signal
+        rounded, some, beyond, together = False, False, int32(0), int32(4)
+        if some_rounded or not aligned:
+            if not aligned:
+                # The sample does not matter: its columns are a multiple of eight.
+                begin = int32(int32(x.early + signal.first_column + j) - int32(before + chunk * shift))
+                x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
+                begins = int32(begin | int32(x.stride_c))  # of every row, modulo 4
+                together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
+            if x.fetch.boxed:
+                _, i, rounded = window_start(n, j, chunk, True, x.fetch.whole_tiles, signal.length, signal.columns,
+                                             signal.first_column)  # fmt: skip
+                if not (aligned or ahead):
+                    if rounded:
+                        beyond = beyond_of(int32(i + column + lead - halo), int32(signal.length))
+                    some = cuda.any_sync(0xFFFFFFFF, beyond != 0)
+        if aligned and (rounded or not some_rounded):
+            together = int32(ALIGNED)
+        return View(x_at, rounded, some, beyond, together)
+
+    return view_of

@@ -1,0 +1,98 @@
+"""The tile scheduler of k6: which tile a block computes next, in 32-bit counts.
+
+Blocks that run together share inputs and weights in L2.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, int32, int64, uint32
+
+from numba_tconv.ptx import device_function
+
+from .arguments import Step, Tile
+from .tile import Config
+
+
+def make_locate(config: Config):
+    """Build ``turns`` (turns of a block) and ``locate`` (a turn's row tile and first column tile)."""
+    resident, together = config.resident, config.regions
+
+    @device_function
+    def divided(a, b):
+        return int32(uint32(a) // uint32(b))
+
+    @device_function
+    def turns(grid):
+        block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+        groups = divided(grid.column_tiles + together - 1, together)
+        if resident:
+            return divided(groups - divided(block, grid.row_tiles) - 1, divided(blocks, grid.row_tiles)) + 1
+        return divided(groups * grid.row_tiles - block - 1, blocks) + 1
+
+    @device_function
+    def locate(turn, grid):
+        row_tiles, band = grid.row_tiles, grid.band
+        block, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+        if resident:
+            rank = divided(block, row_tiles)
+            return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
+        # Concurrent blocks share ``band`` groups of column tiles and a few row tiles, so that both stay in L2.
+        groups = divided(grid.column_tiles + together - 1, together)
+        rank = int32(block + turn * blocks)
+        first = divided(rank, band * row_tiles)
+        rest, here = int32(rank - first * (band * row_tiles)), int32(min(band, groups - first * band))
+        row_tile = divided(rest, here)
+        return row_tile, int32((first * band + rest - row_tile * here) * together)
+
+    return turns, locate
+
+
+def make_walk(config: Config):
+    """Build ``sample_of`` and ``walk``, which return the sample and its column where a tile's own outputs begin.
+
+    ``sample_of`` takes a column tile; ``walk`` adds a step without a division. ``columns``: of a sample.
+    """
+    advance = config.tile.advance
+
+    @device_function
+    def sample_of(column_tile, columns):
+        n, j = divmod(int64(column_tile) * advance, columns)
+        return int32(n), j
+
+    @device_function
+    def walk(n, j, n_step, j_step, columns):
+        n, j = int32(n + n_step), j + j_step
+        return (int32(n + 1), j - columns) if j >= columns else (n, j)
+
+    return sample_of, walk
+
+
+def make_follow(config: Config, turns_on: int):
+    """Build ``first_tile`` and ``tile_after`` for a warpgroup that takes every ``turns_on``-th turn of its block.
+
+    ``own``: its tile in a pair. ``columns``: of a sample. ``first_tile`` also returns the step to the next tile.
+    """
+    resident = config.resident
+    _, locate = make_locate(config)
+    sample_of, walk = make_walk(config)
+
+    @device_function
+    def first_tile(turn, grid, own, columns):
+        row_tile, column_tile = locate(turn, grid)
+        n, j = sample_of(column_tile + own, columns)
+        if not resident:
+            return Tile(row_tile, n, j), Step(int32(0), int64(0))
+        _, next_tile = locate(int32(turn + turns_on), grid)
+        samples, further = sample_of(next_tile - column_tile, columns)
+        return Tile(row_tile, n, j), Step(samples, further)
+
+    @device_function
+    def tile_after(turn, tile, step, grid, own, columns):
+        if resident:
+            n, j = walk(tile.sample, tile.column, step.samples, step.columns, columns)
+            return Tile(tile.row_tile, n, j)
+        row_tile, column_tile = locate(turn, grid)
+        n, j = sample_of(column_tile + own, columns)
+        return Tile(row_tile, n, j)
+
+    return first_tile, tile_after
