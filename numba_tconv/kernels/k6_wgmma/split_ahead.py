@@ -1,6 +1,6 @@
 """Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 parts, in place.
 
-A number of x is in the windows of up to four lanes. With few taps each lane splits what it reads (window.py). With
+A number of x is in the windows of up to four lanes. With few taps each lane splits what it reads (operands.py). With
 more, the warp that copied a stage splits it once (Config.split_ahead), which also saves registers for wider windows.
 
 Channels t and t + 4 share a word of an operand (``split_channel``). Their larger parts lie in row t, their smaller ones

@@ -13,6 +13,7 @@ A sample of L inputs has a few more than L columns; if L is a whole number of ti
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint64
@@ -25,8 +26,9 @@ from numba_tconv.kernels.common.tensor_core.pack_split import WORDS
 from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, named
 
+from .arguments import Weights
 from .tile import Config, tail_column
 
 THREADS = 512
@@ -35,6 +37,36 @@ LOADS = 8  # in flight, a thread
 MOST_EARLY_STAGES = 64  # stages of a launch that begins early
 CHANNELS = 2048  # in shared memory at a time; a whole number of stages
 INPUTS = CHANNELS * SAMPLES
+
+
+class Signal(NamedTuple):
+    """x (N, C_in, L), contiguous along positions."""
+
+    data: object
+    stride_n: int  # strides in elements
+    stride_c: int
+
+
+class Sizes(NamedTuple):
+    batch: int
+    length: int
+    in_per_group: int
+    out_per_group: int
+
+
+class RowTiles(NamedTuple):
+    group_tiles: int  # row tiles of a group
+    row_tiles: int
+    stages: int  # of the packed weights of a row tile
+
+
+class LastColumn(NamedTuple):
+    """The column, and its outputs in each row of y."""
+
+    column: int
+    first_output: int
+    outputs: int
+    length: int  # of y
 
 
 @cache
@@ -71,16 +103,13 @@ def make_kernel(tile: Tile) -> Kernel:
 
     load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
 
-    def k6_tail(
-        x, stride_n, stride_c, packed, bias, has_bias, y, batch, length, in_per_group, out_per_group, group_tiles,
-        row_tiles, all_stages, column, first_output, outputs, out_length,
-    ):  # fmt: skip
+    def k6_tail(x, layer, y, sizes, tiles, last):
         shared = cuda.shared.array(INPUTS, dtype=float32)
         weights, totals = cuda.local.array(all_weights, dtype=float32), cuda.local.array(SAMPLES, dtype=float32)
         inputs = cuda.local.array(LOADS, dtype=float32)
-        thread, outputs = int32(cuda.threadIdx.x), int32(outputs)
-        few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(row_tiles))
-        group, group_tile = divided(row_tile, int32(group_tiles))
+        thread, outputs = int32(cuda.threadIdx.x), int32(last.outputs)
+        few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(tiles.row_tiles))
+        group, group_tile = divided(row_tile, int32(tiles.group_tiles))
         slots = int32(channels * outputs)  # rows that have an output here
         parts = int32(THREADS // slots)  # threads a row
         part, slot = divided(thread, slots)
@@ -88,35 +117,35 @@ def make_kernel(tile: Tile) -> Kernel:
         row = int32(channel * phases + phase)
         for z in range(SAMPLES):
             totals[z] = float32(0)
-        inverse = load(packed[uint64(packed.shape[0] - 1)]) if all_parts == 2 else float32(1)
+        inverse = load(layer.packed[uint64(layer.packed.shape[0] - 1)]) if all_parts == 2 else float32(1)
         first_stage = int32(0)
-        while first_stage < all_stages:
-            stages = int32(min(CHANNELS // depth, all_stages - first_stage))
+        while first_stage < tiles.stages:
+            stages = int32(min(CHANNELS // depth, tiles.stages - first_stage))
             for tap in range(taps):
-                i = int64(column - tap)
-                if i >= 0 and i < length:
+                i = int64(last.column - tap)
+                if i >= 0 and i < sizes.length:
                     cuda.syncthreads()
                     e = int32(thread)
                     while e < stages * (depth * SAMPLES):
                         for u in range(LOADS):
                             place = int32(e + u * THREADS)
                             c, n = first_stage * depth + place // SAMPLES, few_samples * SAMPLES + place % SAMPLES
-                            inside = c < in_per_group and n < batch
-                            at = n * stride_n + (group * in_per_group + c) * stride_c + i
-                            inputs[u] = load(x[uint64(at if inside else int64(0))]) if inside else float32(0)
+                            inside = c < sizes.in_per_group and n < sizes.batch
+                            at = n * x.stride_n + (group * sizes.in_per_group + c) * x.stride_c + i
+                            inputs[u] = load(x.data[uint64(at if inside else int64(0))]) if inside else float32(0)
                         for u in range(LOADS):
                             if e + u * THREADS < INPUTS:
                                 shared[e + u * THREADS] = inputs[u]
                         e = int32(e + LOADS * THREADS)
                     cuda.syncthreads()
-                    first = (int64(row_tile) * all_stages + first_stage) * (all_parts * taps) + tap
+                    first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
                     piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
                     while piece + (LOADS - 1) * parts < pieces:
-                        load_all(int32(0), (weights, packed, first, row, piece, parts))
+                        load_all(int32(0), (weights, layer.packed, first, row, piece, parts))
                         multiply_all(int32(0), (totals, weights, shared, piece, parts, inverse))
                         piece = int32(piece + LOADS * parts)
                     while piece < pieces:
-                        load_piece(int32(0), (weights, packed, first, row, piece, parts))
+                        load_piece(int32(0), (weights, layer.packed, first, row, piece, parts))
                         multiply(int32(0), (totals, weights, shared, piece, parts, inverse))
                         piece = int32(piece + parts)
             first_stage = int32(first_stage + stages)
@@ -129,21 +158,26 @@ def make_kernel(tile: Tile) -> Kernel:
             z, slot = divided(e, slots)
             channel, phase = divided(slot, outputs)
             channel, n = int64(group_tile * channels + channel), int64(few_samples * SAMPLES + z)
-            if channel < out_per_group and n < batch:
+            if channel < sizes.out_per_group and n < sizes.batch:
                 total, part = float32(0), int32(0)
                 while part < parts:
                     total += shared[z * THREADS + part * slots + slot]
                     part = int32(part + 1)
-                co = group * out_per_group + channel
-                if has_bias:
-                    total += load(bias[uint64(co)])
-                out_channels = row_tiles // group_tiles * out_per_group
-                y[uint64((n * out_channels + co) * out_length + first_output + phase)] = store(total)
+                co = group * sizes.out_per_group + channel
+                if layer.has_bias:
+                    total += load(layer.bias[uint64(co)])
+                out_channels = tiles.row_tiles // tiles.group_tiles * sizes.out_per_group
+                y[uint64((n * out_channels + co) * last.length + last.first_output + phase)] = store(total)
             e = int32(e + THREADS)
         griddepcontrol_wait()
 
-    stored, integers = flat(storage), (types.int64,)
-    signature = (stored, *integers * 2, stored, stored, *integers, stored, *integers * 11)
+    stored = flat(storage)
+
+    def kind(fields, **others):
+        return named(fields, **dict.fromkeys(fields._fields, types.int64) | others)
+
+    layer = kind(Weights, packed=stored, bias=stored)
+    signature = kind(Signal, data=stored), layer, stored, *map(kind, (Sizes, RowTiles, LastColumn))
     return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
 
 
@@ -166,10 +200,11 @@ def prepare(
     packed = alike((packed_size(tile, row_tiles * stages),), dtype)
     return make_kernel(tile).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
-        *(alike(x_shape, dtype, x_strides), *x_strides[:2], packed),
-        *(alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
-        *(alike((p.batch, p.out_channels, p.out_length), dtype), p.batch, p.length, p.in_channels_per_group),
-        *(p.out_channels_per_group, group_tiles, row_tiles, stages, column),
-        *(first_output, p.out_length - first_output, p.out_length),
+        Signal(alike(x_shape, dtype, x_strides), *x_strides[:2]),
+        Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
+        alike((p.batch, p.out_channels, p.out_length), dtype),
+        Sizes(p.batch, p.length, p.in_channels_per_group, p.out_channels_per_group),
+        RowTiles(group_tiles, row_tiles, stages),
+        LastColumn(column, first_output, p.out_length - first_output, p.out_length),
         early=stages <= MOST_EARLY_STAGES,
     )

@@ -53,7 +53,7 @@ def brought(monkeypatch):
             assert len(stages[-1].arrivals) == 1, "of its copies, without which it would wait for good"
             stages[-1].landed = int(barrier), int(parity)
 
-    def split_stage(lane, at, slot, split, in_stage, firsts, lasts):
+    def split_stage(lane, at, slot, split, window, firsts, lasts):
         assert split is SPLIT
         stages[-1].split.append((int(at), int(slot), firsts.tolist(), lasts.tolist()))
 
