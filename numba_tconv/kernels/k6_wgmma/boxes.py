@@ -5,8 +5,8 @@ the same alignment, so the map shows x sheared. One dimension is every ``alike``
 with the stride of x less ``shear`` elements, a multiple of 16 bytes. A wider box then holds the windows of all
 channels: channel c of a stage is row c of the box, moved by ``shear`` * (c % alike) elements.
 
-Beyond a row's ends a box holds its neighbours' elements; consumers read them as zeros (operands.py). If all rows begin at
-multiples of 16 bytes (``aligned``), the copy engine writes zeros there, and windows begin where their boxes do.
+Beyond a row's ends a box holds its neighbours' elements; consumers read them as zeros (operands.py). If all rows begin
+at multiples of 16 bytes (``aligned``), the copy engine writes zeros there, and windows begin where their boxes do.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ import torch
 from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numba_tconv.kernels.common.packed_weights import packed_weights
-from numba_tconv.kernels.common.pipeline import FULL, Pipe, Slot, init_stage, release, stage_before
+from numba_tconv.kernels.common.pipeline import FULL, Pipe, Slot, init_stage, release
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
 from numba_tconv.kernels.common.tensor_core.outputs import Output, Runs, Thread
 from numba_tconv.kernels.common.tensor_core.rung import TensorRung
@@ -291,7 +291,7 @@ def make_kernel(config: Config) -> Kernel:
                     view, known = view_of(next_n, next_j, int32(0), x, column, x_at), True
                 wait_for_all()
                 if not resident and unroll > 1:
-                    release(read, stage_before(read, Slot(stage, parity)))
+                    release(read, stage - 1 if stage > 0 else window.stages - 1)
 
                 buffers = Buffers(shared, as_stored, base, staging, extras, staging_turn, my_turn)
                 store_tile(sums, leaving, buffers, out, place, straight, extra, me)
