@@ -1,0 +1,66 @@
+"""What a launch of k6 tells its kernel, by name; a tensor map needs the driver, so a stand-in is told."""
+
+import pytest
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.k6_wgmma import boxes, kernel, plan
+from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from numba_tconv.kernels.k6_wgmma.arguments import Channels, Columns, Fetch, Signal, TensorMap
+from numba_tconv.kernels.k6_wgmma.choose import choose
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.kernel import GIVEN
+from numba_tconv.runtime.layout import Layout
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+TEMPLATE = tuple(range(100, 116))
+
+
+def told(monkeypatch, problem, offset=0, has_bias=True, y_offset=0):
+    """The arguments of the launch for a contiguous x that begins ``offset`` bytes after a multiple of 16."""
+    p = problem
+    monkeypatch.setattr(plan, "template_map", lambda *_: TEMPLATE)
+    w = Layout.of(torch.empty((p.in_channels, p.out_channels_per_group, p.kernel_size), device="meta"))
+    strides = p.in_channels * p.length, p.length, 1
+    config = choose(p, "tf32")
+    given = p, config, torch.float32, "tf32", strides, offset, w, has_bias, y_offset, None
+    return config, plan.plan_of.__wrapped__(kernel.make_kernel, *given).launch.arguments
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_problem_is_told_by_name(monkeypatch, has_bias):
+    p = Problem(3, 96, 80, 8, 1024, stride=4, padding=2, groups=2)
+    config, (tensor_map, x, weights, y, channels, columns, grid, alignment) = told(monkeypatch, p, has_bias=has_bias)
+    tile, (first, per_sample) = config.tile, k6_config.sample_columns(p, config)
+    assert tensor_map == TensorMap(TEMPLATE, GIVEN)
+    assert (x.data.shape, x.address, x.stride_n, x.stride_c, x.early) == ((3, 96, 1024), GIVEN, 96 * 1024, 1024, 0)
+    assert x.signal == Signal(3, 1024, per_sample, first)
+    assert (y.data.shape, y.batch, y.length) == ((3, 80, p.out_length), 3, p.out_length)
+    assert (weights.has_bias, weights.bias is weights.packed) == (has_bias, not has_bias)
+    assert channels == Channels(48, 40, 2)
+    assert columns == Columns(2, per_sample, first)
+    assert (grid.tap_chunks, grid.last_taps) == (tile.tap_chunks(p), tile.last_taps(p))
+    assert grid.channel_chunks * tile.depth >= 48
+    assert (grid.row_tiles, grid.group_tiles) == (2 * tile.row_tiles(p), tile.row_tiles(p))
+    assert grid.column_tiles == k6_config.column_tiles(p, config)
+    assert alignment.shift == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "offset", "alike"), [(1024, 0, 1), (1024, 8, 1), (1022, 0, 2), (1021, 4, 4)], ids=str
+)
+def test_how_windows_are_fetched_follows_from_where_rows_begin(monkeypatch, length, offset, alike):
+    p = Problem(2, 64, 64, 8, length, stride=4)
+    config, (_, x, *_) = told(monkeypatch, p, offset=offset, y_offset=4)
+    aligned = alike == 1 and offset == 0
+    rows = boxes.Rows(alike, length % 4 if alike > 1 else 0, aligned)
+    g = boxes.geometry(config, rows)
+    assert x.early == offset // 4
+    assert x.window == (alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages)
+    whole = k6_config.sample_columns(p, config)[1] % config.tile.advance == 0
+    assert x.fetch == Fetch(boxed=1, aligned=int(aligned), whole_tiles=int(whole), in_vectors=int(aligned))
+
+
+def test_the_output_is_told_where_it_begins(monkeypatch):
+    _, (*_, alignment) = told(monkeypatch, Problem(2, 64, 64, 8, 1024, stride=4), y_offset=12)
+    assert alignment.shift == 3
