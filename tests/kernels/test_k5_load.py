@@ -113,6 +113,22 @@ def resident(p, precision, aligned=True):
     return config
 
 
+def signal_of(p, x, config, group):
+    """x (N, C_in, L) as a block of a group reads it."""
+    first, columns = config.tile.columns(p)
+    return k5_load.Signal(
+        data=x,
+        batch=p.batch,
+        length=p.length,
+        columns=columns,
+        first_column=first,
+        channels=p.in_channels_per_group,
+        first_row=group * p.in_channels_per_group * p.length,
+        stride_n=p.in_channels * p.length,
+        stride_c=p.length,
+    )
+
+
 # One tile a sample and many, samples that share a tile, channels that fill no stage, groups, phases, chunks of taps,
 # windows that begin before the signal and end behind it; 16 bits.
 CASES = [
@@ -154,22 +170,21 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
     config = resident(p, precision, aligned)
     tile, (first, columns) = config.tile, config.tile.columns(p)
     x = copies.x = Rows(tile.itemsize, offset)
-    stride_c, stride_n = p.length, p.in_channels * p.length
     channels, tiles, team_threads = p.in_channels_per_group, tile.column_tiles(p), config.threads // config.teams
-    signal, vector = (p.batch, p.length, columns, first), config.x_vector
+    vector = config.x_vector
     aim, load, next_stage = k5_load_ahead.make_load_ahead(config)
-    turns_of = k5_load.make_turns(config)
+    selectors_of = k5_load.make_selectors_of(config)
     stride = GRID * config.teams
     group, start = (0, 0) if place == "first" else (p.groups - 1, stride - 1)  # the block's and its team's tile
-    steps = stride, *divmod(stride * tile.advance, columns), tile.tap_chunks(p), tiles
-    rows = channels, group * channels * stride_c, stride_n, stride_c
+    walk = k5_load_ahead.Walk(stride, *divmod(stride * tile.advance, columns), tile.tap_chunks(p), tiles)
+    signal = signal_of(p, x, config, group)
 
     def of_thread(thread):
-        copied = divmod(thread, config.row_lanes)
+        share = k5_load.Share(*divmod(thread, config.row_lanes))
         n, j = divmod(start * tile.advance, columns)
-        aimed = aim(x, n, j, 0, start < tiles, copied, signal, rows)
-        to = STAGES + (copied[0] * config.pitch + copied[1] * vector) * tile.itemsize
-        return [(start, n, j, 0, 0, *aimed), to, copied]
+        source = aim(signal, n, j, 0, start < tiles, share)
+        to = STAGES + (share.row * config.pitch + share.first_copy * vector) * tile.itemsize
+        return [k5_load_ahead.Ahead(start, n, j, 0, 0, *source), to, share]
 
     threads = [of_thread(thread) for thread in range(team_threads)]
     along = 0
@@ -178,20 +193,20 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
             for channel in range(0, channels, config.depth):
                 copies.elements.clear()
                 for thread in threads:
-                    ahead, to, copied = thread
-                    assert ahead[:3] == (now, *divmod(now * tile.advance, columns))
-                    assert ahead[3:5] == (chunk, channel)
-                    along += channel <= ahead[6]
-                    load(ahead, to, x, tiles, copied, signal, rows)
-                    thread[0] = next_stage(ahead, x, steps, copied, signal, rows)
+                    ahead, to, share = thread
+                    assert (ahead.tile, ahead.sample, ahead.column) == (now, *divmod(now * tile.advance, columns))
+                    assert (ahead.chunk, ahead.channel) == (chunk, channel)
+                    along += channel <= ahead.last_channel
+                    load(ahead, to, signal, tiles, share)
+                    thread[0] = next_stage(ahead, signal, walk, share)
                 begin = now * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
-                turned = [turn == NEXT for turn in turns_of(x, now * tile.advance // columns, rows)]
+                turned = [selector == NEXT for selector in selectors_of(signal, now * tile.advance // columns)]
                 check(copies.elements, turned, p, config, group, channel, begin, first, columns)
-    assert threads[0][0][0] >= tiles, "no tile is left out"
+    assert threads[0][0].tile >= tiles, "no tile is left out"
     assert (along > 0) == (p.length > 1000), "tiles within a sample go the short way"
     copies.elements.clear()
     before = copies.groups
-    load(threads[0][0], STAGES, x, tiles, threads[0][2], signal, rows)
+    load(threads[0][0], STAGES, signal, tiles, threads[0][2])
     assert not copies.elements, "behind the last tile nothing is copied"
     assert copies.groups == before + 1, "but a group there is"
 
@@ -219,27 +234,27 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
     tile, (first, columns) = config.tile, config.tile.columns(p)
     x = copies.x = Rows(tile.itemsize, offset)
     w = Rows(tile.itemsize, 0)
-    stride_c, stride_n, channels = p.length, p.in_channels * p.length, p.in_channels_per_group
     tiles = tile.column_tiles(p)
     aim, load = k5_load.make_load(config)
-    turns_of = k5_load.make_turns(config)
+    selectors_of = k5_load.make_selectors_of(config)
+    shared = k5_load.Shared(0, copies.table, copies.bits, [0] * k5_load.BATCH)
     in_steps = 0
     for group in range(p.groups):
-        rows = channels, group * channels * stride_c, stride_n, stride_c
+        signal = signal_of(p, x, config, group)
         for column_tile in range(0, tiles, config.tiles):
-            turns = turns_of(x, column_tile * tile.advance // columns, rows)
+            selectors = selectors_of(signal, column_tile * tile.advance // columns)
             for chunk in range(tile.tap_chunks(p)):
-                aimed = []
+                sources = []
                 for copies.thread.x in range(config.threads):
-                    aimed.append(aim(copies.table, x, column_tile, chunk, p.batch, p.length, columns, first, 1, rows))
-                for channel in range(0, channels, config.depth):
+                    sources.append(aim(copies.table, signal, 1, column_tile, chunk))
+                for channel in range(0, p.in_channels_per_group, config.depth):
                     copies.elements.clear()
                     for copies.thread.x in range(config.threads):
-                        values, own = [0] * k5_load.BATCH, aimed[copies.thread.x]
-                        in_steps += channel <= own[1]
-                        load(0, STAGES, x, values, copies.bits, channel, rows, own, turns, w, 0)
+                        source = sources[copies.thread.x]
+                        in_steps += channel <= source.last_channel
+                        load(shared, STAGES, signal, source, selectors, channel, w, 0)
                     begin = column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
-                    turned = [turn == NEXT for turn in turns]
+                    turned = [selector == NEXT for selector in selectors]
                     check(copies.elements, turned, p, config, group, channel, begin, first, columns)
     fits = p.length > config.width and tile.chunk_shift % config.x_vector == 0
     assert (in_steps > 0) == config.in_steps == fits, "windows within a sample are not listed"
@@ -247,11 +262,12 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
         places = []
         for stride_l in (1, 2):
             for copies.thread.x in range(config.threads):
-                _, last = aim(copies.table, x, column_tile, 0, p.batch, p.length, columns, first, stride_l, rows)
-                assert stride_l == 1 or last == -1, "but where elements of a row lie apart"
+                source = aim(copies.table, signal, stride_l, column_tile, 0)
+                assert stride_l == 1 or source.last_channel == -1, "but where elements of a row lie apart"
             entries = (config.table // 4 + 4 * entry for entry in range(config.table_entries))
             places.append([copies.table[entry] for entry in entries])
-        assert places[1] == [place + place % stride_n for place in places[0]], "twice as far from the sample's first"
+        twice = [place + place % signal.stride_n for place in places[0]]
+        assert places[1] == twice, "twice as far from the sample's first"
 
 
 def check(elements, turned, p, config, group, channel, begin, first, columns):

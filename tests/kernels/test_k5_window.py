@@ -6,7 +6,7 @@ import pytest
 
 from numba_tconv.kernels.k5_mma import mainloop as k5_multiply
 from numba_tconv.kernels.k5_mma.choose import choose
-from numba_tconv.kernels.k5_mma.mainloop import NEXT, OWN
+from numba_tconv.kernels.k5_mma.mainloop import NEXT, OWN, Selectors
 from numba_tconv.lab.measure import workloads
 from tests.shared_memory import shared_memory
 
@@ -24,7 +24,7 @@ def number(row, column):
 
 @pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1", "patch"])
 @pytest.mark.parametrize(
-    ("precision", "aligned", "turns"),
+    ("precision", "aligned", "selectors"),
     [
         ("tf32", True, (OWN, OWN)),
         ("tf32", False, (OWN, OWN)),
@@ -32,7 +32,7 @@ def number(row, column):
         *[("bf16", False, (even, odd)) for even in (OWN, NEXT) for odd in (OWN, NEXT)],
     ],
 )
-def test_a_window_is_its_rows(memory, workload, precision, aligned, turns):
+def test_a_window_is_its_rows(memory, workload, precision, aligned, selectors):
     """Where channels begin within a word, their columns stand an element further."""
     config = choose(workloads.get(workload).problem, precision, aligned=aligned)
     tile, window, pitch = config.tile, config.window, config.pitch
@@ -40,13 +40,13 @@ def test_a_window_is_its_rows(memory, workload, precision, aligned, turns):
     memory.itemsize = tile.itemsize
     rows = np.full((2 * tile.depth, pitch), BESIDE, np.uint16 if tile.itemsize == 2 else np.int64)
     for row in range(2 * tile.depth):
-        further = int(turns[row % 2] == NEXT)
+        further = int(selectors[row % 2] == NEXT)
         rows[row, further : further + window] = [number(row, column) for column in range(window)]
     memory.elements = rows.ravel()
     first = 2 if tile.itemsize == 2 else 1  # a lane's first row, t = 1
     lane_rows = 4 if precision == "tf32x3" else 2
     v = [None] * (lane_rows * window)
-    k5_multiply.make_window(config)(v, first * pitch * tile.itemsize, turns, None)
+    k5_multiply.make_window(config)(v, first * pitch * tile.itemsize, Selectors(*selectors), None)
     for h in range(lane_rows):
         for q in range(config.halo - tile.reach, window):
             found, row = v[h * window + q], first + h * tile.depth // lane_rows

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint32, uint64
+from numba import cuda, float32, int32, int64, types, uint64
 
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
@@ -43,15 +43,15 @@ from numba_tconv.ptx import (
     st_shared,
 )
 from numba_tconv.runtime import device
-from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 
+from .arguments import Input, Loop, RowTile, Sizes, Weights, bits_type, make_thread_of, types_of
 from .choose import choose, config_of, resident_blocks
 from .epilogue import gaps_between, make_store_tile
 from .mainloop import make_products, make_start, make_window
-from .producer import BATCH, make_load, make_turns
+from .producer import BATCH, Shared, Signal, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
-from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
+from .tile import RUN, Config, run_of
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -61,72 +61,75 @@ def make_kernel(config: Config) -> Kernel:
     return make_resident_kernel(config) if config.resident_weights else _make_kernel(config)
 
 
-def _make_kernel(config: Config) -> Kernel:
-    tile, stages, threads, chunks, tiles = config.tile, config.stages, config.threads, config.chunks, config.tiles
-    itemsize, depth, pitch = config.tile.itemsize, config.depth, config.pitch
-    x_stage, slot, stage_weights = config.x_stage, config.x_stage + config.w_stage, tile.depth_weights
-    stage_elements, lead, halo, advance = config.w_stage // itemsize, tile.lead, config.halo, tile.advance
-    fragments, tile_warps, phases, channels = config.fragments, config.tile_warps, tile.phases, tile.channels
-    row_parts, staging, staging_bytes, pair = tile.row_parts, tile.staging, config.staging_bytes, 4 // itemsize
-    chunk_bytes = tile.depth * pitch * itemsize
-    sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
-    # Tensor cores truncate when they add; where fp32's error is promised, CUDA cores add up short sums.
-    exact, several_chunks = tile.parts == 2, tile.several_chunks
-    totals, lane_rows = sums if exact else 1, 2 * fragments
-    aim, load = make_load(config)
-    turns_of = make_turns(config)
+def _make_multiply(config: Config):
+    """A device function that multiplies a stage, whose depths all taps read at different offsets of one window. Returns
+    the factor of the products.
+    """
+    chunks, stage_weights = config.chunks, config.tile.depth_weights
+    chunk_bytes = config.tile.depth * config.pitch * config.tile.itemsize
     load_window, products = make_window(config), make_products(config)
-    load_biases, start = make_start(config)
-    store_tile, zeros_first = make_store_tile(config)
-    wait_for_stage = cp_async_wait(stages - 2)
-    storage, bits_type = ELEMENTS[tile.dtype].storage, float32 if itemsize == 4 else types.uint16
-    run_of_column = device_function(run_of)
 
     @device_function
-    def multiply(acc, v, x_at, w_at, turns, scales):
-        """One stage: all taps read one window at different offsets. Returns the factor of the products."""
+    def multiply(acc, v, x_at, w_at, selectors, scales):
         c, inverse = int32(0), float32(1)
         while c < chunks:
-            inverse = load_window(v, x_at, turns, scales)
+            inverse = load_window(v, x_at, selectors, scales)
             products(acc, v, w_at)
             x_at = int32(x_at + chunk_bytes)
             w_at = int32(w_at + stage_weights)
             c = int32(c + 1)
         return inverse
 
-    @device_function
-    def thread_place(thread):
-        """Lane; tile of the block; warp of the tile, its row of warps and its first column."""
-        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
-        crew, crew_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
-        return lane, crew, crew_warp, int32(crew_warp // COLUMN_WARPS), int32((crew_warp & 1) * WARP_COLUMNS)
+    return multiply
+
+
+def _make_row_tile_of(config: Config):
+    """A device function: RowTile of a block. Row tiles are neighbours in the grid: they read the same inputs."""
+    phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
 
     @device_function
-    def block_place(block, group_tiles, out_per_group):
-        """Group; first row of taps; first output channel of all; channels of the group from it on."""
+    def row_tile_of(block, group_tiles, out_per_group):
         group = int32(block // int32(group_tiles))
         group_tile = int32(block - group * int32(group_tiles))
         row, channel = int32(group_tile % row_parts * phases), int32(group_tile // row_parts * channels)
-        return group, row, int32(group * out_per_group + channel), int32(out_per_group - channel)
+        return RowTile(group, row, int32(group * out_per_group + channel), int32(out_per_group - channel))
 
-    def k5_mma(
-        x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,
-        groups, padding, columns, first, tap_chunks, stages_a_chunk, group_tiles, alignment,
-    ):  # fmt: skip
+    return row_tile_of
+
+
+def _make_kernel(config: Config) -> Kernel:
+    """The kernel of the streamed mode. Its loads run ``stages - 1`` stages ahead of its products."""
+    tile, stages, threads, tiles, depth = config.tile, config.stages, config.threads, config.tiles, config.depth
+    itemsize, pitch, pair, lead, halo = tile.itemsize, config.pitch, 4 // tile.itemsize, tile.lead, config.halo
+    x_stage, slot, advance = config.x_stage, config.x_stage + config.w_stage, tile.advance
+    stage_elements, fragments = config.w_stage // itemsize, config.fragments
+    staging, staging_bytes = tile.staging, config.staging_bytes
+    sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
+    # Tensor cores truncate when they add; where fp32's error is promised, CUDA cores add up short sums.
+    exact, several_chunks = tile.parts == 2, tile.several_chunks
+    totals, lane_rows = sums if exact else 1, 2 * fragments
+    thread_of, row_tile_of, selectors_of = make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
+    (aim, load), (load_biases, start), multiply = make_load(config), make_start(config), _make_multiply(config)
+    store_tile, zeros_first = make_store_tile(config)
+    wait_for_stage, bits_of_x = cp_async_wait(stages - 2), bits_type(config)
+    run_of_column = device_function(run_of)
+
+    def k5_mma(x, stride_l, weights, y, sizes, loop, alignment):
         shared = cuda.shared.array(0, dtype=float32)
-        bits = cuda.shared.array(0, dtype=bits_type)
+        bits = cuda.shared.array(0, dtype=bits_of_x)
         table = cuda.shared.array(0, dtype=int32)
-        values = cuda.local.array(BATCH, dtype=bits_type)
+        values = cuda.local.array(BATCH, dtype=bits_of_x)
         base = shared_address(shared, 0)
-        thread = int32(cuda.threadIdx.x)
-        lane, crew, crew_warp, warp_row, warp_column = thread_place(thread)
-        # Row tiles are neighbours in the grid, because they read the same inputs. Column tiles may need two axes.
+        of_loads = Shared(base, table, bits, values)
+        number = int32(cuda.threadIdx.x)
+        me = thread_of(number)
         block = int32(cuda.blockIdx.x)
-        group, row, co, channels_left = block_place(block, group_tiles, out_per_group)
+        row_tile = row_tile_of(block, loop.group_tiles, sizes.out_per_group)
+        # Column tiles may need two axes of the grid.
         column_tile = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * tiles
-        x_column = lead - halo + crew * advance + warp_column + run_of_column(lane >> 2, itemsize) * RUN
-        x_at = int32(base + ((lane & 3) * pair * pitch + x_column) * itemsize)
-        w_at = int32(base + x_stage + warp_row * (fragments * 512) + lane * 16)
+        x_column = lead - halo + me.team * advance + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
+        x_at = int32(base + ((me.lane & 3) * pair * pitch + x_column) * itemsize)
+        w_at = int32(base + x_stage + me.warp_row * (fragments * 512) + me.lane * 16)
 
         acc = cuda.local.array(sums, dtype=float32)
         total = cuda.local.array(totals, dtype=float32)
@@ -134,19 +137,18 @@ def _make_kernel(config: Config) -> Kernel:
         biases = cuda.local.array(lane_rows, dtype=float32)
         for z in range(sums):
             acc[z] = float32(0)
-        row0 = int32(warp_row * (fragments * 16) + (lane >> 2))
-        load_biases(biases, bias, has_bias, row0, co, channels_left)
+        load_biases(biases, weights, int32(me.warp_row * (fragments * 16) + (me.lane >> 2)), row_tile)
         start(total if exact else acc, biases)
-        # Loads run stages - 1 ahead: chunk, channel and w_offset are the next load's.
-        steps = int32(tap_chunks * stages_a_chunk)
-        # ``at`` is this step's stage; a load goes to the stage of the step before, ``at_load``.
-        chunk, channel, at = int32(0), int32(0), int32(slot)
-        rows = in_per_group, group * in_per_group * stride_c, stride_n, stride_c
-        w_offset = int64(block) * steps * stage_elements
-        aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
-        turns = turns_of(x, column_tile * advance // columns, rows)
+        steps = int32(loop.tap_chunks * loop.stages_a_chunk)
+        # chunk, channel and w_first are the next load's. It goes to the stage before ``stage``, which is multiplied.
+        chunk, channel, stage = int32(0), int32(0), int32(slot)
+        signal = Signal(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
+                        row_tile.group * sizes.in_per_group * x.stride_c, x.stride_n, x.stride_c)  # fmt: skip
+        w_first = int64(block) * steps * stage_elements
+        source = aim(table, signal, stride_l, column_tile, chunk)
+        selectors = selectors_of(signal, column_tile * advance // sizes.columns)
         griddepcontrol_wait()  # for the packed weights
-        scales = scales_of(w[uint64(w.shape[0] - 1)]) if exact else (int32(0), int32(0))
+        scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
         cuda.syncthreads()
         s = int32(1 - stages)
         while s < steps:
@@ -156,44 +158,43 @@ def _make_kernel(config: Config) -> Kernel:
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
                     cuda.syncthreads()  # all threads have left the chunk before
-                    aimed = aim(table, x, column_tile, chunk, batch, length, columns, first, stride_l, rows)
+                    source = aim(table, signal, stride_l, column_tile, chunk)
                     cuda.syncthreads()
-                at_load = int32(at - slot if at > 0 else (stages - 1) * slot)
-                load(base, at_load, x, values, bits, channel, rows, aimed, turns, w, w_offset)
-                w_offset += stage_elements
+                to_stage = int32(stage - slot if stage > 0 else (stages - 1) * slot)
+                load(of_loads, to_stage, signal, source, selectors, channel, weights.packed, w_first)
+                w_first += stage_elements
                 channel = int32(channel + depth)
-                if channel >= in_per_group:
+                if channel >= sizes.in_per_group:
                     channel, chunk = int32(0), int32(chunk + 1)
             cp_async_commit()
             if s >= 0:
-                inverse = multiply(acc, v, x_at + at, w_at + at, turns, scales)
+                inverse = multiply(acc, v, x_at + stage, w_at + stage, selectors, scales)
                 if exact:
                     for z in range(sums):
                         total[z] += acc[z] * inverse
                         acc[z] = float32(0)
             s = int32(s + 1)
-            at = int32(at + slot if at < (stages - 1) * slot else 0)
+            stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
         # Recomputed, so that registers do not hold it through the products.
-        thread, block = recomputed(thread), recomputed(block)
-        lane, crew, crew_warp, warp_row, warp_column = thread_place(thread)
-        group, row, co, channels_left = block_place(block, group_tiles, out_per_group)
+        number, block = recomputed(number), recomputed(block)
+        me, row_tile = thread_of(number), row_tile_of(block, loop.group_tiles, sizes.out_per_group)
         cuda.syncthreads()  # the staging buffers lie where the stages were
         if zeros_first:
-            e = int32(thread)
+            e = int32(number)
             while e < tiles * staging // 4:
                 st_shared(base + e * 16, float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + threads)
             cuda.syncthreads()
         # Computed here, where the sums have left their registers.
-        n, j = divmod((column_tile + crew) * advance, columns)
-        store_tile(total if exact else acc, y, shared, base, int32(crew * staging_bytes), bias, has_bias, crew,
-                   crew_warp, lane, n, j, row, co, channels_left, batch, columns, first, out_per_group * groups,
-                   out_length, padding, alignment)  # fmt: skip
+        n, j = divmod((column_tile + me.team) * advance, sizes.columns)
+        store_tile(total if exact else acc, y, shared, base, int32(me.team * staging_bytes), weights.bias,
+                   weights.has_bias, me.team, me.warp, me.lane, n, j, row_tile.first_row, row_tile.first_channel,
+                   row_tile.channels_left, sizes.batch, sizes.columns, sizes.first_column,
+                   sizes.out_per_group * sizes.groups, sizes.out_length, sizes.padding, alignment)  # fmt: skip
 
-    bits_array, stored, integers = flat(bits_type), flat(storage), (types.int64,)
-    signature = (bits_array, *integers * 3, bits_array, stored, *integers, stored, *integers * 12)
-    signature += (types.UniTuple(types.int64, 4),)
+    x, *others = types_of(config)
+    signature = x, types.int64, *others, types.UniTuple(types.int64, 4)
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
@@ -235,24 +236,26 @@ def _plan(
         unaligned = choose(problem, precision, here, aligned=False, contiguous=contiguous_rows(shape, strides))
         config = unaligned if config.resident_weights else replace(config, x_vector=4 // dtype.itemsize)
     p, tile, chunks = problem, config.tile, config.channel_chunks(problem)
-    first, columns = tile.columns(p)
-    group_tiles, column_tiles = tile.row_tiles(p), -(-tile.column_tiles(p) // config.tiles)
-    planes, x_strides = -(-column_tiles // GRID_AXIS), strides
-    along = -(-column_tiles // planes), planes
-    chunks_of_taps, last = (tile.tap_chunks(p), chunks // config.chunks, group_tiles), ()
-    if config.resident_weights:  # neighbouring elements of x are adjacent, so no third stride
-        along, x_strides, last = (resident_blocks(p, tile, here), 1), strides[:2], (column_tiles,)
-    sizes = p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding
+    first_column, columns = tile.columns(p)
+    column_tiles = -(-tile.column_tiles(p) // config.tiles)
+    loop = Loop(tile.tap_chunks(p), chunks // config.chunks, tile.row_tiles(p))
+    planes = -(-column_tiles // GRID_AXIS)
+    along = (resident_blocks(p, tile, here), 1) if config.resident_weights else (-(-column_tiles // planes), planes)
     packing = packing_of(p, tile, "mma", chunks, w)
     packed = alike((packing.size,), dtype)
-    grid, kernel = (group_tiles * p.groups, *along), make_kernel(config)
-    launch = kernel.prepare(
-        grid,
-        *(alike(shape, dtype, strides), *x_strides, packed),
-        *(alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
-        *(alike((p.batch, p.out_channels, p.out_length), dtype), *sizes, columns, first),
-        *(*chunks_of_taps, *last),
-        alignment_of(y_offset, p, tile, gaps_between(tile)),
-        early=here.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
+    x = Input(alike(shape, dtype, strides), *strides[:2])
+    weights = Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias)
+    y = alike((p.batch, p.out_channels, p.out_length), dtype)
+    sizes = Sizes(
+        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
+        columns,
+        first_column,
     )
-    return packing, launch
+    alignment = alignment_of(y_offset, p, tile, gaps_between(tile))
+    if config.resident_weights:
+        arguments = x, weights, y, sizes, loop, column_tiles, alignment
+    else:
+        arguments = x, strides[2], weights, y, sizes, loop, alignment
+    grid, kernel = (loop.group_tiles * p.groups, *along), make_kernel(config)
+    early = here.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks)
+    return packing, kernel.prepare(grid, *arguments, early=early)

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from numba import cuda, int32, int64, uint64
 
 from numba_tconv.ptx import cp_async_commit, cp_async_to, device_function, st_shared_u16
 
-from .producer import make_half, make_load_along, make_window_of
+from .producer import Source, make_half, make_load_along, make_window_of
 from .tile import Config
 
 
-def make_load_ahead(config: Config):
-    """Device functions ``aim``, ``load`` and ``next_stage`` for a team's windows.
+class Ahead(NamedTuple):
+    """The stage that a team copies next."""
 
-    * ``aim``: the address of the thread's first copy at the first channel, and the last channel at which a stage begins
-      that is copied in steps within one sample; -1 if there is none.
-    * ``load``: start the copies of the stage ``ahead``, if its tile exists, and commit a group.
-    * ``next_stage``: the stage after ``ahead``.
+    tile: int  # column tile
+    sample: int  # where the tile's own outputs begin
+    column: int
+    chunk: int  # of taps
+    channel: int
+    address: int  # Source of the thread
+    last_channel: int
 
-    ``ahead``: tile, sample and column where the tile's own outputs begin, chunk of taps, channel, and what ``aim``
-    returned. ``steps``: tiles to the team's next tile, the same as samples and columns, chunks of taps, tiles.
-    ``signal``, ``rows``, ``thread``: as in producer.make_window_of. ``to``: shared address of the thread's first copy.
+
+class Walk(NamedTuple):
+    """The distance to a team's next tile, and the ends of its loops."""
+
+    tiles: int
+    samples: int
+    columns: int
+    tap_chunks: int
+    all_tiles: int
+
+
+class LoadAhead(NamedTuple):
+    aim: object
+    load: object
+    next_stage: object
+
+
+def make_load_ahead(config: Config) -> LoadAhead:
+    """Device functions for a team's windows.
+
+    * ``aim(signal, n, j, chunk, exists, share)``: the Source of the window of the tile whose own outputs begin at
+      column ``j`` of sample ``n``.
+    * ``load(ahead, to, signal, all_tiles, share)``: start the copies of the stage ``ahead``, if its tile exists, and
+      commit a group. ``to``: shared address of the thread's first copy.
+    * ``next_stage(ahead, signal, walk, share)``: the stage after ``ahead``.
     """
-    tile, depth, pitch, itemsize, width = config.tile, config.depth, config.pitch, config.tile.itemsize, config.width
-    vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
-    before, shift, rows_of_thread = tile.overlap + tile.lead, tile.chunk_shift, -(-depth // rows_at_once)
-    copy, half = cp_async_to(vector * itemsize), make_half()
+    tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
+    before, shift = tile.overlap + tile.lead, tile.chunk_shift
     window_of, load_along = make_window_of(config), make_load_along(config)
 
     @device_function
@@ -37,85 +62,99 @@ def make_load_ahead(config: Config):
         return n, c
 
     @device_function
-    def aim(x, n, j, chunk, exists, thread, signal, rows):
-        n, c = begin(n, j, chunk, signal[2])
-        source, along = window_of(x, n, c, thread, signal, rows)
-        return source, int32(rows[0] - depth) if exists and along else int32(-1)
+    def aim(signal, n, j, chunk, exists, share):
+        n, c = begin(n, j, chunk, signal.columns)
+        address, along = window_of(signal, n, c, share)
+        return Source(address, int32(signal.channels - depth) if exists and along else int32(-1))
+
+    load_anywhere = (_make_load_elements if config.turned else _make_load_vectors)(config, begin)
 
     @device_function
-    def load_anywhere(to, x, n, j, chunk, channel, thread, signal, rows):
-        batch, length, columns, first = signal
-        channels, group_row, stride_n, stride_c = rows
-        row, p0 = thread
-        n, c = begin(n, j, chunk, columns)
-        p = int32(p0)
-        while p < per_row:
-            m, k = n, int32(c + p * vector)
-            while k >= columns:
-                m, k = int32(m + 1), int32(k - columns)
-            i = int32(first + k)
-            inside = m >= 0 and m < batch and i >= 0 and i < length
-            used = int32(min(int32(vector), int32(length - i)) * itemsize) if inside else int32(0)
-            r = int32(row)
-            while r < depth:
-                exists = inside and channel + r < channels
-                source = group_row + int64(m) * stride_n + int64(channel + r) * stride_c + i
-                at = int32(to + ((r - row) * pitch + (p - p0) * vector) * itemsize)
-                copy(at, x, source if exists else int64(0), used if exists else int32(0))
-                r = int32(r + rows_at_once)
-            p = int32(p + lanes)
-
-    @device_function
-    def load_elements(to, x, n, j, chunk, channel, thread, signal, rows):
-        """The same for 16-bit elements in rows that begin within words: through registers, to where copies by words
-        would put them.
-        """
-        batch, length, columns, first = signal
-        channels, group_row, stride_n, stride_c = rows
-        row, p0 = thread
-        values = cuda.local.array(rows_of_thread, dtype=int32)
-        to = int32(to + (half(x, group_row + int64(n) * stride_n + int64(row) * stride_c) - p0 * vector) * itemsize)
-        n, c = begin(n, j, chunk, columns)
-        p = int32(p0)
-        while p < width:
-            m, k = n, int32(c + p)
-            while k >= columns:
-                m, k = int32(m + 1), int32(k - columns)
-            i = int32(first + k)
-            inside = m >= 0 and m < batch and i >= 0 and i < length
-            source = group_row + int64(m) * stride_n + int64(channel + row) * stride_c + i
-            for z in range(rows_of_thread):
-                exists = inside and channel + row + z * rows_at_once < channels
-                values[z] = int32(x[uint64(source + z * rows_at_once * stride_c)]) if exists else int32(0)
-            for z in range(rows_of_thread):
-                if (z + 1) * rows_at_once <= depth or row < depth - z * rows_at_once:
-                    st_shared_u16(int32(to + (z * rows_at_once * pitch + p) * itemsize), values[z])
-            p = int32(p + lanes)
-
-    load_slowly = load_elements if config.turned else load_anywhere
-
-    @device_function
-    def load(ahead, to, x, tiles, thread, signal, rows):
-        next_tile, n, j, chunk, channel, source, last = ahead
-        if channel <= last:
-            load_along(to, source, rows[3], thread)
-        elif next_tile < tiles:
-            load_slowly(to, x, n, j, chunk, channel, thread, signal, rows)
+    def load(ahead, to, signal, all_tiles, share):
+        if ahead.channel <= ahead.last_channel:
+            load_along(to, ahead.address, signal.stride_c, share)
+        elif ahead.tile < all_tiles:
+            load_anywhere(ahead, to, signal, share)
         cp_async_commit()
 
     @device_function
-    def next_stage(ahead, x, steps, thread, signal, rows):
-        next_tile, n, j, chunk, channel, source, last = ahead
-        stride, n_step, j_step, tap_chunks, tiles = steps
-        channel, source = int32(channel + depth), source + depth * itemsize * rows[3]
-        if channel >= rows[0]:
+    def next_stage(ahead, signal, walk, share):
+        column_tile, n, j, chunk = ahead.tile, ahead.sample, ahead.column, ahead.chunk
+        channel, address = int32(ahead.channel + depth), ahead.address + depth * itemsize * signal.stride_c
+        last_channel = ahead.last_channel
+        if channel >= signal.channels:
             channel, chunk = int32(0), int32(chunk + 1)
-            if chunk == tap_chunks:
-                chunk, next_tile = int32(0), int32(next_tile + stride)
-                n, j = int32(n + n_step), int32(j + j_step)
-                if j >= signal[2]:
-                    n, j = int32(n + 1), int32(j - signal[2])
-            source, last = aim(x, n, j, chunk, next_tile < tiles, thread, signal, rows)
-        return next_tile, n, j, chunk, channel, source, last
+            if chunk == walk.tap_chunks:
+                chunk, column_tile = int32(0), int32(column_tile + walk.tiles)
+                n, j = int32(n + walk.samples), int32(j + walk.columns)
+                if j >= signal.columns:
+                    n, j = int32(n + 1), int32(j - signal.columns)
+            address, last_channel = aim(signal, n, j, chunk, column_tile < walk.all_tiles, share)
+        return Ahead(column_tile, n, j, chunk, channel, address, last_channel)
 
-    return aim, load, next_stage
+    return LoadAhead(aim, load, next_stage)
+
+
+def _make_load_vectors(config: Config, begin):
+    """A device function that copies the stage ``ahead`` of any window, with zeros outside the signal."""
+    depth, pitch, itemsize = config.depth, config.pitch, config.tile.itemsize
+    vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
+    copy = cp_async_to(vector * itemsize)
+
+    @device_function
+    def load_vectors(ahead, to, signal, share):
+        n, c = begin(ahead.sample, ahead.column, ahead.chunk, signal.columns)
+        p = int32(share.first_copy)
+        while p < per_row:
+            sample, column = n, int32(c + p * vector)
+            while column >= signal.columns:
+                sample, column = int32(sample + 1), int32(column - signal.columns)
+            i = int32(signal.first_column + column)
+            inside = sample >= 0 and sample < signal.batch and i >= 0 and i < signal.length
+            used = int32(min(int32(vector), int32(signal.length - i)) * itemsize) if inside else int32(0)
+            r = int32(share.row)
+            while r < depth:
+                exists = inside and ahead.channel + r < signal.channels
+                of_row = signal.first_row + int64(sample) * signal.stride_n
+                source = of_row + int64(ahead.channel + r) * signal.stride_c + i
+                target = int32(to + ((r - share.row) * pitch + (p - share.first_copy) * vector) * itemsize)
+                copy(target, signal.data, source if exists else int64(0), used if exists else int32(0))
+                r = int32(r + rows_at_once)
+            p = int32(p + lanes)
+
+    return load_vectors
+
+
+def _make_load_elements(config: Config, begin):
+    """The same for 16-bit elements in rows that begin within words: through registers, to where copies by words would
+    put them.
+    """
+    depth, pitch, width, itemsize = config.depth, config.pitch, config.width, config.tile.itemsize
+    vector, lanes, rows_at_once = config.x_vector, config.row_lanes, config.rows_at_once
+    half, rows_of_thread = make_half(), -(-depth // rows_at_once)
+
+    @device_function
+    def load_elements(ahead, to, signal, share):
+        values = cuda.local.array(rows_of_thread, dtype=int32)
+        of_row = signal.first_row + int64(ahead.sample) * signal.stride_n + int64(share.row) * signal.stride_c
+        to = int32(to + (half(signal.data, of_row) - share.first_copy * vector) * itemsize)
+        n, c = begin(ahead.sample, ahead.column, ahead.chunk, signal.columns)
+        p = int32(share.first_copy)
+        while p < width:
+            sample, column = n, int32(c + p)
+            while column >= signal.columns:
+                sample, column = int32(sample + 1), int32(column - signal.columns)
+            i = int32(signal.first_column + column)
+            inside = sample >= 0 and sample < signal.batch and i >= 0 and i < signal.length
+            of_sample = signal.first_row + int64(sample) * signal.stride_n
+            source = of_sample + int64(ahead.channel + share.row) * signal.stride_c + i
+            for z in range(rows_of_thread):
+                exists = inside and ahead.channel + share.row + z * rows_at_once < signal.channels
+                element = uint64(source + z * rows_at_once * signal.stride_c)
+                values[z] = int32(signal.data[element]) if exists else int32(0)
+            for z in range(rows_of_thread):
+                if (z + 1) * rows_at_once <= depth or share.row < depth - z * rows_at_once:
+                    st_shared_u16(int32(to + (z * rows_at_once * pitch + p) * itemsize), values[z])
+            p = int32(p + lanes)
+
+    return load_elements

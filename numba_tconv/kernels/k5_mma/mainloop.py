@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from numba import cuda, float32, int32, uint64
 
 from numba_tconv.kernels.common.tensor_core.split_operand import SPLIT_ROWS, make_split, put_tf32
@@ -14,22 +16,30 @@ from .tile import RUN, Config
 OWN, NEXT = 0x3210, 0x5432
 
 
+class Selectors(NamedTuple):
+    """OWN or NEXT for the even and the odd channels of a window (producer.make_selectors_of)."""
+
+    even: int
+    odd: int
+
+
 def make_window(config: Config):
-    """A device function that loads a lane's window of x as operands: ``parts`` times two rows of ``window`` registers.
+    """A device function that loads a lane's window of x as operands: two rows of ``window`` registers, four of split
+    operands.
 
     Register (h, q) holds column q for channel t + 4*h of a product or, with 16-bit elements, for channels 2*t + 8*h and
     the next: register h of B (kernels/common/tensor_core/fragments.py) for column q - halo and tap 0. Split operands
-    have four rows, channels t, t + 4, t + 8 and t + 12. ``turns``: OWN or NEXT for even and odd channels
-    (producer.make_turns). ``scales``: split_operand.scales_of. Returns the factor of the window's products.
+    have channels t, t + 4, t + 8 and t + 12. ``scales``: split_operand.scales_of. Returns the factor of the window's
+    products.
     """
     tile, window, unused = config.tile, config.window, config.halo - config.tile.reach
-    row, a_row = config.pitch * tile.itemsize, window // 2 + 1
+    row, row_words = config.pitch * tile.itemsize, window // 2 + 1
     exact, split = tile.parts == 2, make_split(window, unused)
     lane_rows = SPLIT_ROWS if exact else 2
     load4, load_pairs, load_pair = ld_shared(4, float32), ld_shared(4, int32), ld_shared(1, int32)
 
     @device_function
-    def load_singles(v, x_at, turns, scales):
+    def load_singles(v, x_at, selectors, scales):
         for h in range(lane_rows):
             for q in range(0, window, 4):
                 values = load4(x_at + h * 4 * row + q * 4)
@@ -41,7 +51,7 @@ def make_window(config: Config):
         return split(v, 0, scales) if exact else float32(1)
 
     @device_function
-    def load_halves(v, x_at, turns, scales):
+    def load_halves(v, x_at, selectors, scales):
         for h in range(2):
             for q in range(0, window, 8):
                 even, odd = load_pairs(x_at + h * 8 * row + q * 2), load_pairs(x_at + (h * 8 + 1) * row + q * 2)
@@ -51,29 +61,29 @@ def make_window(config: Config):
         return float32(1)
 
     @device_function
-    def load_words(words, at, turn):
-        """A row's words, each combined with the next by ``turn``."""
+    def load_words(words, row_at, selector):
+        """A row's words, each combined with the next by ``selector``."""
         for q in range(0, window, 8):
-            values = load_pairs(at + q * 2)
+            values = load_pairs(row_at + q * 2)
             for z in range(4):
                 words[q // 2 + z] = values[z]
-        words[a_row - 1] = load_pair(at + window * 2)
-        for z in range(a_row - 1):
-            words[z] = prmt(words[z], words[z + 1], turn)
+        words[row_words - 1] = load_pair(row_at + window * 2)
+        for z in range(row_words - 1):
+            words[z] = prmt(words[z], words[z + 1], selector)
 
     @device_function
-    def load_turned(v, x_at, turns, scales):
-        even, odd = cuda.local.array(a_row, dtype=int32), cuda.local.array(a_row, dtype=int32)
+    def load_shifted(v, x_at, selectors, scales):
+        even, odd = cuda.local.array(row_words, dtype=int32), cuda.local.array(row_words, dtype=int32)
         for h in range(2):
-            load_words(even, x_at + h * 8 * row, turns[0])
-            load_words(odd, x_at + (h * 8 + 1) * row, turns[1])
-            for z in range(a_row - 1):
+            load_words(even, x_at + h * 8 * row, selectors.even)
+            load_words(odd, x_at + (h * 8 + 1) * row, selectors.odd)
+            for z in range(row_words - 1):
                 v[h * window + 2 * z] = prmt(even[z], odd[z], 0x5410)
                 v[h * window + 2 * z + 1] = prmt(even[z], odd[z], 0x7632)
         return float32(1)
 
     if config.turned:
-        return load_turned
+        return load_shifted
     return load_singles if tile.itemsize == 4 else load_halves
 
 
@@ -100,22 +110,27 @@ def make_products(config: Config):
     return products
 
 
-def make_start(config: Config):
-    """Device functions ``load_biases``, a lane's biases, or zeros where the store adds them, and ``start``, which sets
-    the lane's sums to them.
+class Start(NamedTuple):
+    load_biases: object
+    start: object
+
+
+def make_start(config: Config) -> Start:
+    """Device functions ``load_biases``, which fills a lane's biases, or zeros where the store adds them, and ``start``,
+    which sets the lane's sums to them. ``lane_row``: first row of the lane in the tile.
     """
     fragments, add_bias = config.fragments, not config.tile.empty_slots
     reciprocal = config.tile.reciprocal
     load_type = ELEMENTS[config.tile.dtype].load
 
     @device_function
-    def load_biases(biases, bias, has_bias, row0, co, channels_left):
+    def load_biases(biases, weights, lane_row, row_tile):
         for r in range(2 * fragments):
             biases[r] = float32(0)
-            if add_bias and has_bias:
-                channel = int32(((row0 + 8 * r) * reciprocal) >> 16)
-                if channel < channels_left:
-                    biases[r] = float32(load_type(bias[uint64(co + channel)]))
+            if add_bias and weights.has_bias:
+                channel = int32(((lane_row + 8 * r) * reciprocal) >> 16)
+                if channel < row_tile.channels_left:
+                    biases[r] = float32(load_type(weights.bias[uint64(row_tile.first_channel + channel)]))
 
     @device_function
     def start(sums, biases):
@@ -124,4 +139,4 @@ def make_start(config: Config):
                 for e in range(4):
                     sums[(m * RUN + j) * 4 + e] = biases[2 * m + e // 2]
 
-    return load_biases, start
+    return Start(load_biases, start)

@@ -1,0 +1,92 @@
+"""The arguments of k5's kernels by name, and where a thread and its block are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba import cuda, float32, int32, types, uint32
+
+from numba_tconv.ptx import device_function
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import flat, named
+
+from .tile import COLUMN_WARPS, WARP_COLUMNS, Config
+
+
+class Input(NamedTuple):
+    data: object
+    stride_n: int  # strides in elements
+    stride_c: int
+
+
+class Weights(NamedTuple):
+    packed: object
+    bias: object  # any tensor if has_bias is 0
+    has_bias: int
+
+
+class Sizes(NamedTuple):
+    batch: int
+    length: int
+    out_length: int
+    in_per_group: int
+    out_per_group: int
+    groups: int
+    padding: int
+    columns: int  # of a sample
+    first_column: int  # of a sample: position of its input, 0 or before the signal
+
+
+class Loop(NamedTuple):
+    tap_chunks: int
+    stages_a_chunk: int
+    group_tiles: int  # row tiles of a group
+
+
+class Thread(NamedTuple):
+    """A thread in its block. A *team* is the warps that compute one tile."""
+
+    lane: int  # in the warp
+    team: int  # in the block
+    warp: int  # in the team
+    warp_row: int  # row of warps in the tile
+    first_column: int  # of the warp, in the tile
+
+
+class RowTile(NamedTuple):
+    """The rows of a block's tiles."""
+
+    group: int
+    first_row: int  # row of taps
+    first_channel: int  # output channel, of all groups
+    channels_left: int  # of the group, from the first channel on
+
+
+def types_of(config: Config) -> tuple:
+    """Numba's types of Input, Weights, the output, Sizes and Loop."""
+    stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
+    bits = flat(bits_type(config))
+
+    def integers(fields):
+        return named(fields, **dict.fromkeys(fields._fields, integer))
+
+    x = named(Input, data=bits, stride_n=integer, stride_c=integer)
+    return x, named(Weights, packed=bits, bias=stored, has_bias=integer), stored, integers(Sizes), integers(Loop)
+
+
+def bits_type(config: Config) -> types.Type:
+    """The type by which elements are copied unchanged."""
+    return float32 if config.tile.itemsize == 4 else types.uint16
+
+
+def make_thread_of(config: Config):
+    """A device function: Thread of a thread's number."""
+    tile_warps = config.tile_warps
+
+    @device_function
+    def thread_of(number):
+        lane, warp = int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0))
+        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
+        return Thread(lane, team, team_warp, int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS))
+
+    return thread_of
