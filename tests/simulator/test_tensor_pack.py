@@ -3,7 +3,6 @@
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
-import contextlib
 import itertools
 import math
 from dataclasses import replace
@@ -16,8 +15,6 @@ from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import packed_weights, weight_box
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
-from numba_tconv.kernels.common.tensor_core import pack_place as tensor_pack_place
-from numba_tconv.kernels.common.tensor_core import pack_split as tensor_pack_split
 from numba_tconv.kernels.common.tensor_core.fragments import mma_a, split_channel, wgmma_b
 from numba_tconv.kernels.common.tensor_core.tile import make_tile
 from numba_tconv.kernels.common.weight_box import ALONG_CHANNELS, ALONG_PHASES, ELEMENTWISE
@@ -46,10 +43,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    modules = tensor_pack, tensor_pack_split
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(few_threads(module, 12, packed_weights._made))
+    with few_threads(tensor_pack, 12, tensor_pack.make_split_kernel, packed_weights._made):
         yield
 
 
@@ -229,7 +223,7 @@ def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
     problem, precision, strides, way = WAYS[what]
     tile = tile_of(problem, precision, order)
     w, chunks = weights(problem, tile.dtype, strides), tile.channel_chunks(problem)
-    assert tensor_pack_place.box_of(tile).way(Layout.of(w), tile.whole and not tile.several_chunks) == way
+    assert tensor_pack.box_of(tile).way(Layout.of(w), tile.whole and not tile.several_chunks) == way
     packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
     packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
     packing.launch(w, packed)
@@ -257,7 +251,7 @@ def test_weights_that_begin_inside_a_vector_are_copied_one_by_one(copied, what):
 def test_a_box_fits_into_its_shared_memory(what):
     for order, precision in itertools.product(("wgmma", "mma"), DTYPES):
         tile = tile_of(PROBLEMS[what], precision, order)
-        box = tensor_pack_place.box_of(tile)
+        box = tensor_pack.box_of(tile)
         taps = PROBLEMS[what].kernel_size if tile.whole and not tile.several_chunks else tile.tap_chunk * tile.phases
         assert box.shared_bytes >= tile.depth * tile.channels * taps * tile.itemsize
         assert tensor_pack.kernel_of(tile, order).shared_bytes == box.shared_bytes
@@ -267,4 +261,4 @@ def test_boxes_of_the_largest_tiles_fit_into_a_block_of_any_gpu():
     """On which the rungs run: those of 8.6, 8.9 and 12.0 have 99 KB."""
     for precision, (stride, taps) in itertools.product(DTYPES, itertools.product((1, 5, 96, 128, 256), (1, 2, 21, 40))):
         tile = make_tile(Problem(1, 64, 128, stride * taps, 64, stride=stride), precision)
-        assert tensor_pack_place.box_of(tile).shared_bytes <= 99 * 1024
+        assert tensor_pack.box_of(tile).shared_bytes <= 99 * 1024

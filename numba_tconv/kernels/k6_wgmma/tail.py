@@ -21,8 +21,7 @@ from numba import cuda, float32, int32, int64, types, uint64
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_core.fragments import split_channel
-from numba_tconv.kernels.common.tensor_core.pack import packed_size
-from numba_tconv.kernels.common.tensor_core.pack_split import WORDS
+from numba_tconv.kernels.common.tensor_core.pack import WORDS, packed_size
 from numba_tconv.kernels.common.tensor_core.tile import Tile
 from numba_tconv.ptx import bits_of, device_function, f16_to_f32, griddepcontrol_wait, load_run, repeated
 from numba_tconv.runtime.elements import ELEMENTS

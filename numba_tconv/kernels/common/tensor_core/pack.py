@@ -1,8 +1,11 @@
 """Packed weights of the tensor-core rungs, rounded once instead of in every tile.
 
-Order: (group, row tile, tap chunk, channel chunk, part, tap). Within a tap, "wgmma" is a K-major shared operand, and in
-"mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros. A block packs a
-stage (kernels/common/weight_box.py); split operands have their own kernel (pack_split.py).
+Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a tap, "wgmma" is a K-major shared
+operand, and in "mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros.
+A block packs a stage (kernels/common/weight_box.py).
+
+Split operands (split_operand.py) are packed as fp16: the larger halves of all taps, then the smaller ones. One power of
+two scales all weights; its inverse is the last packed element.
 """
 
 from __future__ import annotations
@@ -10,44 +13,84 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
-from numba import cuda, float32, int32, int64, types
+import torch
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.packed_weights import Packing, unique
-from numba_tconv.kernels.common.weight_box import make_load_box
-from numba_tconv.ptx import griddepcontrol_launch_dependents, round_tf32, store_run
+from numba_tconv.kernels.common.weight_box import Box, make_load_box
+from numba_tconv.ptx import (
+    device_function,
+    f16_to_f32,
+    float_of,
+    griddepcontrol_launch_dependents,
+    pack_f16,
+    round_tf32,
+    store_run,
+)
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, alike, flat
+from numba_tconv.runtime.kernel import Kernel, alike, flat, named
 from numba_tconv.runtime.layout import Layout
 
-from . import pack_split as tensor_pack_split
-from .pack_place import box_of, make_gather, make_stage
+from .fragments import mma_a, split_channel, wgmma_b_at
+from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # the order that each rung reads
 THREADS = 128
+WORDS = 4  # words in the 16 bytes that a thread packs at a time
+SCALE = WORDS  # words behind packed split operands; the last is the inverse of the scale
+MAPS = wgmma_b_at, mma_a, split_channel
+ON_GPU = tuple(map(device_function, MAPS))
+
+
+class Weights(NamedTuple):
+    data: object  # (C_in, C_out/groups, K)
+    stride_c: int  # strides in elements
+    stride_o: int
+    stride_k: int
+
+
+class Sizes(NamedTuple):
+    row_tiles: int
+    tap_chunks: int
+    channel_chunks: int
+    in_per_group: int
+    out_channels: int  # of a group
+    kernel_size: int
+
+
+class Stage(NamedTuple):
+    """The stage that a block packs."""
+
+    number: int
+    first: tuple  # input channel, output channel and tap
+    first_row: int  # row of taps
+    left: tuple  # input and output channels from the first on
+
+
+# --- the kernels ------------------------------------------------------------------------------------------------------
 
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
+    """The kernel for operands of one number."""
     element, elements, rounded = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.kind == "tf32"
-    storage, store, box, stage_of = element.storage, store_run(element), box_of(tile), make_stage(tile)
+    storage, store, box = element.storage, store_run(element), box_of(tile)
     tap_vectors = tile.rows * tile.depth // elements
     stage_vectors = tile.tap_chunk * tap_vectors
     load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
-    gather = make_gather(tile, order, at_weight, within)
+    stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
-    def pack_weights(
-        w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
-        kernel_size, way,
-    ):  # fmt: skip
+    def pack_weights(weights, packed, sizes, way):
         griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
-        number, first, row, left = stage_of(row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels)
-        lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
-        limits = limits_of(first, row, left, kernel_size)
+        stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
+        lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
+        limits = limits_of(stage.first, stage.first_row, stage.left, sizes.kernel_size)
         values = cuda.local.array(elements, dtype=float32)
         e = int32(cuda.threadIdx.x)
         while e < stage_vectors:
@@ -56,12 +99,156 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
             if rounded:
                 for u in range(elements):
                     values[u] = round_tf32(values[u])
-            store(packed, (int64(number) * stage_vectors + e) * elements, values, 0)
+            store(packed, (int64(stage.number) * stage_vectors + e) * elements, values, 0)
             e = int32(e + THREADS)
 
-    integers = (types.int64,)
-    signature = (flat(storage), *integers * 3, flat(storage), *integers * 7)
+    weights, packed, sizes = _types(storage)
+    signature = weights, packed, sizes, types.int64
     return Kernel("pack_weights", pack_weights, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
+
+
+@cache
+def make_split_kernel(tile: Tile, order: str) -> Kernel:
+    """The kernel for split operands, which also takes ``largest_of`` the weights."""
+    store, box, elements = store_run(ELEMENTS[torch.float32]), box_of(tile), 2 * WORDS
+    tap_vectors = tile.rows * tile.depth // elements
+    stage_vectors = tile.tap_chunk * tap_vectors
+    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+    stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
+
+    def pack_split(weights, largest, packed, sizes, way):
+        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
+        shared = cuda.shared.array(0, dtype=float32)
+        stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
+        lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
+        limits = limits_of(stage.first, stage.first_row, stage.left, sizes.kernel_size)
+        values = cuda.local.array(elements, dtype=float32)
+        high, low = cuda.local.array(WORDS, dtype=float32), cuda.local.array(WORDS, dtype=float32)
+        exponent = max(exponent_of(largest[0]), int32(LEAST))
+        scale = scale_of(exponent)
+        e = int32(cuda.threadIdx.x)
+        while e < stage_vectors:
+            tap, vector = divided(e, int32(tap_vectors))
+            gather(values, shared, lies, limits, tap, vector)
+            for u in range(elements):
+                values[u] *= scale
+            for z in range(WORDS):
+                word = pack_f16(values[2 * z], values[2 * z + 1])
+                for h in range(2):  # the remainder of rounding; zero for an infinity
+                    rounded = f16_to_f32(word, h == 1)
+                    same = rounded == values[2 * z + h]
+                    values[2 * z + h] = float32(0) if same else values[2 * z + h] - rounded
+                high[z], low[z] = float_of(word), float_of(pack_f16(values[2 * z], values[2 * z + 1]))
+            first_word = (int64(stage.number) * (2 * stage_vectors) + e) * WORDS
+            store(packed, first_word, high, 0)
+            store(packed, first_word + stage_vectors * WORDS, low, 0)
+            e = int32(e + THREADS)
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            packed[uint64(packed.shape[0] - 1)] = inverse_of(exponent)
+
+    weights, packed, sizes = _types(float32)
+    signature = weights, packed, packed, sizes, types.int64
+    return Kernel("pack_split", pack_split, signature, THREADS, box.shared_bytes, key=f"{tile!r} {order}")
+
+
+def _types(storage: types.Type) -> tuple:
+    """Numba's types of Weights, the packed weights and Sizes."""
+    data, integer = flat(storage), types.int64
+    weights = named(Weights, data=data, stride_c=integer, stride_o=integer, stride_k=integer)
+    return weights, data, named(Sizes, **dict.fromkeys(Sizes._fields, integer))
+
+
+# --- a block's weights, and their places within a tap -----------------------------------------------------------------
+
+
+def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
+    """A function that returns the row and the channel of element ``e`` of a tap."""
+    rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
+    of_wgmma, of_mma, of_split = maps
+
+    def wgmma_place(e):
+        return of_wgmma(e, rows, elements)
+
+    def mma_place(e):
+        word, h = divmod(e, halves)
+        of_lane, i = divmod(word, 4)
+        tile16, lane = divmod(of_lane, 32)
+        row, k = of_mma(lane, i, h, halves)
+        return tile16 * 16 + row, k
+
+    place = {"wgmma": wgmma_place, "mma": mma_place}[order]
+    if tile.parts == 1:
+        return place
+    inner = place if maps is MAPS else device_function(place)
+
+    def split_place(e):
+        row, k = inner(e)
+        return row, of_split(k)
+
+    return split_place
+
+
+def box_of(tile: Tile) -> Box:
+    """The box of a stage's weights."""
+    return Box(tile.dtype, tile.depth, tile.channels, tile.tap_chunk, tile.phases, tile.taps.rows)
+
+
+def make_stage_of(tile: Tile) -> Callable:
+    """A device function: the block's Stage."""
+    depth, channels, phases, row_parts = tile.depth, tile.channels, tile.phases, tile.row_parts
+    chunk_taps = tile.tap_chunk * tile.taps.rows
+
+    @device_function
+    def stage_of(sizes):
+        number = int32(cuda.blockIdx.x)
+        of_channels, channel_chunk = divided(number, int32(sizes.channel_chunks))
+        of_taps, tap_chunk = divided(of_channels, int32(sizes.tap_chunks))
+        group, row_tile = divided(of_taps, int32(sizes.row_tiles))
+        co, row = int32(row_tile // row_parts * channels), int32(row_tile % row_parts * phases)
+        first = group * sizes.in_per_group + channel_chunk * depth, co, row + tap_chunk * int64(chunk_taps)
+        left = int32(sizes.in_per_group - channel_chunk * depth), int32(sizes.out_channels - co)
+        return Stage(number, first, row, left)
+
+    return stage_of
+
+
+def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
+    """A device function: 16 bytes of a tap, as float32, from the box in shared memory (weight_box.make_load_box), with
+    zeros for missing weights.
+    """
+    elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
+    widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
+    # Distances of rows and channels from the first element's are the same for all vectors.
+    rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
+    place = device_function(make_place(tile, order, ON_GPU))
+
+    @device_function
+    def gather(values, shared, lies, limits, tap, vector):
+        first_m, first_k = place(uint32(vector * elements))
+        if all_weights and limits[4]:
+            for u in range(elements):
+                m, k = int32(first_m + rows_on[u]), int32(first_k + channels_on[u])
+                channel = int32(int32(m * reciprocal) >> 16)
+                index = at_weight(lies, k, channel, tap, int32(m - channel * phases))
+                values[u] = widened(shared[uint64(index)])
+        else:
+            for u in range(elements):
+                m, k = int32(first_m + rows_on[u]), int32(first_k + channels_on[u])
+                channel = int32(int32(m * reciprocal) >> 16)
+                a = int32(m - channel * phases)
+                exists = m < channels * phases and within(limits, k, channel, tap, a)
+                value = widened(shared[uint64(at_weight(lies, k, channel, tap, a) if exists else int32(0))])
+                values[u] = value if exists else float32(0)
+
+    return gather
+
+
+# --- the launch -------------------------------------------------------------------------------------------------------
+
+
+def largest_of(w: torch.Tensor) -> torch.Tensor:
+    """The largest finite magnitude of the weights: one float32 on their device."""
+    return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +274,25 @@ class TensorPacking(Packing):
 
     @cached_property
     def launch(self) -> Callable[..., None]:
-        w, split, tile = self.weights, self.tile.parts == 2, self.tile
-        launch = kernel_of(tile, self.order).prepare(
-            self.blocks,
-            *(alike(w.shape, w.dtype, w.strides), *w.strides, *([alike((1,), w.dtype)] if split else [])),
-            *(alike((self.size,), w.dtype), self.row_tiles, self.tap_chunks, self.channel_chunks),
-            *(w.shape[0] // self.groups, *w.shape[1:], box_of(tile).way(w, tile.whole and not tile.several_chunks)),
-        )
-        return (lambda w, packed: launch(w, tensor_pack_split.largest_of(w), packed)) if split else launch
+        w, tile = self.weights, self.tile
+        weights, packed = Weights(alike(w.shape, w.dtype, w.strides), *w.strides), alike((self.size,), w.dtype)
+        sizes = Sizes(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:])
+        way = box_of(tile).way(w, tile.whole and not tile.several_chunks)
+        kernel = kernel_of(tile, self.order)
+        if tile.parts == 1:
+            return kernel.prepare(self.blocks, weights, packed, sizes, way)
+        launch = kernel.prepare(self.blocks, weights, alike((1,), w.dtype), packed, sizes, way)
+        return lambda w, packed: launch(w, largest_of(w), packed)
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
     """The kernel that packs weights for ``tile``."""
-    return tensor_pack_split.make_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
+    return make_split_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
     """Elements of the packed weights of ``blocks`` stages."""
-    return blocks * tile.depth_weights // tile.itemsize + (tensor_pack_split.SCALE if tile.parts == 2 else 0)
+    return blocks * tile.depth_weights // tile.itemsize + (SCALE if tile.parts == 2 else 0)
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:

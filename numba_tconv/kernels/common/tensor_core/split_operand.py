@@ -5,7 +5,7 @@ is the sum of three products; the omitted one is 2^-22 of it. fp16 has as many s
 cores multiply twice as many by an instruction.
 
 Numbers are scaled into fp16's exponents by powers of two, which is exact: weights by the largest of them
-(pack_split.py), x by the largest of a warp's windows of a stage, or of the tile's (kernels/k6_wgmma/split_ahead.py).
+(pack.py), x by the largest of a warp's windows of a stage, or of the tile's (kernels/k6_wgmma/split_ahead.py).
 CUDA cores multiply sums by the inverse of both. Numbers of at least 2^-17 of the largest keep both parts whole; smaller
 ones lose at most 2^-39 of the largest.
 """
