@@ -116,7 +116,7 @@ def resident(p, precision, aligned=True):
 def signal_of(p, x, config, group):
     """x (N, C_in, L) as a block of a group reads it."""
     first, columns = config.tile.columns(p)
-    return k5_load.Signal(
+    return k5_load.GroupInput(
         data=x,
         batch=p.batch,
         length=p.length,

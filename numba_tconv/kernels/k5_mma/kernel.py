@@ -49,7 +49,7 @@ from .arguments import Input, Loop, RowTile, Sizes, Weights, bits_type, make_thr
 from .choose import choose, config_of, resident_blocks
 from .epilogue import gaps_between, make_store_tile
 from .mainloop import make_products, make_start, make_window
-from .producer import BATCH, Shared, Signal, make_load, make_selectors_of
+from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
 from .tile import RUN, Config, run_of
 
@@ -142,7 +142,7 @@ def _make_kernel(config: Config) -> Kernel:
         steps = int32(loop.tap_chunks * loop.stages_a_chunk)
         # chunk, channel and w_first are the next load's. It goes to the stage before ``stage``, which is multiplied.
         chunk, channel, stage = int32(0), int32(0), int32(slot)
-        signal = Signal(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
+        signal = GroupInput(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
                         row_tile.group * sizes.in_per_group * x.stride_c, x.stride_n, x.stride_c)  # fmt: skip
         w_first = int64(block) * steps * stage_elements
         source = aim(table, signal, stride_l, column_tile, chunk)

@@ -30,7 +30,7 @@ from .tile import Config
 BATCH = 8  # elements in flight of a thread, where cp.async cannot copy them
 
 
-class Signal(NamedTuple):
+class GroupInput(NamedTuple):
     """x as a block reads it: the channels of its group."""
 
     data: object

@@ -29,7 +29,7 @@ from .arguments import RowTile, make_thread_of, types_of
 from .epilogue import make_store_tile
 from .load_ahead import Ahead, Walk, make_load_ahead
 from .mainloop import make_products, make_start, make_window
-from .producer import Share, Signal, make_selectors_of
+from .producer import GroupInput, Share, make_selectors_of
 from .tile import RUN, Config, run_of
 
 
@@ -108,7 +108,7 @@ def make_kernel(config: Config) -> Kernel:
         n, j = divmod(int64(tile_now) * advance, sizes.columns)
         n, j, all_tiles, columns = int32(n), int32(j), int32(column_tiles), int32(sizes.columns)
         walk = Walk(step, int32(n_step), int32(j_step), int32(loop.tap_chunks), all_tiles)
-        signal = Signal(x.data, int32(sizes.batch), int32(sizes.length), columns, int32(sizes.first_column),
+        signal = GroupInput(x.data, int32(sizes.batch), int32(sizes.length), columns, int32(sizes.first_column),
                         int32(sizes.in_per_group), group * sizes.in_per_group * x.stride_c,
                         x.stride_n, x.stride_c)  # fmt: skip
         share = Share(int32(uint32(team_thread) // uint32(row_lanes)), int32(team_thread & (row_lanes - 1)))
