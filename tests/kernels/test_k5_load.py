@@ -182,7 +182,7 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
     def of_thread(thread):
         share = k5_load.Share(*divmod(thread, config.row_lanes))
         n, j = divmod(start * tile.advance, columns)
-        source = aim(signal, n, j, 0, start < tiles, share)
+        source = aim(n, j, 0, start < tiles, share, signal)
         to = STAGES + (share.row * config.pitch + share.first_copy * vector) * tile.itemsize
         return [k5_load_ahead.Ahead(start, n, j, 0, 0, *source), to, share]
 
@@ -197,16 +197,16 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
                     assert (ahead.tile, ahead.sample, ahead.column) == (now, *divmod(now * tile.advance, columns))
                     assert (ahead.chunk, ahead.channel) == (chunk, channel)
                     along += channel <= ahead.last_channel
-                    load(ahead, to, signal, tiles, share)
-                    thread[0] = next_stage(ahead, signal, walk, share)
+                    load(ahead, to, tiles, share, signal)
+                    thread[0] = next_stage(ahead, walk, share, signal)
                 begin = now * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
-                turned = [selector == NEXT for selector in selectors_of(signal, now * tile.advance // columns)]
+                turned = [selector == NEXT for selector in selectors_of(now * tile.advance // columns, signal)]
                 check(copies.elements, turned, p, config, group, channel, begin, first, columns)
     assert threads[0][0].tile >= tiles, "no tile is left out"
     assert (along > 0) == (p.length > 1000), "tiles within a sample go the short way"
     copies.elements.clear()
     before = copies.groups
-    load(threads[0][0], STAGES, signal, tiles, threads[0][2])
+    load(threads[0][0], STAGES, tiles, threads[0][2], signal)
     assert not copies.elements, "behind the last tile nothing is copied"
     assert copies.groups == before + 1, "but a group there is"
 
@@ -242,17 +242,17 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
     for group in range(p.groups):
         signal = signal_of(p, x, config, group)
         for column_tile in range(0, tiles, config.tiles):
-            selectors = selectors_of(signal, column_tile * tile.advance // columns)
+            selectors = selectors_of(column_tile * tile.advance // columns, signal)
             for chunk in range(tile.tap_chunks(p)):
                 sources = []
                 for copies.thread.x in range(config.threads):
-                    sources.append(aim(copies.table, signal, 1, column_tile, chunk))
+                    sources.append(aim(copies.table, column_tile, chunk, 1, signal))
                 for channel in range(0, p.in_channels_per_group, config.depth):
                     copies.elements.clear()
                     for copies.thread.x in range(config.threads):
                         source = sources[copies.thread.x]
                         in_steps += channel <= source.last_channel
-                        load(shared, STAGES, signal, source, selectors, channel, w, 0)
+                        load(shared, STAGES, channel, signal, source, selectors, w, 0)
                     begin = column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
                     turned = [selector == NEXT for selector in selectors]
                     check(copies.elements, turned, p, config, group, channel, begin, first, columns)
@@ -262,7 +262,7 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
         places = []
         for stride_l in (1, 2):
             for copies.thread.x in range(config.threads):
-                source = aim(copies.table, signal, stride_l, column_tile, 0)
+                source = aim(copies.table, column_tile, 0, stride_l, signal)
                 assert stride_l == 1 or source.last_channel == -1, "but where elements of a row lie apart"
             entries = (config.table // 4 + 4 * entry for entry in range(config.table_entries))
             places.append([copies.table[entry] for entry in entries])

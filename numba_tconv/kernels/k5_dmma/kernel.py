@@ -1,12 +1,11 @@
 """k5_dmma: float64 on tensor cores.
 
-k4's matrix product, load and store (kernels/k4_register_tile/kernel.py), multiplied by mma.sync. Since Ampere, tensor
-cores have twice the float64 rate of CUDA cores, in the same arithmetic.
+k4's tiles (kernels/k4_register_tile/kernel.py), multiplied by mma.sync: tensor cores have twice the float64 rate of
+CUDA cores, in the same arithmetic.
 
 * mainloop.py: for 64 x 32 sums a warp loads four vectors of weights and four columns of inputs for 16 products.
-* ring.py: on Hopper, where products are many, producer warps spare the consumers copies and block barriers. Elsewhere
-  two deep stages suffice.
-* kernels/common/sectors.py: windows copied by 16 bytes begin on a sector, so memory is read once.
+* ring.py: on Hopper, producer warps spare the consumers copies and block barriers.
+* kernels/common/sectors.py: windows begin on a sector, so memory is read once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiles of k5_dmma (k4's in float64, with tensor-core warps) and the cost model that chooses one."""
+"""Tiles of k5_dmma, and the cost model that chooses one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numba_tconv.kernels.k4_register_tile.cost import rounds
 from numba_tconv.runtime.device import H200, Device
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
-# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on an H200's multiprocessor). Only four
-# warps of 64 x 32 sums have registers for eight channels.
+# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on a multiprocessor). Only four warps of
+# 64 x 32 sums have registers for eight channels.
 TILES = (
     (64, 128, 64, 32, 8, 2),
     (64, 128, 32, 32, 4, 2),
@@ -30,20 +30,20 @@ TILES = (
 RING = (64, 128, 64, 32, 8, 2)  # the tile of the ring (ring.py)
 FEWEST_STAGES, MOST_STAGES = 3, 6  # of a ring
 MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; channels whose products take about a stage's latency
-MOST_PRODUCTS = 96  # products of a warp with the taps of one window, all of which are unrolled
+MOST_PRODUCTS = 96  # unrolled products of a warp with the taps of one window
 TURN_PRODUCTS = 32  # products of a warp in a turn of several steps; more spill
 
 # Fitted to measured launches.
 RATE = 2.5e8  # multiply-adds of a multiprocessor in a millisecond
-FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # warps that hide latencies in mainloop and store: fewer take as long
+FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # warps that hide latencies in mainloop and store
 COPY = 12  # multiply-adds that take as long as a copy to shared memory
 LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
 STAGE = 3.3e-4  # ms: latency of a stage
 STORE = 2.7e-7  # ms for a sum of a block
-# The same for rings. BY_ELEMENTS: factor of products where single elements are copied.
+# The same for rings.
 RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
 FIRST_COPIES = 1e-3  # ms: the first copies of a round
-BY_ELEMENTS = 1.15
+BY_ELEMENTS = 1.15  # factor of products where single elements are copied
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class Config(k4_config.Config):
 
     @property
     def begin(self) -> int:
-        """The window begins at a multiple of so many columns: with vectors, a sector (kernels/common/sectors.py)."""
+        """Columns of which a window begins at a multiple (kernels/common/sectors.py)."""
         return SECTOR // self.itemsize if self.x_vector > 1 else 1
 
     @property
     def width(self) -> int:
-        """Columns from one channel's window to the next; half a warp reads without bank conflicts."""
+        """Columns from one channel's window to the next, against bank conflicts."""
         return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged tile; a quarter-warp stores without bank conflicts."""
+        """Row length of the staged tile, against bank conflicts."""
         return self.block_n + 8
 
 
@@ -99,9 +99,7 @@ def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
 def make(
     problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int, ring: bool = False
 ) -> Config:
-    """The configuration of a tile. ``sizes``: block_m, block_n, rows and columns of a warp. Where rows have unequal
-    taps, a block's rows are of one phase.
-    """
+    """The configuration of a tile. ``sizes``: block_m, block_n, rows and columns of a warp."""
     block_m, block_n, rows, columns = sizes
     of_block = dict(block_m=block_m, block_n=block_n, thread_m=rows // 8, thread_n=columns // 4, lanes_m=8)
     of_block |= dict(min_blocks=min_blocks, x_vector=x_vector, one_phase=problem.kernel_size % problem.taps.rows != 0)
@@ -111,7 +109,7 @@ def make(
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
-    """Every tile that fits, with the stage depth that wastes the least; on Hopper also the ring."""
+    """Every tile that fits, with the stage depth that wastes the least."""
     channels = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     for *sizes, depth, blocks in TILES:

@@ -1,16 +1,15 @@
-"""The arguments of k5's kernels by name, and where a thread and its block are."""
+"""The arguments of k5's kernels, and a thread and its block, by name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import cuda, float32, int32, types, uint32
+from numba import float32, types
 
-from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import flat, named
 
-from .tile import COLUMN_WARPS, WARP_COLUMNS, Config
+from .tile import Config
 
 
 class Input(NamedTuple):
@@ -77,16 +76,3 @@ def types_of(config: Config) -> tuple:
 def bits_type(config: Config) -> types.Type:
     """The type by which elements are copied unchanged."""
     return float32 if config.tile.itemsize == 4 else types.uint16
-
-
-def make_thread_of(config: Config):
-    """A device function: Thread of a thread's number."""
-    tile_warps = config.tile_warps
-
-    @device_function
-    def thread_of(number):
-        lane, warp = int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0))
-        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
-        return Thread(lane, team, team_warp, int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS))
-
-    return thread_of

@@ -1,4 +1,4 @@
-"""Which configuration of k5 a problem gets, from sizes alone: by what fits in registers and shared memory."""
+"""The configuration of a problem: what fits in registers and shared memory."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 
 from .tile import RUN, Config, MmaTile
 
-# {parts: {fragments of 16 rows in a tile: of a warp}}; split operands (parts 2) need a second set of sums.
+# {parts: {fragments of 16 rows in a tile: of a warp}}; split operands (parts 2) have two sets of sums.
 FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
 MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
-# Products unrolled in one step, by parts; more compile longer than they save.
+# Unrolled products, by parts; more compile longer than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
 FEWEST_PRODUCTS = 64  # products of a warp between two barriers
-WINDOW_LIMIT = {1: 28, 2: 16}  # window elements in a lane's registers, two each; by parts
+WINDOW_LIMIT = {1: 28, 2: 16}  # columns of a lane's window, by parts
 MOST_STAGES, MOST_BLOCKS = 4, 4
-# With resident weights tiles have two warps: a team's barrier then waits the least.
+# For resident weights, tiles of two warps: a team's barrier then waits the least.
 RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
 # Least channels of a round of the store; least tiles of a block; least share of busy multiprocessors.
 FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
-# Products' FLOPs a byte from which on products outlast memory, and tiles compute no column twice.
+# FLOPs a byte from which products outlast memory, so that tiles compute no column twice.
 LEAST_INTENSITY = 60
 
 
 def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
-    """Channels and fragments of a tile that leave the fewest rows empty, or None if a channel needs too many.
-
-    ``known``: numbers of fragments; at most ``most`` unless one channel needs more.
+    """Channels and fragments of a tile that leave the fewest rows empty, or None. ``known``: numbers of fragments, at
+    most ``most`` unless one channel needs more.
     """
 
     def fragments(channels):
@@ -50,9 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: a whole row, if small enough, else the number with the fewest missing taps and,
-    preferably, aligned windows.
-    """
+    """Taps that share a window: a whole row if it fits, else few missing taps and, preferably, aligned windows."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -78,8 +75,8 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration of a problem, or None. ``aligned``: x can be copied in 16-byte vectors. ``contiguous``: the
-    elements of its rows are neighbours.
+    """The configuration of a problem, or None. ``aligned``: x can be copied by 16 bytes. ``contiguous``: the elements
+    of its rows are neighbours.
     """
     base = make_tile(problem, precision)
     if base is None:
@@ -92,7 +89,7 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs of the products a byte of memory, for a long signal, so that all lengths share one kernel."""
+    """FLOPs a byte, for a long signal, so that all lengths share one kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH)
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
@@ -139,8 +136,8 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration whose weights stay in shared memory, or None: if they do not fit beside enough teams, tiles are
-    too few, windows begin inside copies, or sizes exceed 32-bit counters.
+    """The configuration with resident weights, or None: they do not fit beside enough teams, tiles are too few, windows
+    begin inside copies, or sizes exceed 32-bit counters.
     """
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), x_vector)
@@ -166,7 +163,7 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _carried(tile: Tile) -> int:
-    """Estimate of the extra registers of a kernel with resident weights."""
+    """Extra registers of a kernel with resident weights: an estimate."""
     if tile.span == 1 and tile.itemsize == 4:
         return 16
     return 48 if tile.itemsize == 2 and tile.phases > 1 else 32
@@ -178,7 +175,7 @@ def resident_blocks(problem: Problem, tile: Tile, device: Device) -> int:
 
 
 def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Whether blocks have enough tiles to be worth loading weights, and keep the GPU busy."""
+    """Whether blocks have enough tiles to load weights once, and keep the GPU busy."""
     along = resident_blocks(problem, tile, device)
     blocks = tile.row_tiles(problem) * problem.groups * along
     waves = -(-blocks // device.multiprocessors)

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, float32, int32, int64, types, uint64
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.kernels.common.packed_weights import after_packing
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
@@ -45,13 +45,13 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime import device
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 
-from .arguments import Input, Loop, RowTile, Sizes, Weights, bits_type, make_thread_of, types_of
+from .arguments import Input, Loop, RowTile, Sizes, Thread, Weights, bits_type, types_of
 from .choose import choose, config_of, resident_blocks
 from .epilogue import gaps_between, make_store_tile
 from .mainloop import make_products, make_start, make_window
 from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
-from .tile import RUN, Config, run_of
+from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
 GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
 
@@ -83,6 +83,19 @@ def _make_multiply(config: Config):
     return multiply
 
 
+def _make_thread_of(config: Config):
+    """A device function: Thread of a thread's number."""
+    tile_warps = config.tile_warps
+
+    @device_function
+    def thread_of(number):
+        lane, warp = int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0))
+        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
+        return Thread(lane, team, team_warp, int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS))
+
+    return thread_of
+
+
 def _make_row_tile_of(config: Config):
     """A device function: RowTile of a block. Row tiles are neighbours in the grid: they read the same inputs."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
@@ -108,7 +121,7 @@ def _make_kernel(config: Config) -> Kernel:
     # Tensor cores truncate when they add; where fp32's error is promised, CUDA cores add up short sums.
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
-    thread_of, row_tile_of, selectors_of = make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
+    thread_of, row_tile_of, selectors_of = _make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
     (aim, load), (load_biases, start), multiply = make_load(config), make_start(config), _make_multiply(config)
     store_tile, zeros_first = make_store_tile(config)
     wait_for_stage, bits_of_x = cp_async_wait(stages - 2), bits_type(config)
@@ -145,8 +158,8 @@ def _make_kernel(config: Config) -> Kernel:
         signal = GroupInput(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
                         row_tile.group * sizes.in_per_group * x.stride_c, x.stride_n, x.stride_c)  # fmt: skip
         w_first = int64(block) * steps * stage_elements
-        source = aim(table, signal, stride_l, column_tile, chunk)
-        selectors = selectors_of(signal, column_tile * advance // sizes.columns)
+        source = aim(table, column_tile, chunk, stride_l, signal)
+        selectors = selectors_of(column_tile * advance // sizes.columns, signal)
         griddepcontrol_wait()  # for the packed weights
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
         cuda.syncthreads()
@@ -158,10 +171,10 @@ def _make_kernel(config: Config) -> Kernel:
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
                     cuda.syncthreads()  # all threads have left the chunk before
-                    source = aim(table, signal, stride_l, column_tile, chunk)
+                    source = aim(table, column_tile, chunk, stride_l, signal)
                     cuda.syncthreads()
                 to_stage = int32(stage - slot if stage > 0 else (stages - 1) * slot)
-                load(of_loads, to_stage, signal, source, selectors, channel, weights.packed, w_first)
+                load(of_loads, to_stage, channel, signal, source, selectors, weights.packed, w_first)
                 w_first += stage_elements
                 channel = int32(channel + depth)
                 if channel >= sizes.in_per_group:

@@ -43,11 +43,11 @@ class LoadAhead(NamedTuple):
 def make_load_ahead(config: Config) -> LoadAhead:
     """Device functions for a team's windows.
 
-    * ``aim(signal, n, j, chunk, exists, share)``: the Source of the window of the tile whose own outputs begin at
+    * ``aim(n, j, chunk, exists, share, signal)``: the Source of the window of the tile whose own outputs begin at
       column ``j`` of sample ``n``.
-    * ``load(ahead, to, signal, all_tiles, share)``: start the copies of the stage ``ahead``, if its tile exists, and
+    * ``load(ahead, to, all_tiles, share, signal)``: start the copies of the stage ``ahead``, if its tile exists, and
       commit a group. ``to``: shared address of the thread's first copy.
-    * ``next_stage(ahead, signal, walk, share)``: the stage after ``ahead``.
+    * ``next_stage(ahead, walk, share, signal)``: the stage after ``ahead``.
     """
     tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
     before, shift = tile.overlap + tile.lead, tile.chunk_shift
@@ -62,23 +62,23 @@ def make_load_ahead(config: Config) -> LoadAhead:
         return n, c
 
     @device_function
-    def aim(signal, n, j, chunk, exists, share):
+    def aim(n, j, chunk, exists, share, signal):
         n, c = begin(n, j, chunk, signal.columns)
-        address, along = window_of(signal, n, c, share)
+        address, along = window_of(n, c, share, signal)
         return Source(address, int32(signal.channels - depth) if exists and along else int32(-1))
 
     load_anywhere = (_make_load_elements if config.turned else _make_load_vectors)(config, begin)
 
     @device_function
-    def load(ahead, to, signal, all_tiles, share):
+    def load(ahead, to, all_tiles, share, signal):
         if ahead.channel <= ahead.last_channel:
             load_along(to, ahead.address, signal.stride_c, share)
         elif ahead.tile < all_tiles:
-            load_anywhere(ahead, to, signal, share)
+            load_anywhere(to, ahead, share, signal)
         cp_async_commit()
 
     @device_function
-    def next_stage(ahead, signal, walk, share):
+    def next_stage(ahead, walk, share, signal):
         column_tile, n, j, chunk = ahead.tile, ahead.sample, ahead.column, ahead.chunk
         channel, address = int32(ahead.channel + depth), ahead.address + depth * itemsize * signal.stride_c
         last_channel = ahead.last_channel
@@ -89,7 +89,7 @@ def make_load_ahead(config: Config) -> LoadAhead:
                 n, j = int32(n + walk.samples), int32(j + walk.columns)
                 if j >= signal.columns:
                     n, j = int32(n + 1), int32(j - signal.columns)
-            address, last_channel = aim(signal, n, j, chunk, column_tile < walk.all_tiles, share)
+            address, last_channel = aim(n, j, chunk, column_tile < walk.all_tiles, share, signal)
         return Ahead(column_tile, n, j, chunk, channel, address, last_channel)
 
     return LoadAhead(aim, load, next_stage)
@@ -102,7 +102,7 @@ def _make_load_vectors(config: Config, begin):
     copy = cp_async_to(vector * itemsize)
 
     @device_function
-    def load_vectors(ahead, to, signal, share):
+    def load_vectors(to, ahead, share, signal):
         n, c = begin(ahead.sample, ahead.column, ahead.chunk, signal.columns)
         p = int32(share.first_copy)
         while p < per_row:
@@ -134,10 +134,10 @@ def _make_load_elements(config: Config, begin):
     half, rows_of_thread = make_half(), -(-depth // rows_at_once)
 
     @device_function
-    def load_elements(ahead, to, signal, share):
-        values = cuda.local.array(rows_of_thread, dtype=int32)
-        of_row = signal.first_row + int64(ahead.sample) * signal.stride_n + int64(share.row) * signal.stride_c
-        to = int32(to + (half(signal.data, of_row) - share.first_copy * vector) * itemsize)
+    def load_elements(to, ahead, share, signal):
+        x, stride_c, values = signal.data, signal.stride_c, cuda.local.array(rows_of_thread, dtype=int32)
+        of_row = signal.first_row + int64(ahead.sample) * signal.stride_n + int64(share.row) * stride_c
+        to = int32(to + (half(x, of_row) - share.first_copy * vector) * itemsize)
         n, c = begin(ahead.sample, ahead.column, ahead.chunk, signal.columns)
         p = int32(share.first_copy)
         while p < width:
@@ -147,11 +147,10 @@ def _make_load_elements(config: Config, begin):
             i = int32(signal.first_column + column)
             inside = sample >= 0 and sample < signal.batch and i >= 0 and i < signal.length
             of_sample = signal.first_row + int64(sample) * signal.stride_n
-            source = of_sample + int64(ahead.channel + share.row) * signal.stride_c + i
+            source = of_sample + int64(ahead.channel + share.row) * stride_c + i
             for z in range(rows_of_thread):
                 exists = inside and ahead.channel + share.row + z * rows_at_once < signal.channels
-                element = uint64(source + z * rows_at_once * signal.stride_c)
-                values[z] = int32(signal.data[element]) if exists else int32(0)
+                values[z] = int32(x[uint64(source + z * rows_at_once * stride_c)]) if exists else int32(0)
             for z in range(rows_of_thread):
                 if (z + 1) * rows_at_once <= depth or share.row < depth - z * rows_at_once:
                     st_shared_u16(int32(to + (z * rows_at_once * pitch + p) * itemsize), values[z])

@@ -75,9 +75,9 @@ class Load(NamedTuple):
 def make_load(config: Config) -> Load:
     """Device functions of the streamed mode.
 
-    * ``aim(table, signal, stride_l, column_tile, chunk)``: list where the window of the block's tiles lies in x, for a
+    * ``aim(table, column_tile, chunk, stride_l, signal)``: list where the window of the block's tiles lies in x, for a
       chunk of taps. Returns the thread's Source.
-    * ``load(shared, stage, signal, source, selectors, channel, w, w_first)``: start the copies of the stage from
+    * ``load(shared, stage, channel, signal, source, selectors, w, w_first)``: start the copies of the stage from
       ``channel`` on, at byte ``stage`` of shared memory, and of its weights from index ``w_first`` on.
     """
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
@@ -94,12 +94,12 @@ def make_load(config: Config) -> Load:
         return Share(int32(uint32(thread) // uint32(lanes)), int32(uint32(thread) % uint32(lanes)))
 
     @device_function
-    def aim(table, signal, stride_l, column_tile, chunk):
+    def aim(table, column_tile, chunk, stride_l, signal):
         n, j = divmod(column_tile * advance - before - chunk * shift, signal.columns)
         p = int32(cuda.threadIdx.x)
         address, last_channel = int64(0), int32(-1)
         if in_steps:
-            address, along = window_of(signal, n, j, share_of(p))
+            address, along = window_of(n, j, share_of(p), signal)
             if along and stride_l == 1:
                 last_channel = int32(signal.channels - depth)
         while p < per_row:
@@ -123,7 +123,7 @@ def make_load(config: Config) -> Load:
                 copy_w(to_w + z * (threads * 16), w, from_w + z * (threads * 16 // itemsize), 16)
 
     @device_function
-    def load(shared, stage, signal, source, selectors, channel, w, w_first):
+    def load(shared, stage, channel, signal, source, selectors, w, w_first):
         thread = recomputed(int32(cuda.threadIdx.x))  # what depends on it shall not hold registers between the stages
         load_weights(int32(shared.base + stage), thread, w, w_first)
         if in_steps and channel <= source.last_channel:
@@ -131,7 +131,7 @@ def make_load(config: Config) -> Load:
             to = int32(shared.base + stage + (share.row * pitch + share.first_copy * step) * itemsize)
             load_along(to, source.address + channel * signal.stride_c * itemsize, signal.stride_c, share)
         else:
-            load_listed(shared, stage, signal, selectors, channel, thread)
+            load_listed(shared, stage, channel, signal, selectors, thread)
 
     return Load(aim, load)
 
@@ -150,7 +150,7 @@ def _make_load_listed(config: Config):
         return int64(high) << 32 | int64(uint32(low))
 
     @device_function
-    def load_listed(shared, stage, signal, selectors, channel, thread):
+    def load_listed(shared, stage, channel, signal, selectors, thread):
         first_element, channels_left = signal.first_row + channel * signal.stride_c, signal.channels - channel
         row, p0 = int32(uint32(thread) // uint32(row_lanes)), int32(uint32(thread) % uint32(row_lanes))
         to_stage, table = int32(shared.base + stage), int32(shared.base + table_at + p0 * 16)
@@ -193,7 +193,7 @@ def make_window_of(config: Config):
     vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
 
     @device_function
-    def window_of(signal, n, j, share):
+    def window_of(n, j, share, signal):
         i = signal.first_column + j
         inside = n >= 0 and n < signal.batch and i >= spare and i <= signal.length - per_row * vector
         of_row = signal.first_row + int64(n) * signal.stride_n + int64(share.row) * signal.stride_c
@@ -242,7 +242,7 @@ def make_selectors_of(config: Config):
     turned, half = config.turned, make_half()
 
     @device_function
-    def selectors_of(signal, n):
+    def selectors_of(n, signal):
         even, odd = int32(OWN), int32(OWN)
         if turned:
             first = signal.first_row + int64(n) * signal.stride_n

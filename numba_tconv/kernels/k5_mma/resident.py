@@ -25,12 +25,12 @@ from numba_tconv.ptx import (
 )
 from numba_tconv.runtime.kernel import Kernel
 
-from .arguments import RowTile, make_thread_of, types_of
+from .arguments import RowTile, Thread, types_of
 from .epilogue import make_store_tile
 from .load_ahead import Ahead, Walk, make_load_ahead
 from .mainloop import make_products, make_start, make_window
 from .producer import GroupInput, Share, make_selectors_of
-from .tile import RUN, Config, run_of
+from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
 
 @cache
@@ -45,7 +45,7 @@ def make_kernel(config: Config) -> Kernel:
     sums, operands, exact = fragments * RUN * 4, 2 * tile.parts * config.window, tile.parts == 2
     totals, lane_rows = sums if exact else 1, 2 * fragments
     phases, channels, row_parts = tile.phases, tile.channels, tile.row_parts
-    thread_of, selectors_of = make_thread_of(config), make_selectors_of(config)
+    tile_warps, selectors_of = config.tile_warps, make_selectors_of(config)
     aim, load, next_stage = make_load_ahead(config)
     load_window, products = make_window(config), make_products(config)
     load_biases, start = make_start(config)
@@ -53,21 +53,15 @@ def make_kernel(config: Config) -> Kernel:
     await_copies, row_lanes, vector = cp_async_wait(stages - 2), config.row_lanes, config.x_vector
     run_of_column = device_function(run_of)
 
-    @device_function
-    def load_weights(base, thread, packed, first):
-        """Start the copies of all weights of the tile's rows, from index ``first`` of the packed ones on."""
-        e, weights = int32(thread * 16), global_address(packed, first)
-        while e < all_weights:
-            cp_async_vector(base + e, weights + e)
-            e = int32(e + threads * 16)
-        cp_async_commit()
-
     def k5_mma(x, weights, y, sizes, loop, column_tiles, alignment):
         shared = cuda.shared.array(0, dtype=float32)
         base = shared_address(shared, 0)
         thread = int32(cuda.threadIdx.x)
-        me = thread_of(thread)
-        team_thread, team_at = int32(me.warp * 32 + me.lane), int32(all_weights + me.team * team_bytes)
+        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
+        team, team_warp = int32(uint32(warp) // uint32(tile_warps)), int32(uint32(warp) % uint32(tile_warps))
+        team_thread, team_at = int32(team_warp * 32 + lane), int32(all_weights + team * team_bytes)
+        warp_row, warp_column = int32(team_warp // COLUMN_WARPS), int32((team_warp & 1) * WARP_COLUMNS)
+        me = Thread(lane, team, team_warp, warp_row, warp_column)
         block = int32(cuda.blockIdx.x)
         group = int32(block // int32(loop.group_tiles))
         group_tile = int32(block - group * int32(loop.group_tiles))
@@ -76,7 +70,11 @@ def make_kernel(config: Config) -> Kernel:
         steps, out_channels = int32(loop.tap_chunks * loop.stages_a_chunk), sizes.out_per_group * sizes.groups
 
         griddepcontrol_wait()  # for the packed weights
-        load_weights(base, thread, weights.packed, int64(block) * steps * (w_stage // itemsize))
+        e, from_w = int32(thread * 16), global_address(weights.packed, int64(block) * steps * (w_stage // itemsize))
+        while e < all_weights:
+            cp_async_vector(base + e, from_w + e)
+            e = int32(e + threads * 16)
+        cp_async_commit()
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
@@ -113,24 +111,24 @@ def make_kernel(config: Config) -> Kernel:
                         x.stride_n, x.stride_c)  # fmt: skip
         share = Share(int32(uint32(team_thread) // uint32(row_lanes)), int32(team_thread & (row_lanes - 1)))
         to = recomputed(int32(base + team_at + (share.row * pitch + share.first_copy * vector) * itemsize))
-        source = aim(signal, n, j, int32(0), tile_now < all_tiles, share)
+        source = aim(n, j, int32(0), tile_now < all_tiles, share, signal)
         ahead = Ahead(tile_now, n, j, int32(0), int32(0), source.address, source.last_channel)
         for q in range(stages - 1):
-            load(ahead, int32(to + q * slot), signal, all_tiles, share)
-            ahead = next_stage(ahead, signal, walk, share)
+            load(ahead, int32(to + q * slot), all_tiles, share, signal)
+            ahead = next_stage(ahead, walk, share, signal)
         await_copies()
         cuda.syncthreads()  # all threads' copies of the weights have landed
 
         stage = int32(0)
         while tile_now < all_tiles:
             start(total if exact else acc, biases)
-            w_now, s, selectors = int32(w_at), int32(0), selectors_of(signal, n)
+            w_now, s, selectors = int32(w_at), int32(0), selectors_of(n, signal)
             while s < steps:
                 await_copies()
                 barrier_sync(me.team + 1, team_threads)  # the stage has landed; the team has left the one loaded next
                 x_now, to_stage = int32(x_at + stage), int32(stage - slot if stage > 0 else (stages - 1) * slot)
                 inverse = load_window(v, x_now, selectors, scales)
-                load(ahead, int32(to + to_stage), signal, all_tiles, share)
+                load(ahead, int32(to + to_stage), all_tiles, share, signal)
                 products(acc, v, w_now)
                 for c in range(1, chunks):
                     load_window(v, x_now + c * chunk_bytes, selectors, scales)
@@ -140,7 +138,7 @@ def make_kernel(config: Config) -> Kernel:
                         total[z] += acc[z] * inverse
                         acc[z] = float32(0)
                 # After the copies have read their addresses from the registers.
-                ahead = next_stage(ahead, signal, walk, share)
+                ahead = next_stage(ahead, walk, share, signal)
                 w_now, s = int32(w_now + w_stage), int32(s + 1)
                 stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
@@ -152,6 +150,5 @@ def make_kernel(config: Config) -> Kernel:
             if j >= signal.columns:
                 n, j = int32(n + 1), int32(j - signal.columns)
 
-    x, weights, y, sizes, loop = types_of(config)
-    signature = x, weights, y, sizes, loop, types.int64, types.UniTuple(types.int64, 4)
+    signature = *types_of(config), types.int64, types.UniTuple(types.int64, 4)
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))

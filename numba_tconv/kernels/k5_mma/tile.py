@@ -1,7 +1,7 @@
-"""Configurations of k5: how a tile is dealt out to warps, and what a block holds (choose.py chooses).
+"""Configurations of k5: what a block holds, and how a tile is dealt out to warps.
 
 A block computes ``tiles`` neighbouring tiles (kernels/common/tensor_core/tile.py) from the same weights. Two warps
-share the columns of a tile; the rows are dealt out in fragments of 16.
+share a tile's columns; its rows are dealt out in fragments of 16.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 
 WARP_COLUMNS = 64
-RUN = 8  # consecutive columns of a lane: one of each product of 8 columns
+RUN = 8  # consecutive columns of a lane, one of each product
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# Registers of a lane beside sums and window, by parts; an estimate that avoids spills.
+# Registers of a lane beside sums and window, by parts: an estimate.
 OTHER_REGISTERS = {1: 32, 2: 52}
-MOST_STORES = 16  # stores of a warp in one piece of code
+MOST_STORES = 16  # stores of a warp without a loop
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,13 @@ class MmaTile(Tile):
 class Config:
     tile: MmaTile
     fragments: int  # fragments of 16 rows in a warp
-    tiles: int  # neighbouring tiles of a block, which share its weights
+    tiles: int  # neighbouring tiles of a block
     chunks: int  # product depths in a stage
     stages: int
     min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
-    x_vector: int  # elements of x that one copy takes: 16 bytes or 4
-    # For resident weights: bytes of all of them, and teams of warps; else 0 and 1.
-    resident_weights: int = 0
-    teams: int = 1
+    x_vector: int  # elements of x in a copy: 16 bytes or 4
+    resident_weights: int = 0  # bytes; 0 if weights are streamed
+    teams: int = 1  # of warps, with resident weights
     in_steps: bool = True  # windows within one sample's signal are copied in steps
 
     @property
@@ -60,7 +59,7 @@ class Config:
 
     @property
     def halo(self) -> int:
-        """Columns of a lane's window before its own, rounded up to 16-byte vectors."""
+        """Columns of a lane's window before its own, in whole 16-byte vectors."""
         vector = 16 // self.tile.itemsize
         return -(-self.tile.reach // vector) * vector
 
@@ -80,7 +79,7 @@ class Config:
 
     @property
     def by_words(self) -> bool:
-        """Whether rows of x may begin anywhere, and are copied by words (producer.py)."""
+        """Whether rows of x may begin anywhere."""
         return self.x_vector * self.tile.itemsize == 4
 
     @property
@@ -90,9 +89,7 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Elements from one channel of a stage to the next; a quarter-warp reads without bank conflicts
-        (``run_of``).
-        """
+        """Elements from one channel of a stage to the next, against bank conflicts (``run_of``)."""
         suits = (lambda p: p % 8 == 4) if self.tile.itemsize == 4 else (lambda p: p % 32 in (8, 24))
         least = self.copies_a_row * self.x_vector
         return next(p for p in range(least, least + 32) if suits(p))
@@ -113,19 +110,19 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a tile's rows leave eight at a time, equally many from each warp (store_rows.py)."""
+        """Whether a tile is stored by store_rows.py."""
         tile = self.tile
         fill = ROUND_ROWS % self.tile_warps == 0 and tile.staging >= ROUND_ROWS * tile.pitch
         return fill and tile.whole and tile.span == 1 and tile.itemsize == 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of a buffer of eight rows. Lanes read less than a vector beyond its last row."""
+        """Bytes of a buffer of eight rows, and what lanes read beyond."""
         return ROUND_ROWS * self.tile.pitch * 4 + 16
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of a tile's staging buffer, or of the buffers of its rounds."""
+        """Bytes of a tile's staging buffers."""
         return self.tile.staging * 4 + (32 if self.by_rows else 0)
 
     @property
@@ -135,9 +132,7 @@ class Config:
 
     @property
     def row_lanes(self) -> int:
-        """Lanes of a team that copy one row of a stage: by vectors, the number with the fewest copies a thread; by
-        words, a fixed number that does not spill.
-        """
+        """Lanes that copy a row of a stage: those with the fewest copies a thread, or for words, without spills."""
         of_team = self.threads // self.teams
         if self.by_words:
             return 32 if self.turned else 16
@@ -154,17 +149,17 @@ class Config:
 
     @property
     def row_copies(self) -> int:
-        """Copies that a lane makes of a row."""
+        """Copies of a row by one lane."""
         return -(-self.copies_a_row // self.row_lanes)
 
     @property
     def team_bytes(self) -> int:
-        """Bytes of shared memory of a team: a ring of inputs and a staging buffer."""
+        """Bytes of a team's ring and staging buffer."""
         return self.stages * self.x_stage + self.staging_bytes
 
     @property
     def channels_at_once(self) -> int:
-        """Channels that a tile's warps store at a time: short straight-line code, no warp idle."""
+        """Channels that a tile's warps store at a time."""
         steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
         most = max(1, MOST_STORES // max(1, steps))  # channels of a warp
         rounds = {c: -(-c // self.tile_warps) for c in range(1, self.tile.round_channels + 1)}
@@ -173,12 +168,12 @@ class Config:
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table of sources: vectors of a row, or elements where rows are copied by words."""
+        """Entries of the table of sources (producer.py), 16 bytes each."""
         return self.width if self.by_words else self.copies_a_row
 
     @property
     def table(self) -> int:
-        """Offset of the table of sources in shared memory, in bytes: behind the stages. An entry is 16 bytes."""
+        """Offset of the table of sources, in bytes."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
@@ -195,14 +190,14 @@ class Config:
         return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
 
     def channel_chunks(self, problem: Problem) -> int:
-        """Product depths of a tap chunk, in whole stages; channels beyond the last are zeros."""
+        """Product depths of a tap chunk, in whole stages."""
         return -(-self.tile.channel_chunks(problem) // self.chunks) * self.chunks
 
 
 def run_of(g, itemsize):
     """Which of a warp's eight runs of columns column ``g`` of a product means.
 
-    Even columns take the first four runs, odd ones the last four, rotated by two (4-byte elements) or one (2-byte). So
-    a lane's sums, and the two columns and four channels that a quarter-warp reads at once, lie in different banks.
+    Even columns take the first four runs, odd ones the last four, rotated by two (4-byte elements) or one (2-byte), so
+    that what a quarter-warp reads or stages at once lies in different banks.
     """
     return g >> 1 ^ (g & 1) * (6 if itemsize == 4 else 5)

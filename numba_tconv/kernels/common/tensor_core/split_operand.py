@@ -1,13 +1,11 @@
 """Operands from float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-Split operands: the larger part is the number rounded to eleven significant bits, the smaller part the remainder. x * w
-is the sum of three products; the omitted one is 2^-22 of it. fp16 has as many significant bits as TF32, and tensor
-cores multiply twice as many by an instruction.
+Split operands have two halves: the number rounded to eleven significant bits, and the remainder. x * w is the sum of
+three products; the omitted one is 2^-22 of it. fp16 is as precise as TF32, at twice the rate.
 
-Numbers are scaled into fp16's exponents by powers of two, which is exact: weights by the largest of them
-(pack.py), x by the largest of a warp's windows of a stage, or of the tile's (kernels/k6_wgmma/split_ahead.py).
-CUDA cores multiply sums by the inverse of both. Numbers of at least 2^-17 of the largest keep both parts whole; smaller
-ones lose at most 2^-39 of the largest.
+Powers of two scale numbers into fp16's exponents: the largest weight's (pack.py), and that of the largest x in a
+warp's or a tile's windows of a stage (kernels/k6_wgmma/split_ahead.py). Sums are multiplied by the inverse of both.
+Numbers of at least 2^-17 of the largest keep both halves whole; smaller ones lose at most 2^-39 of the largest.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ SPLIT_ROWS = 4  # rows of x of a lane in a product's depth
 MOST_SPLIT_TAPS = 3  # most taps that tensor cores add up, because they truncate
 INFINITY = float32(math.inf)
 MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and of infinity
-LARGEST = ONE + 14  # exponent of the largest scaled number, whose larger part may be rounded up
+LARGEST = ONE + 14  # exponent of the largest scaled number, which may be rounded up
 LEAST = LARGEST - ONE + 1  # least exponent of the largest number; below it the scale's inverse is not normal
 
 
@@ -61,8 +59,8 @@ def inverse_of(exponent):
 
 @device_function
 def scales_of(inverse):
-    """The arguments of ``split`` from the inverse scale of the weights: the least exponent of x that keeps the inverse
-    of both scales normal, and what to add to x's exponent for the inverse's.
+    """The scales for ``split`` from the weights' inverse scale: the least exponent of x that keeps the inverse of both
+    normal, and what to add to x's exponent for the inverse's.
     """
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
@@ -83,13 +81,13 @@ def larger_finite(value, other):
 
 @device_function
 def inverse_of_sums(exponent, of_weights):
-    """The factor of sums of products; infinity if too large. ``of_weights`` is that of ``scales_of``."""
+    """The factor of sums of products; infinity if too large."""
     return float_of(min(int32(exponent + of_weights), int32(NO_NUMBER)) << MANTISSA)
 
 
 @device_function
 def split_pair(low, high):
-    """Two scaled numbers as two words: their larger parts, and their smaller parts."""
+    """Two scaled numbers as two words: their larger halves, and their smaller ones."""
     larger = pack_f16(low, high)
     return larger, pack_f16(low - f16_to_f32(larger, False), high - f16_to_f32(larger, True))
 
@@ -109,8 +107,7 @@ def make_split(window: int, first: int):
     become operands in place.
 
     All lanes of a warp call it, with ``scales_of`` the weights. Columns before ``first`` are ignored. A word holds two
-    rows: the larger parts of rows 0 and 1, of 2 and 3, then the smaller parts. Returns the factor of sums of products,
-    infinity if too large.
+    rows: the larger halves of rows 0 and 1, of 2 and 3, then the smaller ones. Returns the factor of sums of products.
     """
 
     @device_function
@@ -132,7 +129,7 @@ def make_split(window: int, first: int):
             for h in range(0, SPLIT_ROWS, 2):
                 low, high = float_of(v[at + h * window + q]) * scale, float_of(v[at + (h + 1) * window + q]) * scale
                 v[at + h * window + q], v[at + (h + 1) * window + q] = split_pair(low, high)
-            # Larger parts first: the two middle words change places.
+            # Larger halves first: the two middle words change places.
             smaller = v[at + window + q]
             v[at + window + q] = v[at + 2 * window + q]
             v[at + 2 * window + q] = smaller

@@ -4,13 +4,12 @@ Letters as in kernels/k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a 
 
 **Outputs of a tile.** A column contributes ``span`` consecutive outputs to each channel of the tile.
 
-* Whole: all rows of a channel, span = stride. Phases interleave in the staging buffer; a channel leaves as one run.
-* Part: a long stride, no dilation. The tile has as many phases as rows, and each column leaves as one run.
-* Single: phases of neighbouring outputs lie in columns far apart. The tile has one row of taps, outputs ``stride``
-  apart.
+* Whole: all rows of a channel, span = stride. A channel leaves as one run, phases interleaved.
+* Part: a long stride, no dilation. The phases are rows; each column leaves as one run.
+* Single: one row of taps, outputs ``stride`` apart, where phases of neighbouring outputs lie in columns far apart.
 
-**Aligned runs.** A sector written in two pieces costs a read and two writes. So a whole tile computes a few columns
-twice, and each channel's run begins and ends on a sector, unless products outlast memory (``aligned`` is false).
+**Aligned runs.** A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice and
+each run begins and ends on a sector, unless products outlast memory (``aligned`` is false).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ COLUMNS = 128
 ROWS = 128  # most rows of a tile
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16  # a long signal
-# Columns of a window in a lane's registers; wider ones spill in tf32x3.
+# Columns of a lane's window; wider ones spill in tf32x3.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
@@ -78,7 +77,7 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Terms of an operand: 2 for tf32x3 (split_operand.py), else 1."""
+        """Halves of an operand: 2 for tf32x3 (split_operand.py), else 1."""
         return KINDS[self.precision][2]
 
     @property
@@ -98,7 +97,7 @@ class Tile:
 
     @property
     def part(self) -> bool:
-        """Whether each column of the tile is a run of neighbouring phases of one channel."""
+        """Whether each column is a run of neighbouring phases."""
         return not self.whole and self.dilation == 1
 
     @property
@@ -138,15 +137,15 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns computed before the outputs that the tile owns, a multiple of eight: for the phases of a run's first
-        outputs, and for a run that begins up to a sector early.
+        """Columns before those of the outputs that the tile owns, a multiple of eight: for the phases of a run's first
+        outputs and a run that begins up to a sector early.
         """
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Whether unaligned runs save columns; not with 16-bit outputs, of which lanes write at least two."""
+        """Whether unaligned runs save columns. Lanes write at least two 16-bit outputs, which must be aligned."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
@@ -156,7 +155,7 @@ class Tile:
 
     @property
     def depth_weights(self) -> int:
-        """Bytes of packed weights of one product's depth, with all taps of a chunk."""
+        """Bytes of packed weights of one product depth."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
     # The staging buffer: float32, one channel's run after another.
@@ -167,7 +166,7 @@ class Tile:
 
     @property
     def skip(self) -> int:
-        """Unused elements after every 32 of a run (``staged_at``), against bank conflicts."""
+        """Unused elements after every 32 of a run, against bank conflicts."""
         return 0 if self.span == 1 else 8 if self.span % 4 == 0 else 4
 
     @property
@@ -189,14 +188,14 @@ class Tile:
 
     @property
     def empty_slots(self) -> bool:
-        """Whether some outputs of a run are reached by no row; they are staged as zeros, once."""
+        """Whether no row reaches some outputs of a run, which are staged as zeros."""
         return self.span != self.phases
 
     def columns(self, problem: Problem) -> tuple[int, int]:
         """First column, and columns a sample; multiples of eight."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
-        # The zeros between samples cover all columns that taps reach back, missing taps included.
+        # Zeros between samples cover all columns that taps reach back, missing taps included.
         stop = max(columns.stop, problem.length + (self.tap_chunks(problem) * self.tap_chunk - 1) * t.step)
         first = columns.start // 8 * 8
         return first, -(-(stop - first) // 8) * 8
@@ -246,9 +245,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps that share a window: a whole row, if a lane holds its window, else the number with the fewest missing taps
-    and, preferably, aligned windows.
-    """
+    """Taps that share a window: a whole row if it fits, else few missing taps and, preferably, aligned windows."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
