@@ -151,7 +151,8 @@ def plain_sass(report: offline.Report) -> list[str]:
     for line in report.sass.splitlines():
         found = re.match(r"\s*(/\*[0-9a-f]{4,}\*/.*?;|\.L\w+:)", line)
         if found:
-            lines.append(re.sub(r"[\w$]*_Z[\w$]+", "name", found[1]))
+            line = re.sub(r"[\w$]*_Z[\w$]+", "name", found[1])
+            lines.append(re.sub(r" +\(\*", " (*", line))  # notes are indented by the length of names
     return lines
 
 

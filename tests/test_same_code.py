@@ -1,6 +1,7 @@
 """The gate `make same-code`: it ignores names, compares every instruction, and lists every rung."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,13 @@ def test_machine_code_without_names():
     plain = [plain_sass(offline.report(kernel_of(f), CC)) for f in (first_way(3), other_names(3), first_way(5))]
     assert plain[0] == plain[1] != plain[2]
     assert any("BAR.SYNC" in line for line in plain[0])
+
+
+@pytest.mark.parametrize("indent", [1, 40])
+def test_notes_in_machine_code_are_compared_without_their_indent(indent):
+    sass = f'/*0010*/  STL.64 [R1], R10{" " * indent}(*"SpillRefill"*);'
+    report = SimpleNamespace(sass=sass, registers=8, shared_bytes=0, spill_bytes=8)
+    assert plain_sass(report)[1] == '/*0010*/  STL.64 [R1], R10 (*"SpillRefill"*);'
 
 
 LINES = """//
