@@ -11,7 +11,7 @@ from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.depthwise import direct as depthwise_direct
 from numba_tconv.kernels.depthwise import long_tile as depthwise_long_config
 from numba_tconv.kernels.depthwise import tile as depthwise_config
-from numba_tconv.kernels.k4_register_tile import cost as k4_cost
+from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile.plan import vector_of
 from numba_tconv.kernels.k5_dmma import tile as k5_dmma_config
 from numba_tconv.kernels.k5_mma import choose as k5_choice
@@ -183,7 +183,7 @@ def test_k5():
 def k4_properties(case):
     x, offset = input_of(case)
     x_vector = vector_of(Layout.of(x)._replace(offset=offset))
-    config = case.config or k4_cost.choose(case.problem, case.dtype, x_vector, device.current_device())
+    config = case.config or k4_choose.choose(case.problem, case.dtype, x_vector, device.current_device())
     return {
         "copies": config.x_vector,
         "vectors of outputs": config.y_vector > 1 and not case.offset,

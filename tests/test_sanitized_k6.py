@@ -6,7 +6,7 @@ import math
 import pytest
 
 from numba_tconv.formula.precision import DTYPES
-from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of
 from numba_tconv.kernels.k6_wgmma import tile as k6_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from numba_tconv.kernels.k4_register_tile.kernel import RegisterTile
@@ -53,7 +53,7 @@ class Call:
             kernels.append(tensor_pack.kernel_of(config.tile, tensor_pack.ORDERS[self.rung]))
         if self.rung == "k6_wgmma":
             kernels += k6_input.copy_kernels(self.problem, config)
-        return kernels + partial_sum.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)
+        return kernels + split_sums.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)
 
     def _kernels_of_gradient(self) -> list[Kernel]:
         rung, p = gradients.GRADIENTS[self.rung], self.problem

@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config

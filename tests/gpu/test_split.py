@@ -5,9 +5,8 @@ import torch
 
 import numba_tconv
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import channel_parts
-from numba_tconv.kernels.k4_register_tile import cost as k4_cost
-from numba_tconv.kernels.k4_register_tile import tile as k4_config
+from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.runtime.device import current_device
@@ -63,9 +62,9 @@ def test_split_sums(reason, layout, dtype, precision):
 def test_split_sums_on_cuda_cores(reason, layout):
     """Of the fewest and of the most parts, the better tile and the worse of the first three."""
     problem, here, found = SPLIT[reason], current_device(), []
-    for splits in (min(numbers := channel_parts.numbers_of_parts(problem)), max(numbers)):
-        tiles = k4_config.candidates(problem, torch.float32, 1, here, splits)[:3]
-        best, *_, worst = sorted(tiles, key=lambda tile: k4_cost.cost(problem, tile, here))
+    for splits in (min(numbers := split_sums.numbers_of_parts(problem)), max(numbers)):
+        tiles = k4_choose.candidates(problem, torch.float32, 1, here, splits)[:3]
+        best, *_, worst = sorted(tiles, key=lambda tile: k4_choose.cost(problem, tile, here))
         found += [best, worst]
     check(K4, problem, torch.float32, "ieee", layout, [None, *found])
 
@@ -73,7 +72,7 @@ def test_split_sums_on_cuda_cores(reason, layout):
 def test_split_sums_on_cuda_cores_into_outputs_that_begin_anywhere():
     problem = Problem(1, 256, 32, 9, 64, padding=4)
     able(K4, problem, torch.float32, "ieee")
-    assert k4_cost.choose(problem, torch.float32, 4).splits > 1
+    assert k4_choose.choose(problem, torch.float32, 4).splits > 1
     x, w, bias = operands(problem, torch.float32, "cuda")
     aligned, memory = poisoned(problem, torch.float32, "cuda"), torch.full((problem.out_length * 32 + 1,), torch.nan)
     apart = memory.to("cuda")[1:].view(aligned.shape)
@@ -136,7 +135,7 @@ def test_partial_sums_and_packed_weights_are_all_the_memory_that_a_split_takes()
     before = torch.cuda.memory_allocated()
     K6.run(x, w, None, y, problem, config, "tf32")
     taken = torch.cuda.max_memory_allocated() - before
-    sums, packed = 4 * channel_parts.partial_sums(problem, config.splits), 4 * w.numel()
+    sums, packed = 4 * split_sums.partial_sums(problem, config.splits), 4 * w.numel()
     maps = 1 << 18
     assert config.splits > 1
     assert sums + packed <= taken <= sums + packed + maps

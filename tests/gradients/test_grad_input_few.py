@@ -12,7 +12,7 @@ from numba_tconv.gradients.input.tile.choose import NARROWER, TALL, choose, roun
 from numba_tconv.gradients.input.tile.kernel import InputTile, make_kernel
 from numba_tconv.gradients.input.tile.pack import make_kernel as make_pack
 from numba_tconv.gradients.input.tile.pack import pack_blocks, prepare_pack
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
@@ -135,7 +135,7 @@ def test_parts_are_of_whole_channels_and_counted_in_32_bits():
             assert part.out_channels_per_group * splits == problem.out_channels_per_group
             assert part.in_channels_per_group == problem.in_channels_per_group
             assert part.out_length == problem.out_length
-            assert splits == 1 or partial_sum.partial_sums(summed(problem), splits) <= partial_sum.MOST_SUMS
+            assert splits == 1 or split_sums.partial_sums(summed(problem), splits) <= split_sums.MOST_SUMS
     assert numbers_of_parts(Problem(1, 64, 48, 4, 2**25, 2)) == [1]
 
 

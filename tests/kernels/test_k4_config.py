@@ -7,16 +7,22 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
-from numba_tconv.kernels.common.channel_parts import second_stage_ms, split
-from numba_tconv.kernels.k4_register_tile import cost as k4_cost
-from numba_tconv.kernels.k4_register_tile import few as k4_few
+from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.split_sums import second_stage_ms, split
+from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile import kernel as k4_register_tile
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
-from numba_tconv.kernels.k4_register_tile import tile as k4_config
-from numba_tconv.kernels.k4_register_tile.cost import blocks, choose, cost, rounds
+from numba_tconv.kernels.k4_register_tile.choose import (
+    blocks,
+    candidates,
+    choose,
+    cost,
+    few_cost,
+    register_window,
+    rounds,
+)
 from numba_tconv.kernels.k4_register_tile.plan import config_for, plan_of, vector_of
-from numba_tconv.kernels.k4_register_tile.tile import candidates, fits, make, register_window, terms_of_a_partial_sum
+from numba_tconv.kernels.k4_register_tile.tile import fits, make, terms_of_a_partial_sum
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.device import A100, H200, RESERVED_SHARED
 from numba_tconv.runtime.layout import NO_GPU, Layout
@@ -73,18 +79,18 @@ def test_more_than_a_round_of_blocks_may_be_split():
 def test_what_takes_the_gpu_less_than_a_call_takes_the_host_is_not_split(monkeypatch):
     short = Problem(1, 128, 64, 8, 256, stride=4, padding=2)
     assert choose(short, torch.float32, 4).splits == 1
-    k4_cost.choose.cache_clear()
-    monkeypatch.setattr(k4_cost, "CALL", 0.0)
+    k4_choose.choose.cache_clear()
+    monkeypatch.setattr(k4_choose, "CALL", 0.0)
     assert choose(short, torch.float32, 4).splits > 1
-    k4_cost.choose.cache_clear()
+    k4_choose.choose.cache_clear()
 
 
 def test_a_split_must_gain_more_than_the_model_errs(monkeypatch):
-    k4_cost.choose.cache_clear()
-    monkeypatch.setattr(k4_cost, "LEAST_GAIN", 1.0)
-    monkeypatch.setattr(k4_few, "CLEARLY", 0.0)
+    k4_choose.choose.cache_clear()
+    monkeypatch.setattr(k4_choose, "LEAST_GAIN", 1.0)
+    monkeypatch.setattr(k4_choose, "CLEARLY", 0.0)
     assert choose(HEAD, torch.float32).splits == 1
-    k4_cost.choose.cache_clear()
+    k4_choose.choose.cache_clear()
 
 
 def test_the_second_stage_costs_time():
@@ -134,7 +140,7 @@ def test_rows_of_unequal_taps_get_blocks_of_one_phase_where_channels_are_many():
     seamless = workloads.get("seamless_u1").problem
     config = choose(seamless, torch.float32, 4)
     assert (config.ragged, config.one_phase, config.phases, config.channels) == (True, True, 1, config.block_m)
-    assert config.parts == seamless.taps.rows == 5
+    assert config.row_parts == seamless.taps.rows == 5
     assert config.multiplied_taps(seamless) == 11 / 5 < config.tap_chunk == 3
     assert not choose(replace(seamless, out_channels=4), torch.float32, 4).one_phase
     equal = choose(replace(seamless, kernel_size=10), torch.float32, 4)
@@ -181,8 +187,8 @@ def test_few_blocks_get_a_tile_within_five_percent_of_the_fastest():
 def test_whole_tiles_stay(key):
     problem, x_vector, times = measured(key)
     config, (usual, other) = choose(problem, torch.float32, x_vector), times
-    assert (config.block_m, config.block_n) not in {tile[:2] for tile in k4_few.TILES}
-    assert k4_few.cost(problem, usual, H200) < k4_few.cost(problem, other, H200)
+    assert (config.block_m, config.block_n) not in {tile[:2] for tile in k4_choose.FEW_TILES}
+    assert few_cost(problem, usual, H200) < few_cost(problem, other, H200)
 
 
 def test_the_estimate_of_few_blocks():
@@ -190,13 +196,13 @@ def test_the_estimate_of_few_blocks():
     errors = []
     for key in MEASURED | WHOLE_TILES:
         problem, _, times = measured(key)
-        errors += [1e3 * k4_few.cost(problem, config, H200) / time - 1 for config, time in times.items()]
+        errors += [1e3 * few_cost(problem, config, H200) / time - 1 for config, time in times.items()]
     assert max(map(abs, errors)) < 0.25
     assert sum(e * e for e in errors) / len(errors) < 0.12**2
 
 
 def test_other_tiles_are_for_few_blocks_alone():
-    others = {tile[:2] for tile in k4_few.TILES}
+    others = {tile[:2] for tile in k4_choose.FEW_TILES}
     layers = "waveglow", "oobleck_u1", "hifigan_u1", "seamless_u1", "small", "istft", "head"
 
     def few(config):
@@ -212,21 +218,20 @@ def test_other_tiles_are_for_few_blocks_alone():
 
 
 def test_two_rounds_of_blocks_are_not_few(monkeypatch):
-    problem, others = replace(DEMUCS, batch=3, length=2049), {tile[:2] for tile in k4_few.TILES}
+    problem, others = replace(DEMUCS, batch=3, length=2049), {tile[:2] for tile in k4_choose.FEW_TILES}
     config = choose(problem, torch.float32)
     assert (config.block_m, config.block_n) not in others
-    k4_cost.choose.cache_clear()
-    monkeypatch.setattr(k4_cost, "FEW_ROUNDS", 4)
+    k4_choose.choose.cache_clear()
+    monkeypatch.setattr(k4_choose, "FEW_ROUNDS", 4)
     config = choose(problem, torch.float32)
     assert (config.block_m, config.block_n) in others
-    k4_cost.choose.cache_clear()
+    k4_choose.choose.cache_clear()
 
 
 def test_a_new_length_makes_no_tile(monkeypatch):
     """What tiles a layer may have, in each number of parts, is found once; a new length only weighs them."""
     made = []
-    for module in (k4_config, k4_few):
-        monkeypatch.setattr(module, "make", lambda *problem, **tile: made.append(tile) or make(*problem, **tile))
+    monkeypatch.setattr(k4_choose, "make", lambda *problem, **tile: made.append(tile) or make(*problem, **tile))
     layer = replace(HEAD, in_channels=448)  # of no other test
     choose(layer, torch.float32)
     assert len(made) > 20
@@ -240,8 +245,8 @@ def test_tiles_of_few_blocks_are_legal():
     layers |= {replace(p, dilation=4) for p in layers} | {split(p, 2) for p in layers if p.in_channels_per_group > 2}
     seamless = workloads.get("seamless_u1").problem.layer
     layers |= {replace(seamless, kernel_size=2 * rows + 1, stride=rows) for rows in range(2, 12)}
-    found = [(p, c) for p in layers for x_vector in (1, 2, 4) for c in k4_few.tiles(p, x_vector, H200)]
-    assert {(c.block_m, c.block_n) for _, c in found if not c.apart} == {tile[:2] for tile in k4_few.TILES}
+    found = [(p, c) for p in layers for x_vector in (1, 2, 4) for c in k4_choose.few_tiles(p, x_vector, H200)]
+    assert {(c.block_m, c.block_n) for _, c in found if not c.apart} == {tile[:2] for tile in k4_choose.FEW_TILES}
     assert {(c.taps.rows, c.block_m) for _, c in found if c.apart} == {(rows, 16 * rows) for rows in range(2, 9)}
     for p, c in found:
         assert fits(c, H200)
@@ -261,21 +266,23 @@ def test_the_blocks_of_the_last_columns_come_last():
     usual, narrow = list(times)[1], next(config for config in times if config.block_n == 96)
     part = split(problem, 2)
     # Three tiles of 128 rows of blocks on 132 multiprocessors: two full ones share one, then one with a warp in four.
-    assert [r for r in k4_few.rounds(part, usual, H200) if r[0]] == [(1, 2, 16), (1, 1, 2)]
+    assert [r for r in k4_choose.busiest_rounds(part, usual, H200) if r[0]] == [(1, 2, 16), (1, 1, 2)]
     # Three tiles of 96 are 68 of the last one's columns, three warps of four.
-    assert [r for r in k4_few.rounds(part, narrow, H200) if r[0]] == [(1, 2, 8)]
-    assert [r for r in k4_few.rounds(part, replace(narrow, min_blocks=1), H200) if r[0]] == [(2, 1, 4)]
+    assert [r for r in k4_choose.busiest_rounds(part, narrow, H200) if r[0]] == [(1, 2, 8)]
+    assert [r for r in k4_choose.busiest_rounds(part, replace(narrow, min_blocks=1), H200) if r[0]] == [(2, 1, 4)]
     long = replace(part, length=10 * 256)
     blocks_of_it = blocks(long, narrow)
-    assert sum(number * beside for number, beside, _ in k4_few.rounds(long, narrow, H200)) == -(-blocks_of_it // 132)
+    assert sum(number * beside for number, beside, _ in k4_choose.busiest_rounds(long, narrow, H200)) == -(
+        -blocks_of_it // 132
+    )
 
 
 def test_tiles_of_few_blocks_store_vectors_where_they_are_aligned(monkeypatch):
-    monkeypatch.setattr(k4_few, "CLEARLY", 100)
+    monkeypatch.setattr(k4_choose, "CLEARLY", 100)
     problem = Problem(1, 64, 64, 9, 64, padding=4)
     usual = choose(problem, torch.float64)
     for length, y_vector in ((64, 4), (66, 1), (68, 4)):
-        config = k4_few.clearly_better(replace(problem, length=length), usual, 2, H200, [1, 2])
+        config = k4_choose.clearly_better(replace(problem, length=length), usual, 2, H200, [1, 2])
         assert config.y_vector == y_vector
 
 
@@ -324,7 +331,7 @@ def test_launches_are_early_on_gpus_that_have_it(gpu):
         )
         _, first, second = plan_of(k4_register_tile.make_kernel, config_for, p, None, x, w, False, True, gpu)
         assert (first.early, second.launch.early) == (gpu == H200 and few, gpu == H200)
-        assert second.launch.kernel is partial_sum.make_kernel(torch.float32, gpu == H200)
+        assert second.launch.kernel is split_sums.make_kernel(torch.float32, gpu == H200)
 
 
 def test_blocks_that_begin_early_spread_where_one_fits_or_each_has_a_multiprocessor():

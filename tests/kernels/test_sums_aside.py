@@ -7,8 +7,8 @@ import torch
 
 from numba_tconv.gradients.input.tile import choose as grad_input_choose
 from numba_tconv.gradients.input.tile.tile import PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY
-from numba_tconv.kernels.common.channel_parts import split
-from numba_tconv.kernels.k4_register_tile.cost import choose as choose_k4
+from numba_tconv.kernels.common.split_sums import split
+from numba_tconv.kernels.k4_register_tile.choose import choose as choose_k4
 from numba_tconv.lab.measure import workloads
 
 F32 = torch.float32

@@ -15,8 +15,7 @@ import torch
 
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.kernels.depthwise import tile as depthwise_config
-from numba_tconv.kernels.k4_register_tile.cost import choose
-from numba_tconv.kernels.k4_register_tile.tile import candidates
+from numba_tconv.kernels.k4_register_tile.choose import candidates, choose
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma.tile import RUN
 from numba_tconv.kernels.k6_wgmma.epilogue.staging import BATCH

@@ -10,7 +10,7 @@ from numba_tconv.gradients.input.tile import kernel as grad_input_tile
 from numba_tconv.gradients.input.tile.choose import choose
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.k4_register_tile import kernel as k4_register_tile
-from numba_tconv.kernels.k4_register_tile.cost import choose as choose_forward
+from numba_tconv.kernels.k4_register_tile.choose import choose as choose_forward
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.machine_code.offline import product_loops
 from numba_tconv.lab.measure import workloads

@@ -48,10 +48,10 @@ def test_a_block_fetches_what_its_outputs_need_and_little_else(stride, dilation,
     assert needed <= fetched <= 1.01 * (needed + 2)
 
     config = RUNGS["k4_register_tile"].config_on(H200, p, torch.float32, "ieee")
-    channels = p.out_channels * config.parts / config.row_tiles(p)  # of an average block
+    channels = p.out_channels * config.row_parts / config.row_tiles(p)  # of an average block
     a_block = traffic("k4_register_tile", p, config).from_global * channels * config.phases * config.block_n
     reach = config.block_n + (p.taps.taps_per_row - 1) * p.taps.step
-    needed = p.in_channels * (reach + channels * kernel_size / config.parts)
+    needed = p.in_channels * (reach + channels * kernel_size / config.row_parts)
     with_padding = p.in_channels * (reach + config.block_m * p.taps.taps_per_row)
     assert needed <= a_block * p.taps.gap <= 1.1 * with_padding
 

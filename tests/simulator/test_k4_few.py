@@ -1,4 +1,4 @@
-"""The thread tiles of kernels/k4_register_tile/few.py, in blocks of one to three warps, in the CUDA simulator. Needs
+"""The thread tiles of k4 for few blocks, in blocks of one to three warps, in the CUDA simulator. Needs
 NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
 
 from dataclasses import replace
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
-from numba_tconv.kernels.common.channel_parts import split
-from numba_tconv.kernels.k4_register_tile import few as k4_few
+from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.split_sums import split
+from numba_tconv.kernels.k4_register_tile import choose as k4_choose
 from numba_tconv.kernels.k4_register_tile.tile import make
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
@@ -42,14 +42,14 @@ APART = dict(thread_m=4, thread_n=8, lanes_m=4, block_m=48, block_n=64, partial=
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(partial_sum, 8):
+    with few_threads(split_sums, 8):
         yield
 
 
 def test_the_shapes_are_those_of_the_tiles():
-    warps = {(tile[2], tile[3], tile[4]) for tile in k4_few.TILES}
+    warps = {(tile[2], tile[3], tile[4]) for tile in k4_choose.FEW_TILES}
     assert warps == {(shape["thread_m"], shape["thread_n"], shape["lanes_m"]) for shape in SHAPES}
-    assert all(APART[name] == k4_few.APART[name] for name in ("thread_m", "thread_n", "lanes_m", "block_n"))
+    assert all(APART[name] == k4_choose.APART[name] for name in ("thread_m", "thread_n", "lanes_m", "block_n"))
 
 
 @pytest.mark.parametrize(

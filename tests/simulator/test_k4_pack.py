@@ -35,8 +35,8 @@ def expected(w, p, c):
     packed = np.zeros((*outer, c.block_k, c.tap_chunk, c.block_m), np.float32)
     for group, row_tile, chunk, channels, k, tap, m in np.ndindex(packed.shape):
         of_phase, of_channel = divmod(m, c.channels) if c.apart else divmod(m, c.phases)[::-1]
-        i, co = channels * c.block_k + k, row_tile // c.parts * c.channels + of_channel
-        a = row_tile % c.parts * c.phases + of_phase
+        i, co = channels * c.block_k + k, row_tile // c.row_parts * c.channels + of_channel
+        a = row_tile % c.row_parts * c.phases + of_phase
         t = a + (chunk * c.tap_chunk + tap) * p.taps.rows
         inside = i < p.in_channels_per_group and m < c.channels * c.phases and co < w.shape[1]
         if inside and a < p.taps.rows and t < p.kernel_size:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
-from numba_tconv.kernels.common.channel_parts import split
+from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
@@ -27,7 +27,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(partial_sum, 8):
+    with few_threads(split_sums, 8):
         yield
 
 

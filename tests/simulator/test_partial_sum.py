@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.ptx.unrolled import runs
 from tests.fences import Fenced
@@ -35,7 +35,7 @@ dtypes = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def tiny_blocks():
-    with few_threads(partial_sum, 8):
+    with few_threads(split_sums, 8):
         yield
 
 
@@ -52,7 +52,7 @@ def check(p, dtype, splits, shift):
     torch.manual_seed(splits)
     partials = torch.randn(p.batch, p.groups, splits, p.out_channels_per_group, p.out_length)
     bias, y = torch.randn(p.out_channels).to(dtype), Fenced(poisoned(p, dtype), shift)
-    partial_sum.prepare(p, dtype, splits, p.bias)(partials.flatten(), bias, y.tensor)
+    split_sums.prepare(p, dtype, splits, p.bias)(partials.flatten(), bias, y.tensor)
     expected = torch.zeros(y.tensor.shape)
     if p.bias:
         expected += bias.float()[:, None]

@@ -11,7 +11,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import wgmma_ring as grad_ring
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.lab.cli import commands, compile_run, named_calls
@@ -111,7 +111,7 @@ def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
     """Their kernel then differs; the test above asks which it is."""
     call = compile_ahead.Call("k4_register_tile", workloads.get("head").problem, torch.float32, "ieee", gpu)
     (sums,) = [kernel for kernel in call.kernels() if kernel.name == "partial_sum"]
-    assert sums is partial_sum.make_kernel(torch.float32, gpu == H200)
+    assert sums is split_sums.make_kernel(torch.float32, gpu == H200)
 
 
 def not_launched(kernels, launched):

@@ -15,8 +15,8 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes
 from numba_tconv.gradients.rung import FEWEST_CHANNELS, GradientRung, too_few
-from numba_tconv.kernels.common import partial_sum
 from numba_tconv.kernels.common import rows as row_copy
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
 from numba_tconv.kernels.k4_register_tile import pack as k4_pack
@@ -122,7 +122,7 @@ class InputPlanes(GradientRung):
         kernel = _forward(name).kernel(of_rung)
         if name in tensor_pack.ORDERS:
             others = [tensor_pack.kernel_of(of_rung.tile, tensor_pack.ORDERS[name])]
-            others += partial_sum.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
+            others += split_sums.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
             others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
         else:
             others = [k4_pack.make_kernel(k4_pack.order_of(of_rung))]

@@ -1,6 +1,6 @@
 """Split-K over the output channels for the gradient for the input, where few tiles have long sums.
 
-A split makes a float32 gradient; kernels/common/partial_sum.py adds them up. The splits are the gradient of a problem
+A split makes a float32 gradient; kernels/common/split_sums.py adds them up. The splits are the gradient of a problem
 with ``splits`` times as many groups, except that a split's weights are some columns of its group's."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 
 PARTS = 1, 2, 3, 4, 6, 8, 12, 16  # candidates, which must divide the output channels
 FEWEST_CHANNELS = 8  # of a split
@@ -34,10 +34,10 @@ def numbers_of_parts(problem: Problem) -> list[int]:
         splits
         for splits in PARTS
         if splits == 1
-        or (channels % splits == 0 and channels // splits >= FEWEST_CHANNELS and splits * sums <= partial_sum.MOST_SUMS)
+        or (channels % splits == 0 and channels // splits >= FEWEST_CHANNELS and splits * sums <= split_sums.MOST_SUMS)
     ]
 
 
-def second_stage(problem: Problem, dtype: torch.dtype, splits: int, early: bool) -> partial_sum.SecondStage | None:
+def second_stage(problem: Problem, dtype: torch.dtype, splits: int, early: bool) -> split_sums.SecondStage | None:
     """The second stage; None for one split."""
-    return partial_sum.second_stage(summed(problem), dtype, splits, has_bias=False, early=early)
+    return split_sums.second_stage(summed(problem), dtype, splits, has_bias=False, early=early)

@@ -1,12 +1,18 @@
-"""What configurations share whose kernels keep tiles of sums in a thread's registers, on CUDA cores."""
+"""Tiles of sums in the registers of threads, on CUDA cores: their sizes, and the order of their products.
+
+Registers lie in two banks, and a bank reads one operand a clock, unless the operand is kept from the product before. So
+rows are multiplied forth and back, and neighbouring sums may be exchanged (``WarpTile.exchanged``), so that a sum and
+its column lie in different banks. tests/register_banks.py counts the waits.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
 from numba_tconv.formula.taps import Taps
+from numba_tconv.ptx import device_function
 from numba_tconv.runtime.elements import ELEMENTS
 
 
@@ -43,7 +49,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums of a thread's row change register banks (thread_sums.py). In wider rows the
+        """Whether neighbouring sums of a thread's row change register banks. In wider rows the
         compiler finds a worse order of products.
         """
         return self.thread_n <= 8
@@ -59,3 +65,26 @@ class WarpTile(ThreadTile):
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
+
+
+@cache
+def make_sums(thread_n: int, vector: int, exchanged: bool):
+    """Two device functions on the sums ``acc`` of a tile with rows of ``thread_n`` columns.
+
+    ``(acc, ws, xs, m, at)`` adds the products of row ``m``: weight ``ws[m]`` times the columns from ``xs[at]`` on.
+    ``(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on.
+    """
+    other = int(exchanged)
+
+    @device_function
+    def add_products(acc, ws, xs, m, at):
+        for e in range(thread_n):
+            n = thread_n - 1 - e if m % 2 else e
+            acc[m * thread_n + (n ^ other)] += ws[m] * xs[at + n]
+
+    @device_function
+    def copy_sums(values, acc, m, n):
+        for z in range(vector):
+            values[z] = acc[m * thread_n + (n + z ^ other)]
+
+    return add_products, copy_sums

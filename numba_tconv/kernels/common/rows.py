@@ -7,19 +7,43 @@ ends.
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, int32, int64, types, uint32
+from numba import cuda, int32, int64, uint32
 
 from numba_tconv.ptx import load_guarded, load_run, store_run
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout, room
 
+from .arguments import arguments
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
 LAYER = 1 << 31  # most vectors that are counted in 32 bits
+
+
+class Source(NamedTuple):
+    """A tensor (outer, inner, L) whose rows are copied from element ``first`` on."""
+
+    data: object
+    offset: int  # elements from a multiple of 16 bytes to the tensor
+    stride_outer: int
+    stride_inner: int
+    stride_l: int
+    inner: int
+    length: int
+    first: int
+
+
+class Result(NamedTuple):
+    """The contiguous copy. Blocks along y of the grid share its rows."""
+
+    data: object
+    vectors: int  # of 16 bytes, of a row
+    layer_rows: int  # rows of the blocks of one y
+    rows: int
 
 
 @cache
@@ -28,27 +52,27 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
     load, load_one_by_one, store = load_run(element, vector), load_guarded(element, vector), store_run(element)
     wide = element.accumulator
 
-    def row_copy(x, x_early, x_outer, x_inner, x_l, inner, length, first, result, vectors, layer_rows, rows):
+    def row_copy(x, result):
         e = cuda.grid(1)
-        row_of_layer = int64(uint32(e) // uint32(vectors))
-        row = cuda.blockIdx.y * layer_rows + row_of_layer
-        if row_of_layer >= layer_rows or row >= rows:
+        row_of_layer = int64(uint32(e) // uint32(result.vectors))
+        row = cuda.blockIdx.y * result.layer_rows + row_of_layer
+        if row_of_layer >= result.layer_rows or row >= result.rows:
             return
-        column = (e - row_of_layer * vectors) * vector
-        outer = int64(uint32(row) // uint32(inner))
-        source = outer * x_outer + (row - outer * inner) * x_inner
-        begin = column + first
+        column = (e - row_of_layer * result.vectors) * vector
+        outer = int64(uint32(row) // uint32(x.inner))
+        source = outer * x.stride_outer + (row - outer * x.inner) * x.stride_inner
+        begin = column + x.first
         values = cuda.local.array(vector, dtype=wide)
-        skip = (x_early + source + begin) & (vector - 1)
-        if x_l == 1 and begin >= skip and begin - skip + 2 * vector <= length:
-            load(values, x, source + begin - skip, int32(skip))
+        skip = (x.offset + source + begin) & (vector - 1)
+        if x.stride_l == 1 and begin >= skip and begin - skip + 2 * vector <= x.length:
+            load(values, x.data, source + begin - skip, int32(skip))
         else:
-            there = int32(max(int64(-vector), min(begin, length)))  # clamped: all positions outside give zeros
-            load_one_by_one(values, x, source, x_l, there, int32(length))
-        store(result, row * (vectors * vector) + column, values, 0)
+            clamped = int32(max(int64(-vector), min(begin, x.length)))  # all positions outside give zeros
+            load_one_by_one(values, x.data, source, x.stride_l, clamped, int32(x.length))
+        store(result.data, row * (result.vectors * vector) + column, values, 0)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 7, stored, *integers * 3)
+    stored = flat(element.storage)
+    signature = arguments(Source, data=stored), arguments(Result, data=stored)
     return Kernel("row_copy", row_copy, signature, THREADS, key=str(dtype))
 
 
@@ -59,19 +83,17 @@ def kernels_of(dtype: torch.dtype) -> list[Kernel]:
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, early: int, pitch: int, first: int
+    shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, offset: int, pitch: int, first: int
 ) -> Prepared:
-    """The launch that fills rows of ``pitch`` elements from a tensor (outer, inner, L) with ``strides``, from element
-    ``first`` of each row on. ``early``: elements from a multiple of 16 bytes to the tensor.
-    """
+    """The launch that fills rows of ``pitch`` elements from a tensor (outer, inner, L), as Source and Result name."""
     (outer, inner, length), vectors = shape, pitch * dtype.itemsize // ALIGNMENT
     rows = outer * inner
     layers = -(-rows * vectors // LAYER)
     layer_rows = -(-rows // layers)
     return make_kernel(dtype).prepare(
         (-(-layer_rows * vectors // THREADS), layers, 1),
-        *(alike(shape, dtype, strides), early, *strides, inner, length, first),
-        *(alike((rows * pitch,), dtype), vectors, layer_rows, rows),
+        Source(alike(shape, dtype, strides), offset, *strides, inner, length, first),
+        Result(alike((rows * pitch,), dtype), vectors, layer_rows, rows),
     )
 
 
@@ -83,8 +105,8 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
     """
     shape, strides, dtype, index, offset = Layout.of(tensor)
     result = room((*shape[:2], pitch), dtype, index)()
-    early = offset % ALIGNMENT // dtype.itemsize
-    _prepared(tuple(shape), strides, dtype, early, pitch, first)(tensor, result)
+    elements = offset % ALIGNMENT // dtype.itemsize
+    _prepared(tuple(shape), strides, dtype, elements, pitch, first)(tensor, result)
     return result
 
 

@@ -11,59 +11,60 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """A device function ``store`` for the first ``config.threads`` threads of a block.
+    """A device function ``store(y, tile, values, bias, sizes, grid)`` for the first ``config.threads`` threads of a
+    block.
 
-    ``values``: a local array of ``y_vector`` elements. ``place``: sample and column where the tile begins.
-    ``co_begin``, ``channels_left``: first output channel, and channels from it on. ``a_begin``: first row of taps.
-    Outputs that no tap reaches become the bias or zero.
+    ``values``: a local array of ``y_vector`` elements. Outputs that no tap reaches become the bias or zero.
     """
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
-    a_pitch, co_pitch = (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)  # of the staged tile
+    phase_pitch, channel_pitch = (
+        (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
+    )  # of the staged tile
     run = block_n * phases * gap  # consecutive outputs of one channel in the tile
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0
 
     @device_function
-    def store(y, shared, values, bias, has_bias, place, columns, first_column, batch, co_begin, channels_left, a_begin,
-              out_channels, out_length, padding):  # fmt: skip
+    def store(y, tile, values, bias, sizes, grid):
         """Write the staged tile: consecutive threads write consecutive outputs."""
-        n_first, column_first = place[0], place[1]
+        columns, out_channels, shared = grid.columns, sizes.out_per_group * sizes.groups, tile.shared
+        first_n, first_column = tile.start[0], tile.start[1]
         thread = int32(cuda.threadIdx.x)
         end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
             # Position and phase serve all output channels of the block.
             offset, row_column = e % gap, e // gap
-            a, column = row_column % phases, row_column // phases
-            n, i = n_first, column_first + column
+            phase, column = row_column % phases, row_column // phases
+            n, i = first_n, first_column + column
             if i >= columns:
                 # A 32-bit division suffices where several samples end in the tile.
                 ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
                 n += ended
                 i -= ended * columns
-            o = (first_column + i) * stride + (a_begin + a) * dilation + offset - padding
-            if n < batch and a_begin + a < rows and o >= 0 and o < out_length:
-                at = int32(a * a_pitch + column)
-                co = co_begin + thread // lanes_run
-                target = (n * out_channels + co) * out_length + o
-                while co < co_begin + channels_left:
-                    source = int32(at + (co - co_begin) * co_pitch)
+            o = (grid.first_column + i) * stride + (tile.first_phase + phase) * dilation + offset - sizes.padding
+            if n < sizes.batch and tile.first_phase + phase < rows and o >= 0 and o < sizes.out_length:
+                staged = int32(phase * phase_pitch + column)
+                co = tile.first_channel + thread // lanes_run
+                target = (n * out_channels + co) * sizes.out_length + o
+                while co < tile.first_channel + tile.channels:
+                    source = int32(staged + (co - tile.first_channel) * channel_pitch)
                     if y_vector > 1:
                         load_vector(values, 0, shared, source)
-                        if has_bias:
+                        if bias.exists:
                             for z in range(y_vector):
-                                values[z] += bias[uint64(co)]
+                                values[z] += bias.data[uint64(co)]
                         store_vector(y, target, values, 0)
                     else:
                         value = shared[uint64(source)]
                         if offset != 0:
                             value = accumulator(0)
-                        if has_bias:
-                            value += bias[uint64(co)]
+                        if bias.exists:
+                            value += bias.data[uint64(co)]
                         y[uint64(target)] = value
                     co += channel_lanes
-                    target += channel_lanes * out_length
+                    target += channel_lanes * sizes.out_length
 
     return store

@@ -11,12 +11,12 @@ samples laid end to end, depth is (input channel, tap). The phases of a strided 
 * producer.py, pack.py: cp.async copies a stage of ``block_k`` channels while the stage before is multiplied.
 * mainloop.py: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap.
 * epilogue.py: interleaves the phases in shared memory; consecutive threads write consecutive outputs.
-* kernels/common/thread_sums.py: an order of products that seldom waits for register banks.
+* kernels/common/register_tile.py: an order of products that seldom waits for register banks.
 * Long float32 sums are accumulated in blocks, which limits the rounding error.
 * Missing taps: where K is no multiple of the stride, a block with many channels takes rows of one phase, so that it
   multiplies existing taps only. Warps behind the last column skip the products.
-* kernels/common/channel_parts.py: split-K over the input channels, where few tiles have long sums.
-* few.py: tiles of other shapes for launches of few blocks.
+* kernels/common/split_sums.py: split-K over the input channels, where few tiles have long sums.
+* choose.py: which tile; others for launches of few blocks.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x; k3 has more than one.
 
@@ -25,6 +25,7 @@ Measured (H200, kb64, float32): 8.59 ms, 3.9 times k3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -48,12 +49,69 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
-from .cost import choose
+from .arguments import Block, OutputTile, Progress, Registers, Stage
+from .choose import choose
 from .epilogue import make_store
 from .mainloop import make_multiply
 from .plan import config_for, kernel_of, plan_of
 from .producer import make_aim, make_load_window
 from .tile import Config, tiny
+
+
+def make_advance(config: Config, multiply: Callable):
+    """A device function that multiplies stages: ``advance(progress, end, block, registers, lane, tails, live, x,
+    packed, sizes, grid)``.
+
+    It goes from ``progress`` to stage ``end``, copies ``stages - 1`` ahead, and returns the new Progress. ``multiply``:
+    Multiply.multiply. ``tails``: Multiply.tails_of. ``live``: whether the thread multiplies.
+    """
+    threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
+    x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize
+    slot_size, reach, chunk_shift = x_stage + w_stage, config.halo + config.lead, config.chunk_shift
+    w_copies = -(-w_stage // (vector * threads))
+    aim, load_window = make_aim(config, threads // 32), make_load_window(config, threads // 32)
+    copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
+
+    @device_function
+    def load_weights(block, slot, packed, offset):
+        """Start the copies of a stage's weights, which begin at ``offset`` of ``packed``, to ``slot``."""
+        thread = int32(cuda.threadIdx.x)
+        target, source = int32(slot + x_stage + thread * vector), offset + thread * vector
+        for j in range(w_copies):
+            if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
+                copy_w(block.shared, target + j * threads * vector, packed, source + j * threads * vector, True)
+
+    @device_function
+    def advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid):
+        channel, chunk, stage = progress.channel, progress.chunk, progress.stage
+        while stage < end:
+            if stage >= 0:
+                wait_for_stage()
+                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
+            ahead = int32(stage + stages - 1)
+            if ahead < block.stages:
+                if channel == 0:
+                    cuda.syncthreads()  # all threads have left the chunk before
+                    aim(block, reach + chunk * chunk_shift, x, sizes, grid)
+                    cuda.syncthreads()
+                slot, in_x = int32(ahead % stages * slot_size), block.group_offset + channel * x.stride_c
+                channels_left, in_packed = sizes.in_per_group - channel, block.tile_offset + ahead * w_stage
+                load_window(block, slot, x, in_x, channels_left)
+                load_weights(block, slot, packed, in_packed)
+                channel = int32(channel + block_k)
+                if channel >= sizes.in_per_group:
+                    channel, chunk = int32(0), int32(chunk + 1)
+            cp_async_commit()
+            if stage >= 0 and live:
+                slot = int32(block.base + itemsize * slot_size * (stage % stages))
+                window = int32(slot + itemsize * lane.window)
+                weights = int32(slot + itemsize * (x_stage + lane.weights))
+                last = tails if stage >= block.stages - grid.channel_chunks else int32(-1)
+                multiply(registers, Stage(block.shared, window, weights), last)
+            stage = int32(stage + 1)
+        return Progress(stage=stage, chunk=chunk, channel=channel)
+
+    return advance
 
 
 @cache
@@ -62,122 +120,74 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
 
     ``make_multiply``: builds the products of a block (mainloop.Multiply); k5_dmma passes its own, with its ``name``.
     """
-    threads, vector, stages = config.threads, config.vector, config.stages
-    block_n, block_k = config.block_n, config.block_k
-    warps, warp_columns, reach = threads // 32, 32 // config.lanes_m * config.thread_n, config.halo + config.lead
-    x_stage, w_stage = config.x_stage, config.w_stage
-    stage = x_stage + w_stage
-    phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
-    accumulator, sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
-    w_copies = -(-w_stage // (vector * threads))
-    chunk_shift = config.chunk_shift
-    sources = config.entries - 2
-    partial, partials, itemsize = config.partial, config.partials, config.itemsize
-    add_partial_sums = add_vectors(sums // vector, threads * vector)
-    store_partial_sums = store_vectors(sums // vector, threads * vector)
-    window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
-    aim, load_window, store = make_aim(config, warps), make_load_window(config, warps), make_store(config)
-    copy_w, wait_for_stage = cp_async(vector), cp_async_wait(stages - 2)
+    threads, vector, block_n = config.threads, config.vector, config.block_n
+    stages, w_stage = config.stages, config.w_stage
+    warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
+    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
+    accumulator, all_sums = ELEMENTS[config.dtype].accumulator, config.thread_m * config.thread_n
+    partial, partials = config.partial, config.partials
+    add_partial_sums = add_vectors(all_sums // vector, threads * vector)
+    store_partial_sums = store_vectors(all_sums // vector, threads * vector)
+    window, weights, lane_of, tails_of, multiply, put = make_multiply(config)
+    advance, store = make_advance(config, multiply), make_store(config)
 
-    @device_function
-    def load(shared, base, x, source, offset, stride_c, channels_left, w, w_offset):
-        """Start the copies of one stage."""
-        thread = int32(cuda.threadIdx.x)
-        load_window(shared, base, x, source, offset, stride_c, channels_left)
-        at, w_at = int32(base + x_stage + thread * vector), w_offset + thread * vector
-        for j in range(w_copies):
-            if (j + 1) * threads * vector <= w_stage or int32((thread + j * threads) * vector) < w_stage:
-                copy_w(shared, at + j * threads * vector, w, w_at + j * threads * vector, True)
-
-    @device_function
-    def advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel, first, columns,
-                first_column, batch, length, stride_n, stride_c, stride_l, x_group, in_per_group, w_tile, of_columns,
-                of_weights, tails, channel_chunks, live):  # fmt: skip
-        """Multiply the stages from ``s`` to ``end``, with the copies ``stages - 1`` ahead, of tap chunk ``chunk`` and
-        of ``channel``. ``tails``: a bit for each row that has the last tap. Returns the next stage, chunk and channel.
-        """
-        while s < end:
-            if s >= 0:
-                wait_for_stage()
-                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
-            ahead = int32(s + stages - 1)
-            if ahead < total:
-                if channel == 0:
-                    cuda.syncthreads()  # all threads have left the chunk before
-                    shift = reach + chunk * chunk_shift
-                    aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
-                    cuda.syncthreads()
-                load(shared, int32(ahead % stages * stage), x, source, x_group + channel * stride_c, stride_c,
-                     in_per_group - channel, w, w_tile + ahead * w_stage)  # fmt: skip
-                channel = int32(channel + block_k)
-                if channel >= in_per_group:
-                    channel, chunk = int32(0), int32(chunk + 1)
-            cp_async_commit()
-            if s >= 0 and live:
-                at = int32(base + itemsize * stage * (s % stages))
-                x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
-                last = tails if s >= total - channel_chunks else int32(-1)
-                multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
-            s = int32(s + 1)
-        return s, chunk, channel
-
-    def k4_register_tile(
-        x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,
-        groups, padding, columns, first_column, row_tiles, tap_chunks, channel_chunks, last_row,
-    ):  # fmt: skip
+    def k4_register_tile(x, packed, bias, y, sizes, grid):
         shared = cuda.shared.array(0, dtype=accumulator)
-        source = cuda.shared.array(sources, dtype=int64)
-        place = cuda.shared.array(2, dtype=int64)
+        offsets = cuda.shared.array(window_offsets, dtype=int64)
+        start = cuda.shared.array(2, dtype=int64)
         # Row tiles are neighbours in the grid, because they read the same inputs. Column tiles may need two axes.
-        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
+        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
-        first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
-        row_at, column_at, of_weights, of_columns = place_of(thread)
+        first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
+        lane = lane_of(thread)
 
         base = shared_base(shared)
-        acc = cuda.local.array(sums, dtype=accumulator)
-        xs = cuda.local.array(window, dtype=accumulator)
-        ws = cuda.local.array(weights, dtype=accumulator)
+        registers = Registers(
+            cuda.local.array(all_sums, dtype=accumulator),
+            cuda.local.array(window, dtype=accumulator),
+            cuda.local.array(weights, dtype=accumulator),
+        )
         results = cuda.local.array(vector, dtype=accumulator)
-        for s in range(sums):
-            acc[s] = accumulator(0)
+        for s in range(all_sums):
+            registers.sums[s] = accumulator(0)
 
-        total = int32(tap_chunks * channel_chunks)
-        x_group, w_tile = group * in_per_group * stride_c, int64(cuda.blockIdx.x) * total * w_stage
-        tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
+        total = int32(grid.tap_chunks * grid.channel_chunks)
+        group_offset = group * sizes.in_per_group * x.stride_c
+        tile_offset = int64(cuda.blockIdx.x) * total * w_stage
+        block = Block(shared, base, offsets, start, first_column, group_offset, tile_offset, total)
+        tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
         # A warp whose columns all lie behind the last one does not multiply.
-        live = first + column_at // warp_columns * warp_columns < batch * columns
+        live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
         griddepcontrol_wait()  # for the packed weights
-        s, chunk, channel = int32(1 - stages), int32(0), int32(0)
+        stage, chunk, channel = int32(1 - stages), int32(0), int32(0)
         if not partial:
-            s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, total, total, chunk, channel,
-                                        first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, of_columns, of_weights, tails,
-                                        channel_chunks, live)  # fmt: skip
+            progress = Progress(stage, chunk, channel)
+            stage, chunk, channel = advance(
+                progress, total, block, registers, lane, tails, live, x, packed, sizes, grid
+            )
         end = int32(min(partial, total))
-        while partial and s < total:
-            s, chunk, channel = advance(base, acc, xs, ws, shared, source, place, x, w, s, end, total, chunk, channel,
-                                        first, columns, first_column, batch, length, stride_n, stride_c, stride_l,
-                                        x_group, in_per_group, w_tile, of_columns, of_weights, tails,
-                                        channel_chunks, live)  # fmt: skip
+        while partial and stage < total:
+            progress = Progress(stage, chunk, channel)
+            stage, chunk, channel = advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)
             # Blocks of terms are summed apart, in a loop of their own: sums changed inside the loop would be moved
             # every stage.
-            if s < total:
-                if s > partial:
-                    add_partial_sums(acc, shared, partials + thread * vector)
-                store_partial_sums(shared, partials + thread * vector, acc)
-                for i in range(sums):
-                    acc[i] = accumulator(0)
+            if stage < total:
+                if stage > partial:
+                    add_partial_sums(registers.sums, shared, partials + thread * vector)
+                store_partial_sums(shared, partials + thread * vector, registers.sums)
+                for s in range(all_sums):
+                    registers.sums[s] = accumulator(0)
                 end = int32(min(end + partial, total))
         if partial and total > partial:
-            add_partial_sums(acc, shared, partials + thread * vector)
+            add_partial_sums(registers.sums, shared, partials + thread * vector)
         cuda.syncthreads()  # the output tile lies where the stages were
-        put(shared, acc, results, row_at, column_at)
+        put(shared, registers.sums, results, lane)
         cuda.syncthreads()
-        channel = row_tile // parts * channels
-        channels_left = int32(min(channels, out_per_group - channel))
-        store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
-              channels_left, row_tile % parts * phases, out_per_group * groups, out_length, padding)  # fmt: skip
+        channel = row_tile // row_parts * channels
+        channels_left = int32(min(channels, sizes.out_per_group - channel))
+        first_channel, first_phase = group * sizes.out_per_group + channel, row_tile % row_parts * phases
+        tile = OutputTile(shared, start, first_channel, channels_left, first_phase)
+        store(y, tile, registers.weights, bias, sizes, grid)
 
     return kernel_of(name, k4_register_tile, config, threads)
 

@@ -7,28 +7,28 @@ from typing import NamedTuple
 
 from numba import int32
 
-from numba_tconv.kernels.common.thread_sums import make_sums
+from numba_tconv.kernels.common.register_tile import make_sums
 from numba_tconv.ptx import device_function, load_vector_at, repeated, store_vector
 
+from .arguments import Lane, Stage
 from .tile import Config
 
 
 class Multiply(NamedTuple):
-    """How a block multiplies: elements of a thread's local operand arrays, and device functions.
+    """How a block multiplies: the sizes of a thread's operand arrays, and device functions.
 
-    * ``place(thread)``: first row and column of the thread's sums; offsets of its weights and columns of x in a stage.
-    * ``tails_of(row_at, last_row)``: a bit for each of the thread's rows whose phase is below ``last_row``: it has the
-      last tap.
-    * ``stage(acc, xs, ws, shared, x_at, w_at, tails)``: the products of a stage at two addresses.
-    * ``put(shared, acc, results, row_at, column_at)``: the sums into the staged tile, a vector of ``results`` at a
-      time.
+    * ``lane_of(thread)``: the thread's Lane.
+    * ``tails_of(lane, last_taps)``: a bit for each of the thread's rows that has the last tap; its phase is below
+      ``last_taps``.
+    * ``multiply(registers, stage, tails)``: adds the products of a stage.
+    * ``put(shared, sums, results, lane)``: the sums into the staged tile, a vector of ``results`` at a time.
     """
 
-    xs: int
-    ws: int
-    place: Callable
+    window: int
+    weights: int
+    lane_of: Callable
     tails_of: Callable
-    stage: Callable
+    multiply: Callable
     put: Callable
 
 
@@ -44,79 +44,82 @@ def make_multiply(config: Config) -> Multiply:
     add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
 
     @device_function
-    def place(thread):
+    def lane_of(thread):
         warp, lane = thread // 32, thread % 32
-        row_at = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
-        column_at = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
-        return row_at, column_at, row_at, int32(column_at + lead)
+        row = int32(warp // warps_n * (lanes_m * thread_m) + lane // lanes_n * vector)
+        column = int32(warp % warps_n * (lanes_n * thread_n) + lane % lanes_n * thread_n)
+        return Lane(row, column, weights=row, window=int32(column + lead))
 
     @device_function
-    def load_weights(ws, shared, w_at, b):
+    def load_weights(weights, stage, tap):
         for h in range(thread_m // vector):
-            load_vector_at(ws, h * vector, shared, int32(w_at + itemsize * (b * block_m + h * vector * lanes_m)))
+            address = int32(stage.weights + itemsize * (tap * block_m + h * vector * lanes_m))
+            load_vector_at(weights, h * vector, stage.shared, address)
 
     @device_function
-    def product(b, state):
+    def product(tap, state):
         """A tap that every row has; taps read the same register window at different offsets."""
-        acc, xs, ws, shared, w_at = state
-        load_weights(ws, shared, w_at, b)
+        registers, stage = state
+        load_weights(registers.weights, stage, tap)
         for m in range(thread_m):
-            add_products(acc, ws, xs, m, halo - b * step)
+            add_products(registers.sums, registers.weights, registers.window, m, halo - tap * step)
 
     products = repeated(product, max(1, whole_taps))
 
     @device_function
-    def multiply(z, state):
-        """Channel ``z`` of a turn, with the taps that every row has."""
-        acc, xs, ws, shared, x_at, w_at = state
+    def multiply_channel(z, state):
+        """The ``z``-th channel from the stage's addresses on, with the taps that every row has."""
+        registers, stage = state
         for q in range(0, window, vector):
-            load_vector_at(xs, q, shared, int32(x_at + z * x_row + itemsize * q))
+            load_vector_at(registers.window, q, stage.shared, int32(stage.window + z * x_row + itemsize * q))
         if whole_taps:
-            products(int32(0), (acc, xs, ws, shared, int32(w_at + z * w_row)))
+            channel = Stage(stage.shared, stage.window, int32(stage.weights + z * w_row))
+            products(int32(0), (registers, channel))
 
-    multiply_turn = repeated(multiply, at_once)
+    multiply_channels = repeated(multiply_channel, at_once)
 
     @device_function
-    def multiply_last(acc, xs, ws, shared, w_at, tails):
-        """The last tap, with the window in ``xs``, for the rows that have it."""
-        load_weights(ws, shared, w_at, whole_taps)
+    def multiply_last(registers, stage, tails):
+        """The last tap of the channel in ``registers.window``, for the rows that have it."""
+        load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
             # A missing tap must not multiply: zero times NaN is NaN.
             if uniform or tails >> m & 1:
-                add_products(acc, ws, xs, m, halo - whole_taps * step)
+                add_products(registers.sums, registers.weights, registers.window, m, halo - whole_taps * step)
 
     @device_function
-    def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
+    def multiply(registers, stage, tails):
         """The last tap of rows of one phase is tested for outside the loop: loads of one channel then do not wait for
         products of another.
         """
-        c = int32(0)
+        in_window, in_weights, c = stage.window, stage.weights, int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:
-                multiply_turn(int32(0), (acc, xs, ws, shared, x_at, w_at))
-                x_at, w_at = int32(x_at + at_once * x_row), int32(w_at + at_once * w_row)
+                multiply_channels(int32(0), (registers, Stage(stage.shared, in_window, in_weights)))
+                in_window, in_weights = int32(in_window + at_once * x_row), int32(in_weights + at_once * w_row)
                 c = int32(c + at_once)
         else:
             while c < block_k:
-                multiply(int32(0), (acc, xs, ws, shared, x_at, w_at))
-                multiply_last(acc, xs, ws, shared, w_at, tails)
-                x_at, w_at, c = int32(x_at + x_row), int32(w_at + w_row), int32(c + 1)
+                channel = Stage(stage.shared, in_window, in_weights)
+                multiply_channel(int32(0), (registers, channel))
+                multiply_last(registers, channel, tails)
+                in_window, in_weights, c = int32(in_window + x_row), int32(in_weights + w_row), int32(c + 1)
 
     @device_function
-    def tails_of(row_at, last_row):
+    def tails_of(lane, last_taps):
         tails = int32(0)
         for m in range(thread_m):
-            row = row_at + m // vector * (vector * lanes_m) + m % vector
-            if (row // channels if apart else row % phases) < last_row:
+            row = lane.row + m // vector * (vector * lanes_m) + m % vector
+            if (row // channels if apart else row % phases) < last_taps:
                 tails |= int32(1 << m)
         return tails
 
     @device_function
-    def put(shared, acc, results, row_at, column_at):
+    def put(shared, sums, results, lane):
         for m in range(thread_m):
-            row = row_at + m // vector * (vector * lanes_m) + m % vector
+            row = lane.row + m // vector * (vector * lanes_m) + m % vector
             for n in range(0, thread_n, vector):
-                copy_sums(results, acc, m, n)
-                store_vector(shared, row * pitch + column_at + n, results, 0)
+                copy_sums(results, sums, m, n)
+                store_vector(shared, row * pitch + lane.column + n, results, 0)
 
-    return Multiply(window, thread_m, place, tails_of, multiply_stage, put)
+    return Multiply(window, thread_m, lane_of, tails_of, multiply, put)

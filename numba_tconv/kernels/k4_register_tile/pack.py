@@ -41,7 +41,7 @@ class Order:
     tap_chunk: int
     phases: int
     channels: int
-    parts: int  # row tiles of one output channel
+    row_parts: int  # row tiles of one output channel
     apart: bool  # rows of one phase lie together
     fragments: bool  # in the order of tensor-core operands: (k / 4, tap, m / 16, lane, row of the lane)
 
@@ -52,7 +52,7 @@ class Order:
 
 
 def order_of(config: Config) -> Order:
-    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.parts
+    sizes = config.block_m, config.block_k, config.tap_chunk, config.phases, config.channels, config.row_parts
     return Order(config.dtype, config.taps.rows, *sizes, config.apart, config.fragments)
 
 
@@ -90,7 +90,7 @@ def box_of(order: Order) -> Box:
 
 @cache
 def make_kernel(order: Order) -> Kernel:
-    phases, channels, parts = order.phases, order.channels, order.parts
+    phases, channels, row_parts = order.phases, order.channels, order.row_parts
     element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
     storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
     packed_piece = order.stage // pieces
@@ -121,8 +121,8 @@ def make_kernel(order: Order) -> Kernel:
         rest, piece = divided(number, int32(channel_chunks * pieces))
         rest, chunk = divided(rest, int32(tap_chunks))
         group, row_tile = divided(rest, int32(row_tiles))
-        channel, row = int32(piece * depth), int32(row_tile % parts * phases)
-        first = group * in_per_group + channel, int32(row_tile // parts * channels), row + chunk * int64(chunk_taps)
+        channel, row = int32(piece * depth), int32(row_tile % row_parts * phases)
+        first = group * in_per_group + channel, int32(row_tile // row_parts * channels), row + chunk * int64(chunk_taps)
         left = int32(in_per_group - channel), int32(out_channels - first[1])
         lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
         limits = limits_of(first, row, left, kernel_size)
@@ -180,7 +180,7 @@ class TilePacking(Packing):
     @cached_property
     def launch(self) -> Prepared:
         w, order, box = self.weights, self.order, box_of(self.order)
-        whole = order.parts == 1 and self.tap_chunks == 1
+        whole = order.row_parts == 1 and self.tap_chunks == 1
         return make_kernel(order).prepare(
             self.blocks,
             *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from numba import types
-
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import split
-from numba_tconv.kernels.common.partial_sum import SecondStage, second_stage
+from numba_tconv.kernels.common.arguments import Bias, Signal, arguments, signal_like
+from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout
 
-from . import cost as k4_cost
+from . import choose as k4_choose
+from .arguments import Grid, Sizes
 from .pack import TilePacking, packing_of
 from .tile import Config
 
@@ -58,12 +57,27 @@ def plan_of(
     grid, kernel = (row_tiles * p.groups, -(-column_tiles // planes), planes), make_kernel(replace(config, splits=1))
     launch = kernel.prepare(
         grid,
-        *(alike(x.shape, x.dtype, x.strides), *x.strides, packed),
-        *(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
+        signal_like(x),
+        packed,
+        Bias(alike((p.out_channels,), x.dtype) if has_bias else packed, has_bias),
         alike((p.batch, p.out_channels, p.out_length), x.dtype),
-        *(p.batch, p.length, p.out_length, p.in_channels_per_group, p.out_channels_per_group, p.groups, p.padding),
-        *(columns, first_column, row_tiles, config.tap_chunks(p), config.channel_chunks(p)),
-        t.kernel_size - (t.taps_per_row - 1) * t.rows,
+        Sizes(
+            batch=p.batch,
+            length=p.length,
+            out_length=p.out_length,
+            in_per_group=p.in_channels_per_group,
+            out_per_group=p.out_channels_per_group,
+            groups=p.groups,
+            padding=p.padding,
+        ),
+        Grid(
+            columns=columns,
+            first_column=first_column,
+            row_tiles=row_tiles,
+            tap_chunks=config.tap_chunks(p),
+            channel_chunks=config.channel_chunks(p),
+            last_taps=t.kernel_size - (t.taps_per_row - 1) * t.rows,
+        ),
         early=device.spreads_early(math.prod(grid), kernel.shared_bytes, packing.blocks),
     )
     return packing, launch, second
@@ -71,13 +85,14 @@ def plan_of(
 
 def kernel_of(name: str, function: Callable, config: Config, threads: int) -> Kernel:
     """A kernel with the signature of a launch of ``plan_of``."""
-    stored, integers = flat(ELEMENTS[config.dtype].storage), (types.int64,)
-    signature = (stored, *integers * 3, stored, stored, *integers, stored, *integers * 13)
+    stored = flat(ELEMENTS[config.dtype].storage)
+    x, bias = arguments(Signal, data=stored), arguments(Bias, data=stored)
+    signature = (x, stored, bias, stored, arguments(Sizes), arguments(Grid))
     return Kernel(name, function, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 
 def config_for(x: Layout, problem: Problem, device: Device) -> Config:
-    return k4_cost.choose(problem, x.dtype, vector_of(x), device)
+    return k4_choose.choose(problem, x.dtype, vector_of(x), device)
 
 
 def vector_of(x: Layout) -> int:

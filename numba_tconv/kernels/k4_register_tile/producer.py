@@ -10,49 +10,53 @@ from .tile import Config
 
 
 def make_aim(config: Config, warps: int, first_thread: int = 0):
-    """A device function ``aim``, called by ``warps`` warps from thread ``first_thread`` on."""
+    """A device function ``aim(block, shift, x, sizes, grid)``, called by ``warps`` warps from thread ``first_thread``
+    on. The window begins ``shift`` columns before the tile.
+    """
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
-    def aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l):
-        """Write to ``source`` where each vector of the window lies in x at channel 0, or -1 outside the signal, and to
-        ``place`` sample and column of the block. The table is in shared memory to save registers.
-        """
+    def aim(block, shift, x, sizes, grid):
+        """Fill in ``block.offsets`` and ``block.start``. They are in shared memory to save registers."""
         p = int32(cuda.threadIdx.x - first_thread)
         while p < x_per_row:
-            n, column = divmod(first + p * x_vector - shift, columns)
+            n, column = divmod(block.first_column + p * x_vector - shift, grid.columns)
             if p * x_vector == shift:  # kept here, so that the store need not keep the division's result in registers
-                place[0], place[1] = n, column
-            i = first_column + column
-            inside = n >= 0 and n < batch and i >= 0 and i < length
-            source[uint64(p)] = n * stride_n + i * stride_l if inside else int64(-1)
+                block.start[0], block.start[1] = n, column
+            i = grid.first_column + column
+            inside = n >= 0 and n < sizes.batch and i >= 0 and i < sizes.length
+            block.offsets[uint64(p)] = n * x.stride_n + i * x.stride_l if inside else int64(-1)
             p = int32(p + 32 * warps)
 
     return aim
 
 
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
-    """The same warps' device function ``load_window`` that starts the copies of a stage's window."""
+    """The same warps' device function ``load_window(block, slot, x, channel, channels_left)``.
+
+    It starts the copies of a stage's window to element ``slot`` of the shared memory. ``channel``: offset of the
+    stage's first channel in x. Channels from ``channels_left`` on become zeros.
+    """
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)
 
     @device_function
-    def load_window(shared, base, x, source, offset, stride_c, channels_left):
+    def load_window(block, slot, x, channel, channels_left):
         warp, lane = int32((cuda.threadIdx.x - first_thread) // 32), int32(cuda.threadIdx.x % 32)
         # A warp copies whole channels: p needs no division, and the place of a vector serves all of them.
         for j in range(x_copies):
             p = int32(lane + 32 * j)
             if 32 * (j + 1) <= x_per_row or p < x_per_row:
-                first = source[uint64(p)]
-                inside = first >= 0
-                element = first + offset + warp * stride_c if inside else int64(0)
-                forth = warps * stride_c if inside else int64(0)
-                at = int32(base + warp * width + p * x_vector)
+                offset = block.offsets[uint64(p)]
+                inside = offset >= 0
+                element = offset + channel + warp * x.stride_c if inside else int64(0)
+                next_channel = warps * x.stride_c if inside else int64(0)
+                target = int32(slot + warp * width + p * x_vector)
                 for z in range(-(-block_k // warps)):
                     if z < block_k // warps or warp < block_k % warps:
                         exists = whole_chunks or warp + z * warps < channels_left
-                        copy(shared, at + z * warps * width, x, element, inside and exists)
-                        element += forth
+                        copy(block.shared, target + z * warps * width, x.data, element, inside and exists)
+                        element += next_channel
 
     return load_window

@@ -7,17 +7,14 @@ threads; a thread holds ``thread_m x thread_n`` sums.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import split
 from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import ENTRY, entries_before
-from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
+from numba_tconv.runtime.device import RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
 # Window elements that a thread may hold in registers; longer rows are walked in several tap chunks.
@@ -48,7 +45,7 @@ class Config(WarpTile):
     x_vector: int = 1  # elements of x that one cp.async copies
     apart: bool = False  # a block has rows of all phases, grouped by phase; a thread has one phase
     y_vector: int = 1  # consecutive outputs that one store writes
-    splits: int = 1  # split-K parts of the input channels (kernels/common/channel_parts.py)
+    splits: int = 1  # split-K parts of the input channels (kernels/common/split_sums.py)
 
     barriers = 0  # mbarriers in shared memory
     fragments = False  # weights are packed in the order of tensor-core operands
@@ -69,7 +66,7 @@ class Config(WarpTile):
         return self.block_m // self.phases
 
     @property
-    def parts(self) -> int:
+    def row_parts(self) -> int:
         """Row tiles that share the phases of one output channel."""
         return -(-self.taps.rows // self.phases)
 
@@ -153,7 +150,7 @@ class Config(WarpTile):
 
     def row_tiles(self, problem: Problem) -> int:
         """Blocks along the rows of one group."""
-        return -(-problem.out_channels_per_group // self.channels) * self.parts
+        return -(-problem.out_channels_per_group // self.channels) * self.row_parts
 
     def tap_chunks(self, problem: Problem) -> int:
         return problem.taps.taps_per_row // self.tap_chunk
@@ -165,27 +162,6 @@ class Config(WarpTile):
         """Taps of a chunk that a block multiplies; with uniform rows the average of existing taps."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
         return problem.kernel_size / chunks if self.uniform else self.tap_chunk
-
-
-# By accumulator bytes: (block_m, block_n, thread_m, thread_n, lanes_m, min_blocks on an H200).
-TILES = {
-    4: (
-        (64, 128, 8, 8, 8, 4),
-        (128, 128, 8, 8, 8, 2),
-        (128, 128, 16, 8, 8, 2),
-        (32, 256, 4, 8, 8, 2),
-        (16, 512, 4, 8, 4, 2),
-        (8, 512, 4, 8, 2, 4),
-        (4, 512, 4, 8, 1, 2),
-    ),
-    8: (
-        (64, 64, 4, 8, 8, 2),
-        (32, 128, 4, 8, 8, 2),
-        (16, 256, 4, 8, 4, 2),
-        (8, 256, 4, 8, 2, 4),
-        (4, 256, 4, 8, 1, 8),
-    ),
-}
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
@@ -248,52 +224,6 @@ def fits(config: Config, device: Device) -> bool:
     """Whether ``min_blocks`` blocks fit in a multiprocessor's shared memory."""
     need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
     return config.min_blocks * need <= device.shared_per_multiprocessor
-
-
-def register_window(device: Device) -> int:
-    """Window elements that 128 registers hold beside a thread's sums and weights without a spill."""
-    return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
-
-
-def spills(config: Config, device: Device) -> bool:
-    """Whether 128 registers do not hold 64 sums with a wide window, or, before Hopper, with single-element copies."""
-    if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
-        return False
-    if config.x_vector == 1:
-        return device.cc < (9, 0) and config.threads > 128
-    return config.window > register_window(device)
-
-
-def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
-    """Every tile that fits with the channels in ``splits`` parts."""
-    part = split(problem, splits)
-    return [storing_vectors(config, part) for config in of_layer(part.layer, dtype, x_vector, device, splits)]
-
-
-@lru_cache(maxsize=1024)
-def of_layer(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
-    """Every tile that fits for the layer of a part, with the deepest stage that wastes the fewest channels. With less
-    shared memory than an H200's, fewer blocks share it, at least two.
-    """
-    depth = layer.in_channels_per_group
-    share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
-    names = ("block_m", "block_n", "thread_m", "thread_n", "lanes_m")
-    tiles = TILES[ELEMENTS[dtype].accumulator.bitwidth // 8]
-    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
-    found = []
-    for (*sizes, blocks), one_phase in itertools.product(tiles, ways):
-        blocks = max(2, min(blocks, round(blocks * share)))
-        tile = dict(zip(names, sizes, strict=True), min_blocks=blocks, x_vector=x_vector)
-        tile |= dict(one_phase=one_phase, splits=splits)
-        for block_k in sorted(range(2, 17, 2), key=lambda k: (-(-depth // k) * k, -k)):
-            config = make(layer, dtype, block_k, **tile)
-            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
-            if config.window > register_window(device):
-                config = replace(config, min_blocks=min(3, config.min_blocks))
-            if short and fits(config, device) and not spills(config, device):
-                found.append(config)
-                break
-    return tuple(found)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from numba import float64, int32
 
+from numba_tconv.kernels.k4_register_tile.arguments import Lane, Stage
 from numba_tconv.kernels.k4_register_tile.mainloop import Multiply
 from numba_tconv.ptx import device_function, ld_shared, load_vector_at, mma_f64, recomputed, repeated, store_vector
 
@@ -28,58 +29,66 @@ def make_multiply(config: Config) -> Multiply:
     load, multiply_tile = ld_shared(1, float64), mma_f64(config.depth)
 
     @device_function
-    def place(thread):
+    def lane_of(thread):
         warp, lane = int32(thread // 32), int32(thread % 32)
         row, column = int32(warp // warps_n * rows), int32(warp % warps_n * columns)
-        of_weights, of_columns = int32(row * CHANNELS + lane * 2), int32(column + lead + lane % 4 * width + lane // 4)
-        return int32(row + lane // 4), int32(column + lane % 4 * 2), of_weights, of_columns
+        weights, window = int32(row * CHANNELS + lane * 2), int32(column + lead + lane % 4 * width + lane // 4)
+        return Lane(int32(row + lane // 4), int32(column + lane % 4 * 2), weights, window)
 
     @device_function
-    def product(b, state):
-        acc, xs, ws, shared, x_at, w_at = state
+    def product(tap, state):
+        registers, stage = state
+        window, weights = registers.window, registers.weights
         for n in range(tiles_n):
             for z in range(fours):
-                xs[n * fours + z] = load(int32(x_at + z * x_four + (halo - b * step + COLUMNS * n) * 8))
+                address = int32(stage.window + z * x_four + (halo - tap * step + COLUMNS * n) * 8)
+                window[n * fours + z] = load(address)
         for m in range(tiles_m):
             for z in range(fours):
-                load_vector_at(ws, 2 * z, shared, int32(w_at + z * w_four + (b * all_tiles + m) * fragment))
+                address = int32(stage.weights + z * w_four + (tap * all_tiles + m) * fragment)
+                load_vector_at(weights, 2 * z, stage.shared, address)
             for n in range(tiles_n):
-                multiply_tile(acc, (m * tiles_n + n) * 4, ws, 0, xs, n * fours)
+                multiply_tile(registers.sums, (m * tiles_n + n) * 4, weights, 0, window, n * fours)
 
     products = repeated(product, max(1, whole_taps))
 
     @device_function
-    def multiply(z, state):
-        """Step ``z`` of a turn of the loop, with the taps that every row has."""
-        acc, xs, ws, shared, x_at, w_at = state
-        if whole_taps:
-            at = int32(x_at + z * fours * x_four), int32(w_at + z * fours * w_four)
-            products(int32(0), (acc, xs, ws, shared, *at))
-
-    multiply_turn = repeated(multiply, at_once)
+    def depth_of(stage, z):
+        """The ``z``-th product depth from the stage's addresses on."""
+        return Stage(stage.shared, int32(stage.window + z * fours * x_four), int32(stage.weights + z * fours * w_four))
 
     @device_function
-    def multiply_stage(acc, xs, ws, shared, x_at, w_at, tails):
-        c = int32(0)
+    def multiply_depth(z, state):
+        """The ``z``-th product depth, with the taps that every row has."""
+        registers, stage = state
+        if whole_taps:
+            products(int32(0), (registers, depth_of(stage, z)))
+
+    multiply_depths = repeated(multiply_depth, at_once)
+
+    @device_function
+    def multiply(registers, stage, tails):
+        in_window, in_weights, c = stage.window, stage.weights, int32(0)
         while c < block_k:
-            multiply_turn(int32(0), (acc, xs, ws, shared, x_at, w_at))
+            first = Stage(stage.shared, in_window, in_weights)
+            multiply_depths(int32(0), (registers, first))
             if ragged and tails != 0:
                 for z in range(at_once):
-                    at = int32(x_at + z * fours * x_four), int32(w_at + z * fours * w_four)
-                    product(int32(whole_taps), (acc, xs, ws, shared, *at))
-            x_at, w_at = int32(x_at + at_once * fours * x_four), int32(w_at + at_once * fours * w_four)
+                    product(int32(whole_taps), (registers, depth_of(first, z)))
+            in_window = int32(in_window + at_once * fours * x_four)
+            in_weights = int32(in_weights + at_once * fours * w_four)
             c = recomputed(int32(c + at_once * fours * CHANNELS))  # keeps turns from being unrolled, which spills
 
     @device_function
-    def tails_of(row_at, last_row):
-        return int32(-1) if last_row > 0 else int32(0)  # ragged rows are of one phase
+    def tails_of(lane, last_taps):
+        return int32(-1) if last_taps > 0 else int32(0)  # ragged rows are of one phase
 
     @device_function
-    def put(shared, acc, results, row_at, column_at):
+    def put(shared, sums, results, lane):
         for m in range(2 * tiles_m):
             for n in range(tiles_n):
                 for e in range(2):
-                    results[e] = acc[(m // 2 * tiles_n + n) * 4 + m % 2 * 2 + e]
-                store_vector(shared, (row_at + 8 * m) * pitch + column_at + COLUMNS * n, results, 0)
+                    results[e] = sums[(m // 2 * tiles_n + n) * 4 + m % 2 * 2 + e]
+                store_vector(shared, (lane.row + 8 * m) * pitch + lane.column + COLUMNS * n, results, 0)
 
-    return Multiply(tiles_n * fours, 2 * fours, place, tails_of, multiply_stage, put)
+    return Multiply(tiles_n * fours, 2 * fours, lane_of, tails_of, multiply, put)

@@ -17,6 +17,7 @@ from functools import cache
 
 from numba import cuda, float64, int32, int64
 
+from numba_tconv.kernels.k4_register_tile.arguments import Block, OutputTile, Registers, Stage
 from numba_tconv.kernels.k4_register_tile.epilogue import make_store
 from numba_tconv.kernels.k4_register_tile.plan import kernel_of
 from numba_tconv.kernels.k4_register_tile.producer import make_aim, make_load_window
@@ -53,64 +54,63 @@ def make_kernel(config: Config) -> Kernel:
     itemsize, width, copied, reach = config.itemsize, config.width, config.copied, config.halo + config.lead
     x_vector, x_stage, w_stage, chunk_shift = config.x_vector, config.x_stage, config.w_stage, config.chunk_shift
     stage, x_bytes, w_bytes = x_stage + w_stage, copied * itemsize, w_stage * itemsize
-    phases, channels, parts, ragged = config.phases, config.channels, config.parts, config.ragged
+    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
     warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
-    all_barriers, sources = config.barriers, config.entries - 2 - config.barriers
-    window, weights, place_of, tails_of, multiply_stage, put = make_multiply(config)
+    all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers
+    window, weights, lane_of, tails_of, multiply, put = make_multiply(config)
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
     store, rows = make_store(config), block_k // COPYING  # of x, for a producer warp
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 
     @device_function
-    def fill_ring(shared, base, source, place, full, empty, x, w, first, columns, first_column, batch, length, stride_n,
-                  stride_c, stride_l, x_group, in_per_group, w_tile, tap_chunks):  # fmt: skip
+    def fill_ring(block, full, empty, x, packed, sizes, grid):
         """The producers' loop: copy every stage into its slot once all consumers have released it."""
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
         # Bytes that this lane announces: a row of x, and all weights.
         of_row, of_weights = int32(x_bytes if lane < rows else 0), int32(w_bytes if warp == 0 and lane == 0 else 0)
-        for chunk in range(tap_chunks):
+        in_packed, columns = block.tile_offset, grid.columns
+        for chunk in range(int32(grid.tap_chunks)):
             shift = reach + chunk * chunk_shift
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # all producers have left the chunk before
-            aim(source, place, first, shift, columns, first_column, batch, length, stride_n, stride_l)
+            aim(block, shift, x, sizes, grid)
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
-            n, column = divmod(first - shift, columns)
-            i = first_column + column
-            along = n >= 0 and n < batch and i >= 0 and i + copied <= length and column + copied <= columns
-            own = int32(warp * rows + lane)  # row of x
-            row = x_group + n * stride_n + i + own * stride_c
-            offset, left = x_group, in_per_group
+            n, column = divmod(block.first_column - shift, columns)
+            i = grid.first_column + column
+            whole = n >= 0 and n < sizes.batch and i >= 0 and i + copied <= sizes.length and column + copied <= columns
+            row = int32(warp * rows + lane)  # of the stage's window
+            in_x = block.group_offset + n * x.stride_n + i + row * x.stride_c
+            channel, left = block.group_offset, sizes.in_per_group
             while left > 0:
                 at, bar = int32(slot * stage), int32(full + 8 * slot)
                 mbarrier_wait(empty + 8 * slot, parity)
                 # Every lane arrives, because racecheck does not credit one thread's arrival to its warp.
-                if x_vector > 1 and along and left >= block_k:
+                if x_vector > 1 and whole and left >= block_k:
                     mbarrier_arrive_expect_tx(bar, int32(of_row + of_weights))
                     if lane < rows:
-                        cp_async_bulk(int32(base + (at + own * width) * itemsize), x, row, int32(x_bytes), bar)
+                        target = int32(block.base + (at + row * width) * itemsize)
+                        cp_async_bulk(target, x.data, in_x, int32(x_bytes), bar)
                 else:
-                    load_window(shared, at, x, source, offset, stride_c, left)
+                    load_window(block, at, x, channel, left)
                     mbarrier_await_copies(bar)
                     mbarrier_arrive_expect_tx(bar, of_weights)
                 if of_weights > 0:
-                    cp_async_bulk(int32(base + (at + x_stage) * itemsize), w, w_tile, int32(w_bytes), bar)
-                w_tile, left = w_tile + w_stage, left - block_k
-                offset, row = offset + block_k * stride_c, row + block_k * stride_c
+                    target = int32(block.base + (at + x_stage) * itemsize)
+                    cp_async_bulk(target, packed, in_packed, int32(w_bytes), bar)
+                in_packed, left = in_packed + w_stage, left - block_k
+                channel, in_x = channel + block_k * x.stride_c, in_x + block_k * x.stride_c
                 slot = int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
 
-    def k5_dmma_ring(
-        x, stride_n, stride_c, stride_l, w, bias, has_bias, y, batch, length, out_length, in_per_group, out_per_group,
-        groups, padding, columns, first_column, row_tiles, tap_chunks, channel_chunks, last_row,
-    ):  # fmt: skip
+    def k5_dmma_ring(x, packed, bias, y, sizes, grid):
         shared = cuda.shared.array(0, dtype=float64)
-        source = cuda.shared.array(sources, dtype=int64)
-        place = cuda.shared.array(2, dtype=int64)
+        offsets = cuda.shared.array(window_offsets, dtype=int64)
+        start = cuda.shared.array(2, dtype=int64)
         barriers = cuda.shared.array(all_barriers, dtype=int64)
-        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(row_tiles))
+        group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
-        first = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
+        first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
         base, full = shared_base(shared), shared_address(barriers, int64(0))
         empty = int32(full + 8 * stages)
         if thread == 0:
@@ -121,43 +121,50 @@ def make_kernel(config: Config) -> Kernel:
         cuda.syncthreads()
         griddepcontrol_wait()  # for the packed weights
 
-        total = int32(tap_chunks * channel_chunks)
+        total = int32(grid.tap_chunks * grid.channel_chunks)
         if thread >= threads:
             shrink()
-            fill_ring(shared, base, source, place, full, empty, x, w, first, columns, first_column, batch, length,
-                      stride_n, stride_c, stride_l, group * in_per_group * stride_c, in_per_group,
-                      int64(cuda.blockIdx.x) * total * w_stage, int32(tap_chunks))  # fmt: skip
+            group_offset = group * sizes.in_per_group * x.stride_c
+            tile_offset = int64(cuda.blockIdx.x) * total * w_stage
+            block = Block(shared, base, offsets, start, first_column, group_offset, tile_offset, total)
+            fill_ring(block, full, empty, x, packed, sizes, grid)
         else:
             grow()
-            row_at, column_at, of_weights, of_columns = place_of(thread)
-            acc = cuda.local.array(sums, dtype=float64)
-            xs = cuda.local.array(window, dtype=float64)
-            ws = cuda.local.array(weights, dtype=float64)
+            lane = lane_of(thread)
+            registers = Registers(
+                cuda.local.array(sums, dtype=float64),
+                cuda.local.array(window, dtype=float64),
+                cuda.local.array(weights, dtype=float64),
+            )
             for s in range(sums):
-                acc[s] = float64(0)
-            tails = tails_of(row_at, int32(last_row - row_tile % parts * phases)) if ragged else int32(-1)
+                registers.sums[s] = float64(0)
+            tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
             # A warp whose columns all lie behind the last one does not multiply.
-            live = first + column_at // warp_columns * warp_columns < batch * columns
+            live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
             slot, parity, left = int32(0), int32(0), total
             while left > 0:
                 mbarrier_wait(full + 8 * slot, parity)
                 if live:
                     at = int32(base + itemsize * stage * slot)
-                    x_at, w_at = int32(at + itemsize * of_columns), int32(at + itemsize * (x_stage + of_weights))
-                    last = tails if left <= int32(channel_chunks) else int32(-1)
-                    multiply_stage(acc, xs, ws, shared, x_at, w_at, last)
+                    in_window, in_weights = (
+                        int32(at + itemsize * lane.window),
+                        int32(at + itemsize * (x_stage + lane.weights)),
+                    )
+                    last = tails if left <= int32(grid.channel_chunks) else int32(-1)
+                    multiply(registers, Stage(shared, in_window, in_weights), last)
                 fence_async()  # orders this lane's reads before writes of the copy engine
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile lies where the stages were
-            row_at, column_at, _, _ = place_of(recomputed(int32(cuda.threadIdx.x)))  # recomputed, else they would spill
-            put(shared, acc, ws, row_at, column_at)
+            lane = lane_of(recomputed(int32(cuda.threadIdx.x)))  # recomputed, else it would spill
+            put(shared, registers.sums, registers.weights, lane)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))
-            channel = row_tile // parts * channels
-            channels_left = int32(min(channels, out_per_group - channel))
-            store(y, shared, ws, bias, has_bias, place, columns, first_column, batch, group * out_per_group + channel,
-                  channels_left, row_tile % parts * phases, out_per_group * groups, out_length, padding)  # fmt: skip
+            channel = row_tile // row_parts * channels
+            channels_left = int32(min(channels, sizes.out_per_group - channel))
+            first_channel, first_phase = group * sizes.out_per_group + channel, row_tile % row_parts * phases
+            tile = OutputTile(shared, start, first_channel, channels_left, first_phase)
+            store(y, tile, registers.weights, bias, sizes, grid)
 
     return kernel_of("k5_dmma_ring", k5_dmma_ring, config, threads + COPYING * WARP)

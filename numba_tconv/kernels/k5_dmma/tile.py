@@ -11,7 +11,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.sectors import SECTOR
 from numba_tconv.kernels.k4_register_tile import tile as k4_config
-from numba_tconv.kernels.k4_register_tile.cost import rounds
+from numba_tconv.kernels.k4_register_tile.choose import rounds
 from numba_tconv.runtime.device import H200, Device
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product

@@ -4,7 +4,7 @@ A turn computes one tile, or a pair (Config.paired). A stage lasts as long as it
 The epilogue adds its full time if both warpgroups store together; else it hides behind the other's products. Memory
 traffic overlaps with all of it, but for a share EXPOSED.
 
-Few tiles with long sums may split them over input channels (split-K, kernels/common/channel_parts.py), which costs a
+Few tiles with long sums may split them over input channels (split-K, kernels/common/split_sums.py), which costs a
 second stage.
 
 The constants are fitted to measurements in tf32, tf32x3 and bf16; a test limits what a choice costs against the best
@@ -17,7 +17,7 @@ import math
 from functools import lru_cache
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import LEAST_GAIN, second_stage_ms, split, worthwhile
+from numba_tconv.kernels.common.split_sums import LEAST_GAIN, second_stage_ms, split, worthwhile
 from numba_tconv.runtime.device import H200, Device
 
 from . import input as k6_input

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import split
 from numba_tconv.kernels.common.rows import copied, kernels_of, to_rows
+from numba_tconv.kernels.common.split_sums import split
 from numba_tconv.kernels.common.tensor_map import row_pitch
 from numba_tconv.runtime.kernel import Kernel
 

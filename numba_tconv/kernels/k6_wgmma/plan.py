@@ -9,8 +9,7 @@ from functools import lru_cache
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.channel_parts import split
-from numba_tconv.kernels.common.partial_sum import SecondStage, second_stage
+from numba_tconv.kernels.common.split_sums import SecondStage, second_stage, split
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
 from numba_tconv.kernels.common.tensor_core.rung import by_vectors, default_precision
 from numba_tconv.kernels.common.tensor_core.store_any import alignment_of

@@ -49,7 +49,7 @@ class Config:
     round_buffers: int = 1  # buffers in each, for rows in rounds (epilogue/rows.py)
     joined: bool = False  # samples are laid end to end first (input.py)
     depths: int = 1  # product depths of a stage: 1 or ``unroll``
-    splits: int = 1  # split-K: parts of the input channels (kernels/common/channel_parts.py)
+    splits: int = 1  # split-K: parts of the input channels (kernels/common/split_sums.py)
     early_sums: ClassVar[bool] = True  # the kernel that adds them up is launched early
     tail: bool = False  # the last column of every sample is left to tail.py
 
@@ -283,7 +283,7 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
     both).
 
     Batch and length do not change what is compiled. ``wide_outputs``: float32 outputs in any case. ``splits``: parts of
-    a group's channels, which are groups of ``problem`` (channel_parts.split).
+    a group's channels, which are groups of ``problem`` (split_sums.split).
     """
     found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels import k3_shared_tile
-from numba_tconv.kernels.common.channel_parts import split
-from numba_tconv.kernels.k4_register_tile.cost import blocks
+from numba_tconv.kernels.common.split_sums import split
+from numba_tconv.kernels.k4_register_tile.choose import blocks
 
 
 @dataclass(frozen=True)

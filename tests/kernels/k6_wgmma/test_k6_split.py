@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import channel_parts, partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.k6_wgmma import choose as k6_choose
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
 from numba_tconv.kernels.k6_wgmma.boxes import Rows, rows_of
@@ -31,11 +31,11 @@ def test_partial_sums_add_up_to_the_outputs(splits, groups):
     """By torch: the split problem has the same tensors, and the outputs of its parts add up."""
     p = Problem(2, 12, 6, 5, 9, stride=2, padding=1, groups=groups, bias=True)
     x, w, bias = operands(p, torch.float64, "cpu")
-    part = channel_parts.split(p, splits)
+    part = split_sums.split(p, splits)
     assert part.out_channels_per_group == p.out_channels_per_group
     assert not part.bias
     partials = torch.conv_transpose1d(x, w, None, **parameters(part))
-    assert partials.numel() == channel_parts.partial_sums(p, splits)
+    assert partials.numel() == split_sums.partial_sums(p, splits)
     sums = partials.reshape(p.batch, groups, splits, p.out_channels_per_group, -1).sum(2)
     whole = torch.conv_transpose1d(x, w, bias, **parameters(p))
     torch.testing.assert_close(sums.reshape(whole.shape) + bias[:, None], whole)
@@ -43,16 +43,16 @@ def test_partial_sums_add_up_to_the_outputs(splits, groups):
 
 @pytest.mark.parametrize("channels", [16, 31, 80, 512, 1026])
 def test_parts_are_equal_and_hold_channels_for_a_product(channels):
-    numbers = channel_parts.numbers_of_parts(replace(HEAD, in_channels=channels))
+    numbers = split_sums.numbers_of_parts(replace(HEAD, in_channels=channels))
     assert (numbers == []) == (channels in (16, 31))
-    assert all(channels % parts == 0 and channels // parts >= channel_parts.FEWEST_CHANNELS for parts in numbers)
-    assert len(set(numbers)) == len(numbers) <= len(channel_parts.PARTS)
+    assert all(channels % parts == 0 and channels // parts >= split_sums.FEWEST_CHANNELS for parts in numbers)
+    assert len(set(numbers)) == len(numbers) <= len(split_sums.PARTS)
 
 
 def test_more_partial_sums_than_the_second_stage_counts_are_not_made():
     long = replace(HEAD, length=200_000)
-    assert channel_parts.partial_sums(long, 8) > channel_parts.MOST_SUMS > channel_parts.partial_sums(long, 2)
-    assert max(channel_parts.numbers_of_parts(long)) < 8 <= max(channel_parts.numbers_of_parts(HEAD))
+    assert split_sums.partial_sums(long, 8) > split_sums.MOST_SUMS > split_sums.partial_sums(long, 2)
+    assert max(split_sums.numbers_of_parts(long)) < 8 <= max(split_sums.numbers_of_parts(HEAD))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -142,6 +142,6 @@ def test_the_split_is_told():
 def test_one_kernel_adds_up_all_sums():
     """Whatever their number, and the outputs': of vectors, a quarter of the threads."""
     for splits, (length, blocks) in itertools.product((2, 3), ((1000, 2), (1001, 8))):
-        launch = partial_sum.prepare(Problem(1, 16, 1, 1, length), torch.bfloat16, splits, has_bias=False, early=True)
-        assert launch.kernel is partial_sum.make_kernel(torch.bfloat16, True)
+        launch = split_sums.prepare(Problem(1, 16, 1, 1, length), torch.bfloat16, splits, has_bias=False, early=True)
+        assert launch.kernel is split_sums.make_kernel(torch.bfloat16, True)
         assert launch.grid == (blocks, 1, 1)

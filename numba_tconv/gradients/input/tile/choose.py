@@ -11,8 +11,8 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import numbers_of_parts, split, summed
-from numba_tconv.kernels.common.channel_parts import second_stage_ms
 from numba_tconv.kernels.common.sectors import ENTRY
+from numba_tconv.kernels.common.split_sums import second_stage_ms
 from numba_tconv.runtime.device import H200, RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from numba import cuda, int32, uint64
 
 from numba_tconv.gradients.window import locate
-from numba_tconv.kernels.common.thread_sums import make_sums
+from numba_tconv.kernels.common.register_tile import make_sums
 from numba_tconv.ptx import device_function, store_vector
 from numba_tconv.runtime.elements import ELEMENTS
 

@@ -26,7 +26,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.arguments import Signal, integers, of_problem, tensor
 from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.rung import cuda_core_reason
 from numba_tconv.ptx import (
     add_vectors,
@@ -237,7 +237,7 @@ class InputTile(GradientRung):
 
     def kernels(self, config):
         alone = config.alone
-        sums = [(kernel, 0) for kernel in partial_sum.kernels_of(config, config.dtype)]
+        sums = [(kernel, 0) for kernel in split_sums.kernels_of(config, config.dtype)]
         return [(make_kernel(alone), config.shared_bytes), (make_pack(alone, config.overlaps_packing), 0), *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
@@ -265,7 +265,7 @@ class Plan(NamedTuple):
     packed: torch.Tensor  # a stand-in for the packed weights
     pack: Prepared
     main: Prepared
-    add_up: partial_sum.SecondStage | None  # with splits
+    add_up: split_sums.SecondStage | None  # with splits
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from numba import int32, uint32, uint64
 
-from numba_tconv.kernels.common.thread_sums import make_sums
+from numba_tconv.kernels.common.register_tile import make_sums
 from numba_tconv.ptx import device_function, load_vector_at, repeated
 
 from .tile import Config

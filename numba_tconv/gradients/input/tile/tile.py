@@ -66,7 +66,7 @@ class Config(WarpTile):
 
     @property
     def early_sums(self) -> bool:
-        """What partial_sum.kernels_of reads."""
+        """What split_sums.kernels_of reads."""
         return self.early_launch
 
     @property

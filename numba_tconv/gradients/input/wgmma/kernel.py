@@ -37,8 +37,8 @@ from numba_tconv.gradients.wgmma_ring import (
     template_of_rows,
     workspace,
 )
-from numba_tconv.kernels.common import partial_sum
 from numba_tconv.kernels.common import rows as row_copy
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.rows import in_rows
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
 from numba_tconv.kernels.common.tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, lies_in_rows, publish
@@ -280,7 +280,7 @@ class InputWarpgroup(WgmmaGradient):
         return rows_of_grad.choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
 
     def kernels(self, config):
-        others = [partial_sum.make_kernel(config.dtype, True)] if config.partial else []
+        others = [split_sums.make_kernel(config.dtype, True)] if config.partial else []
         others += row_copy.kernels_of(config.dtype)
         return [(make_kernel(config), config.shared_bytes), *((other, 0) for other in others)]
 
@@ -323,7 +323,7 @@ def _prepared(
     w_shape: tuple,
     w_strides: tuple,
     device: gpu.Device,
-) -> tuple[int, Prepared, partial_sum.SecondStage | None]:
+) -> tuple[int, Prepared, split_sums.SecondStage | None]:
     """Blocks, the launch, and the second stage for partial sums, or None. ``g`` and ``w`` must lie in rows."""
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)

@@ -1,7 +1,7 @@
 """How tiles of grad_input_wgmma fill a GPU: by their width, and by split-K.
 
 Blocks take tiles in turn; narrower tiles can fill the last round. Where tiles are too few, parts of their stages become
-tiles, whose float32 sums kernels/common/partial_sum.py adds up in a fixed order."""
+tiles, whose float32 sums kernels/common/split_sums.py adds up in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.parts import summed
 from numba_tconv.gradients.wgmma_ring import deepest
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.runtime.device import Device
 
 from .tile import Config
@@ -46,7 +46,7 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
     def clocks(splits):
         return clocks_of(p, config, splits, device)
 
-    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, partial_sum.MOST_SUMS // sums) + 1)
+    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
     best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
     return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
 
@@ -69,8 +69,8 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
     return replace(best, partial=splits_of(problem, best, device) > 1)
 
 
-def second_stage(problem: Problem, splits: int, config: Config) -> partial_sum.SecondStage:
+def second_stage(problem: Problem, splits: int, config: Config) -> split_sums.SecondStage:
     """The second stage, which adds up the parts."""
     results = summed(problem)
-    launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
-    return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)
+    launch = split_sums.prepare(results, config.dtype, splits, has_bias=False, early=True)
+    return split_sums.SecondStage(split_sums.partial_sums(results, splits), launch)

@@ -14,7 +14,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import window as grad_window
 from numba_tconv.gradients.sum import BATCH
 from numba_tconv.gradients.window import Window
-from numba_tconv.kernels.common.channel_parts import SECOND_LAUNCH, SUM_BANDWIDTH
+from numba_tconv.kernels.common.split_sums import SECOND_LAUNCH, SUM_BANDWIDTH
 from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 

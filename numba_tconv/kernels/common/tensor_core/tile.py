@@ -45,7 +45,7 @@ class Tile:
     channels: int  # output channels in a tile
     span: int  # outputs that one column contributes to a channel
     round_channels: int  # output channels that are staged together
-    wide_outputs: bool = False  # float32 partial sums of 16-bit operands (kernels/common/channel_parts.py)
+    wide_outputs: bool = False  # float32 partial sums of 16-bit operands (kernels/common/split_sums.py)
     aligned: bool = True  # runs begin and end on sectors
 
     @cached_property

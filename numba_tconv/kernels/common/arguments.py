@@ -1,0 +1,79 @@
+"""Kernel arguments that several kernels share by name: tensors with their strides, and the sizes of a layer.
+
+Strides are in elements.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba import types
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.runtime.kernel import alike, named
+from numba_tconv.runtime.layout import Layout
+
+
+class Signal(NamedTuple):
+    """A tensor (N, C, L)."""
+
+    data: object
+    stride_n: int
+    stride_c: int
+    stride_l: int
+
+
+class Weights(NamedTuple):
+    """Weights (C_in, C_out/groups, K)."""
+
+    data: object
+    stride_i: int
+    stride_o: int
+    stride_k: int
+
+
+class Bias(NamedTuple):
+    """A bias (C_out,); any tensor of its type where it does not exist."""
+
+    data: object
+    exists: bool
+
+
+class Layer(NamedTuple):
+    """Sizes of a problem, and how the taps of an output follow each other (formula/taps.py)."""
+
+    length: int
+    in_per_group: int
+    out_per_group: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    groups: int
+    gap: int
+    rows: int
+    step: int
+    inverse: int  # Taps.dilation_inverse
+    out_length: int
+
+
+def layer_of(problem: Problem) -> Layer:
+    p, t = problem, problem.taps
+    sizes = p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size
+    progression = t.gap, t.rows, t.step, t.dilation_inverse
+    return Layer(*sizes, p.stride, p.padding, p.dilation, p.groups, *progression, p.out_length)
+
+
+def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
+    """Type of an argument that is a NamedTuple ``fields`` of int64 and ``tensors``."""
+    return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
+
+
+def signal_like(x: Layout) -> Signal:
+    """A signal laid out as ``x``, told at each launch."""
+    return Signal(alike(x.shape, x.dtype, x.strides), *x.strides)
+
+
+def weights_like(w: Layout) -> Weights:
+    """Weights laid out as ``w``, told at each launch."""
+    return Weights(alike(w.shape, w.dtype, w.strides), *w.strides)

@@ -1,0 +1,84 @@
+"""What k4's kernel, its device functions and the launch plan share by name. Offsets are in elements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sizes(NamedTuple):
+    """Sizes of the problem."""
+
+    batch: int
+    length: int
+    out_length: int
+    in_per_group: int
+    out_per_group: int
+    groups: int
+    padding: int
+
+
+class Grid(NamedTuple):
+    """How the matrix product is divided."""
+
+    columns: int  # of a sample
+    first_column: int  # of a sample
+    row_tiles: int  # of a group
+    tap_chunks: int
+    channel_chunks: int
+    last_taps: int  # rows of an output channel that have the last tap
+
+
+class Block(NamedTuple):
+    """The work of a block."""
+
+    shared: object
+    base: int  # address of ``shared``
+    offsets: object  # in shared memory: where each vector of the window lies in x at channel 0; -1 outside the signal
+    start: object  # in shared memory: sample and column where the tile begins
+    first_column: int  # of the tile, over all samples
+    group_offset: int  # of the group's first channel in x
+    tile_offset: int  # of the row tile's first stage in the packed weights
+    stages: int
+
+
+class Lane(NamedTuple):
+    """Where a thread's sums lie in the tile, and its operands in a stage."""
+
+    row: int
+    column: int
+    weights: int
+    window: int
+
+
+class Registers(NamedTuple):
+    """Local arrays of a thread."""
+
+    sums: object
+    window: object
+    weights: object
+
+
+class Stage(NamedTuple):
+    """Shared memory, and the addresses of a thread's operands of one stage."""
+
+    shared: object
+    window: int
+    weights: int
+
+
+class Progress(NamedTuple):
+    """The next stage to multiply; the tap chunk and input channel of the next stage to copy."""
+
+    stage: int
+    chunk: int
+    channel: int
+
+
+class OutputTile(NamedTuple):
+    """The outputs of a block, staged in shared memory."""
+
+    shared: object
+    start: object  # as in Block
+    first_channel: int  # of all groups
+    channels: int
+    first_phase: int

@@ -1,0 +1,266 @@
+"""Which tile k4 takes: candidates, their estimated time, and into how many parts the input channels are split.
+
+Many rounds of blocks are weighed by throughput (``cost``). With few blocks the multiprocessor with the most of them
+decides (``few_cost``): by its warps that have columns, by the warps that share a scheduler, and by the latency that a
+lone warp cannot hide. Other tile shapes then leave the last tile of columns less empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.split_sums import LEAST_GAIN, second_stage_ms, split, worthwhile
+from numba_tconv.runtime.device import H200, REGISTERS, Device
+from numba_tconv.runtime.elements import ELEMENTS
+
+from .tile import WINDOW_LIMIT, Config, fits, make, storing_vectors, terms_of_a_partial_sum
+
+SIZES = "block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks"
+# By accumulator bytes, the SIZES of each tile; min_blocks on an H200.
+TILES = {
+    4: (
+        (64, 128, 8, 8, 8, 4),
+        (128, 128, 8, 8, 8, 2),
+        (128, 128, 16, 8, 8, 2),
+        (32, 256, 4, 8, 8, 2),
+        (16, 512, 4, 8, 4, 2),
+        (8, 512, 4, 8, 2, 4),
+        (4, 512, 4, 8, 1, 2),
+    ),
+    8: (
+        (64, 64, 4, 8, 8, 2),
+        (32, 128, 4, 8, 8, 2),
+        (16, 256, 4, 8, 4, 2),
+        (8, 256, 4, 8, 2, 4),
+        (4, 256, 4, 8, 1, 8),
+    ),
+}
+# The same for few blocks, with the channels of the deepest stage: many sums a thread, few columns, few sums.
+FEW_TILES = (
+    (192, 96, 12, 12, 16, 2, 16),
+    (96, 192, 12, 12, 8, 2, 16),
+    (256, 24, 8, 4, 16, 2, 16),
+    (32, 64, 4, 4, 4, 5, 32),
+)
+# For rows of unequal taps: 16 channels of one phase a warp, and as many warps as phases.
+APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
+MOST_PHASES = 8
+
+MOST_ROUNDS = 4  # rounds of blocks; with more, splitting gains too little to be weighed
+FEW_ROUNDS = 2  # rounds of blocks of the tile that ``cost`` picks: below, all tiles are weighed by ``few_cost``,
+CLEARLY = 0.98  # and taken where their estimate is less than this share of its time
+CALL = 0.02  # ms: host time of a call; below it another launch gains nothing
+
+# Fitted to measured launches of many blocks.
+RATE = 2.8e8  # float32 multiply-adds of a multiprocessor in a millisecond
+FEWEST_WARPS = 5.2  # warps of a multiprocessor that hide each other's latencies: fewer take as long
+COPY = 92  # multiply-adds that take as long as a copy to shared memory
+STAGE = 7.5e-5  # ms: latency of a stage
+STORE = 5.4e-7  # ms for a sum of a block; meanwhile its successor does not multiply
+LOAD = 0.92  # multiply-adds that take as long as a load from shared memory
+
+# Fitted to measured launches of few blocks on Hopper. Unit: clocks of a scheduler, each a multiply-add of one warp.
+SCHEDULERS = 4  # of a multiprocessor
+CLOCKS = 1.64e6  # in a millisecond
+CHANNEL = 31  # loads of a turn of the loop over channels, and its end, for a warp
+LATENCY = 32  # latency of these loads, unless other warps multiply meanwhile
+ALONE = 360  # barriers of a stage, for a block alone on a multiprocessor; a quarter with two blocks
+FEW_COPY = 0.26  # a copy to shared memory
+POSITION = 1.33  # the place of an output, computed once for all output channels of a block
+LAUNCH = 0.0049  # ms
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
+    """The configuration with the least estimated time. ``x_vector``: elements of x that one copy takes."""
+
+    def time(config):
+        return cost(problem, config, device)
+
+    whole = min(candidates(problem, dtype, x_vector, device), key=time)
+    share = blocks(problem, whole) / (whole.min_blocks * device.multiprocessors)
+    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
+        return whole
+    parts = worthwhile(problem, share, MOST_ROUNDS) if time(whole) >= CALL else []
+    split_sums = (c for splits in parts for c in candidates(problem, dtype, x_vector, device, splits))
+    best = min(split_sums, key=time, default=whole)
+    usual = best if time(best) + LEAST_GAIN < time(whole) else whole
+    few = share < FEW_ROUNDS and device.cc >= (9, 0)
+    return clearly_better(problem, usual, x_vector, device, [1, *parts]) if few else usual
+
+
+def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
+    """The fastest tile for few blocks, in a number of ``parts``; ``usual`` unless CLEARLY slower."""
+    least, best, number = CLEARLY * few_cost(problem, usual, device), usual, usual.splits
+    for splits in parts:
+        part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
+        usual_tiles = candidates(problem, torch.float32, x_vector, device, splits)
+        for config in (*usual_tiles, *few_tiles(part.layer, x_vector, device)):
+            time = few_milliseconds(part, config, device) + second
+            if time < least:
+                least, best, number = time, config, splits
+    return replace(storing_vectors(best, split(problem, number)), splits=number)
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def register_window(device: Device) -> int:
+    """Window elements that 128 registers hold beside a thread's sums and weights without a spill."""
+    return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
+
+
+def spills(config: Config, device: Device) -> bool:
+    """Whether 128 registers do not hold 64 sums with a wide window, or, before Hopper, with single-element copies."""
+    if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
+        return False
+    if config.x_vector == 1:
+        return device.cc < (9, 0) and config.threads > 128
+    return config.window > register_window(device)
+
+
+def least_waste(layer: Problem, deepest: int) -> list[int]:
+    """Input channels of a stage, those first that waste the fewest channels, then the deepest."""
+    depth = layer.in_channels_per_group
+    return sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k))
+
+
+def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
+    """Every usual tile that fits with the channels in ``splits`` parts."""
+    part = split(problem, splits)
+    return [storing_vectors(config, part) for config in tiles(part.layer, dtype, x_vector, device, splits)]
+
+
+@lru_cache(maxsize=1024)
+def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
+    """Every usual tile that fits for the layer of a part. With less shared memory than an H200's, fewer blocks share
+    it, at least two.
+    """
+    share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
+    ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
+    found = []
+    for sizes, one_phase in itertools.product(TILES[ELEMENTS[dtype].accumulator.bitwidth // 8], ways):
+        tile = dict(zip(SIZES, sizes, strict=True), x_vector=x_vector, one_phase=one_phase, splits=splits)
+        tile["min_blocks"] = max(2, min(tile["min_blocks"], round(tile["min_blocks"] * share)))
+        for block_k in least_waste(layer, 16):
+            config = make(layer, dtype, block_k, **tile)
+            short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer) or block_k == 2
+            if config.window > register_window(device):
+                config = replace(config, min_blocks=min(3, config.min_blocks))
+            if short and fits(config, device) and not spills(config, device):
+                found.append(config)
+                break
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def few_tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ...]:
+    """The tiles of a layer for few blocks, whatever batch and length; none before Hopper."""
+    if device.cc < (9, 0):
+        return ()
+    if layer.kernel_size % layer.taps.rows:
+        # A warp has channels of one phase, and a block all phases of them.
+        several = 1 < layer.taps.rows <= MOST_PHASES
+        sized = [dict(APART, block_m=16 * layer.taps.rows, apart=True)] if several else []
+    else:
+        sized = [dict(zip((*SIZES, "deepest"), sizes, strict=True)) for sizes in FEW_TILES]
+    deep = (with_stages(layer, device, x_vector=x_vector, **size) for size in sized)
+    return tuple(config for config in deep if config)
+
+
+def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **tile) -> Config | None:
+    """The tile with the first number of ``stages`` that fits; None if none does, or the window is too wide for the
+    registers.
+    """
+    for block_k in least_waste(layer, deepest):
+        config = make(layer, torch.float32, block_k, **tile)
+        short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
+        fitting = (way for n in stages if fits(way := replace(config, stages=n), device))
+        if short and config.window <= register_window(device) and (found := next(fitting, None)):
+            return found
+    return None
+
+
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+def blocks(problem: Problem, config: Config) -> int:
+    column_tiles = -(-problem.batch * config.columns(problem)[1] // config.block_n)
+    return column_tiles * config.row_tiles(problem) * problem.groups
+
+
+def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
+    """Full rounds of ``min_blocks`` blocks a multiprocessor, and the most blocks of one in the last, partial round."""
+    full, last = divmod(blocks(problem, config), device.multiprocessors * config.min_blocks)
+    return full, -(-last // device.multiprocessors)
+
+
+def cost(problem: Problem, config: Config, device: Device) -> float:
+    """Estimated milliseconds, second stage included, launch overhead excluded."""
+    c, part = config, split(problem, config.splits)
+    stages = c.channel_chunks(part) * c.tap_chunks(part)
+    copies = c.x_stage / c.x_vector + c.w_stage / c.vector
+    loads = LOAD * (1 / c.thread_m + 1 / c.block_k)
+    products = c.block_m * c.block_n * c.block_k * c.multiplied_taps(part)
+    block = stages * (products * (1 + loads) + COPY * copies)
+    rate = RATE * 4 / c.itemsize
+
+    def milliseconds(resident):
+        idle = max(1, FEWEST_WARPS / (resident * c.threads / 32))
+        store = STORE * c.block_m * c.block_n * c.itemsize / 4
+        return resident * idle * block / rate + stages * STAGE + store
+
+    full, last = rounds(part, config, device)
+    first = full * milliseconds(c.min_blocks) + (milliseconds(last) if last else 0)
+    return first + second_stage_ms(problem, c.splits, c.itemsize)
+
+
+def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator[tuple[int, int, int]]:
+    """Rounds of the multiprocessor with the most blocks: (equal rounds, blocks in each, their warps that have columns),
+    tiles of the last columns last.
+    """
+    columns, rows = problem.batch * config.columns(problem)[1], config.row_tiles(problem) * problem.groups
+    column_tiles, warp_columns = -(-columns // config.block_n), config.block_n // config.warps_n
+    warps = config.warps_m * config.warps_n
+    of_last = config.warps_m * -(-(columns - (column_tiles - 1) * config.block_n) // warp_columns)
+    most = -(-column_tiles * rows // device.multiprocessors)
+    full = most if of_last == warps else min(most, -(-(column_tiles - 1) * rows // device.multiprocessors))
+    whole, left = divmod(full, config.min_blocks)
+    last = min(-full % config.min_blocks, most - full)  # last tiles that share the round of the full ones left
+    last_whole, last_left = divmod(most - full - last, config.min_blocks)
+    yield whole, config.min_blocks, config.min_blocks * warps
+    yield min(left, 1), left + last, left * warps + last * of_last
+    yield last_whole, config.min_blocks, config.min_blocks * of_last
+    yield min(last_left, 1), last_left, last_left * of_last
+
+
+def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
+    """Estimated milliseconds of a launch of few blocks, second stage excluded."""
+    c = config
+    alike = [r for r in busiest_rounds(problem, c, device) if r[0]]
+    taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # with one phase a block, the longest row decides
+    a_warp = c.block_k * (taps * c.thread_m * c.thread_n + CHANNEL / c.at_once)
+    waits = c.block_k * LATENCY / c.at_once
+    copies = FEW_COPY * (c.x_stage / c.x_vector + c.w_stage / c.vector)
+    store = POSITION * max(c.block_n * c.phases * c.taps.gap, c.threads)
+    stages = c.channel_chunks(problem) * c.tap_chunks(problem)
+
+    def clocks(resident, warps):
+        busy = -(-warps // SCHEDULERS) * a_warp + resident * copies
+        alone = a_warp + waits + resident * copies
+        hidden = (busy**4 + alone**4) ** 0.25  # a smooth maximum: they hide each other almost entirely
+        return stages * (hidden + ALONE / resident**2) + resident * store
+
+    return LAUNCH + sum(number * clocks(resident, warps) for number, resident, warps in alike) / CLOCKS
+
+
+def few_cost(problem: Problem, config: Config, device: Device) -> float:
+    """Estimated milliseconds of few blocks, second stage included."""
+    first = few_milliseconds(split(problem, config.splits), config, device)
+    return first + second_stage_ms(problem, config.splits, config.itemsize)
