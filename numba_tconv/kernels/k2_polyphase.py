@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
-from numba import cuda, types, uint64
+from numba import cuda, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 
+from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
 from .rung import SUM_CHANNELS, Rung, are_adjacent, cuda_core_reason, taking_bias
 
 
@@ -35,44 +36,42 @@ def make_kernel(config: Config) -> Kernel:
     element = ELEMENTS[config.dtype]
     load, store, accumulator = element.load, element.store, element.accumulator
 
-    def k2_polyphase(
-        x, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, length, in_per_group, out_per_group, taps,
-        stride, padding, dilation, groups, gap, rows, step, inverse, out_length,
-    ):  # fmt: skip
+    def k2_polyphase(x, w, bias, y, layer):
         thread = cuda.grid(1)
         if thread >= y.size:
             return
-        row, o = divmod(thread, out_length)
-        n, co = divmod(row, out_per_group * groups)
-        group, co_in_group = divmod(co, out_per_group)
+        row, o = divmod(thread, layer.out_length)
+        n, co = divmod(row, layer.out_per_group * layer.groups)
+        group, co_in_group = divmod(co, layer.out_per_group)
 
-        block, phase = divmod(o + padding, stride)
-        first_tap = phase // gap * inverse % rows
-        newest = block - first_tap * dilation // stride  # the input that the first tap of the phase reads
-        begin = max(0, -((length - 1 - newest) // step))
-        end = min((taps - first_tap + rows - 1) // rows, newest // step + 1)
-        if phase % gap:
+        block, phase = divmod(o + layer.padding, layer.stride)
+        first_tap = phase // layer.gap * layer.inverse % layer.rows
+        newest = block - first_tap * layer.dilation // layer.stride  # the input that the first tap of the phase reads
+        begin = max(0, -((layer.length - 1 - newest) // layer.step))
+        end = min((layer.taps - first_tap + layer.rows - 1) // layer.rows, newest // layer.step + 1)
+        if phase % layer.gap:
             end = 0
 
         # The longer loop is inside; its addresses advance by a constant.
-        x_group = n * x_n + group * in_per_group * x_c
-        w_group = group * in_per_group * w_i + co_in_group * w_o
-        total = load(bias[co]) if has_bias else accumulator(0)
+        x_group = n * x.stride_n + group * layer.in_per_group * x.stride_c
+        w_group = group * layer.in_per_group * w.stride_i + co_in_group * w.stride_o
+        total = load(bias.data[co]) if bias.exists else accumulator(0)
         for b in range(begin, end):
-            x_at = x_group + (newest - b * step) * x_l
-            w_at = w_group + (first_tap + b * rows) * w_k
-            for c in range(0, in_per_group, SUM_CHANNELS):
+            x_offset = x_group + (newest - b * layer.step) * x.stride_l
+            w_offset = w_group + (first_tap + b * layer.rows) * w.stride_k
+            for c in range(0, layer.in_per_group, SUM_CHANNELS):
                 part = accumulator(0)
-                for _ in range(min(SUM_CHANNELS, in_per_group - c)):
-                    part += load(x[uint64(x_at)]) * load(w[uint64(w_at)])
-                    x_at += x_c
-                    w_at += w_i
+                for _ in range(min(SUM_CHANNELS, layer.in_per_group - c)):
+                    part += load(x.data[uint64(x_offset)]) * load(w.data[uint64(w_offset)])
+                    x_offset += x.stride_c
+                    w_offset += w.stride_i
                 total += part
         y[uint64(thread)] = store(total)
 
-    stored, integers = element.storage, (types.int64,)
-    tensors = flat(stored), *integers * 3, flat(stored), *integers * 3, strided(stored, 1), *integers, flat(stored)
-    return Kernel("k2_polyphase", k2_polyphase, (*tensors, *integers * 13), config.threads, key=repr(config))
+    stored = element.storage
+    x, w = arguments(Signal, data=flat(stored)), arguments(Weights, data=flat(stored))
+    signature = x, w, arguments(Bias, data=strided(stored, 1)), flat(stored), arguments(Layer)
+    return Kernel("k2_polyphase", k2_polyphase, signature, config.threads, key=repr(config))
 
 
 class Polyphase(Rung):
@@ -106,13 +105,13 @@ class Polyphase(Rung):
 def _prepared(
     problem: Problem, config: Config, x_stride: tuple, w_stride: tuple, bias_stride: tuple | None
 ) -> Prepared:
-    p, t, dtype = problem, problem.taps, config.dtype
+    p, dtype = problem, config.dtype
     outputs = p.batch * p.out_channels * p.out_length
     return make_kernel(config).prepare(
         -(-outputs // config.threads),
-        *(alike((p.batch, p.in_channels, p.length), dtype, x_stride), *x_stride),
-        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_stride), *w_stride),
-        *(alike((p.out_channels,), dtype, bias_stride), bias_stride is not None, alike((outputs,), dtype)),
-        *(p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-        *(p.stride, p.padding, p.dilation, p.groups, t.gap, t.rows, t.step, t.dilation_inverse, p.out_length),
+        Signal(alike((p.batch, p.in_channels, p.length), dtype, x_stride), *x_stride),
+        Weights(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_stride), *w_stride),
+        Bias(alike((p.out_channels,), dtype, bias_stride), bias_stride is not None),
+        alike((outputs,), dtype),
+        layer_of(p),
     )

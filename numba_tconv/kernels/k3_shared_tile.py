@@ -20,6 +20,7 @@ from numba import cuda, int32, int64, types, uint32, uint64
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, strided
 
+from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
 from .rung import Rung, adjacent, cuda_core_reason
 
 FEW_CHANNELS = 16  # output channels of a group; with fewer, most threads compute nothing
@@ -64,20 +65,17 @@ def make_kernel(config: Config) -> Kernel:
     load, store, accumulator = element.load, element.store, element.accumulator
     outputs, channels, pitch = config.outputs, config.channels, config.pitch
 
-    def k3_shared_tile(
-        x, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, length, in_per_group, out_per_group, taps,
-        stride, padding, dilation, groups, gap, rows, step, inverse, out_length, width, depth,
-    ):  # fmt: skip
-        position_tiles = (out_length + outputs - 1) // outputs
-        channel_tiles = (out_per_group + channels - 1) // channels
+    def k3_shared_tile(x, w, bias, y, layer, width, depth):
+        position_tiles = (layer.out_length + outputs - 1) // outputs
+        channel_tiles = (layer.out_per_group + channels - 1) // channels
 
         # Blocks with one window are neighbours in the grid, and find it in L2.
-        rest, channel_tile = divmod(int64(cuda.blockIdx.x), channel_tiles)
-        rest, group = divmod(rest, groups)
-        n, position_tile = divmod(rest, position_tiles)
+        window_tile, channel_tile = divmod(int64(cuda.blockIdx.x), channel_tiles)
+        window_tile, group = divmod(window_tile, layer.groups)
+        n, position_tile = divmod(window_tile, position_tiles)
 
         shared = cuda.shared.array(0, dtype=accumulator)
-        taps, width, depth = int32(taps), int32(width), int32(depth)
+        taps, width, depth = int32(layer.taps), int32(width), int32(depth)
         weights = int32(depth * width)  # offset of the weights (input channel, tap, output channel)
         w_channel = int32(taps * pitch)
         thread = int32(cuda.threadIdx.x)
@@ -85,50 +83,50 @@ def make_kernel(config: Config) -> Kernel:
 
         first_output = position_tile * outputs
         o = first_output + thread
-        block, phase = divmod(o + padding, stride)
-        first_tap = int32(phase // gap * inverse % rows)
-        own_taps = int32(0) if phase % gap else int32((taps - first_tap + rows - 1) // rows)
-        window_begin = (first_output + padding) // stride + (outputs - 2) // stride + 2 - width
-        newest = int32(block - first_tap * dilation // stride - window_begin)
+        block, phase = divmod(o + layer.padding, layer.stride)
+        first_tap = int32(phase // layer.gap * layer.inverse % layer.rows)
+        phase_taps = int32(0) if phase % layer.gap else int32((taps - first_tap + layer.rows - 1) // layer.rows)
+        window_begin = (first_output + layer.padding) // layer.stride + (outputs - 2) // layer.stride + 2 - width
+        newest = int32(block - first_tap * layer.dilation // layer.stride - window_begin)
 
-        x_at = n * x_n + group * in_per_group * x_c
-        w_at = group * in_per_group * w_i + first_channel * w_o
-        w_elements = int32(min(channels, out_per_group - first_channel) * taps)
+        x_offset = n * x.stride_n + group * layer.in_per_group * x.stride_c
+        w_offset = group * layer.in_per_group * w.stride_i + first_channel * w.stride_o
+        w_elements = int32(min(channels, layer.out_per_group - first_channel) * taps)
         total = cuda.local.array(channels, dtype=accumulator)
         part = cuda.local.array(channels, dtype=accumulator)
         for j in range(channels):
             total[j] = accumulator(0)
-        for c0 in range(0, in_per_group, depth):
-            here = int32(min(depth, in_per_group - c0))
+        for first in range(0, layer.in_per_group, depth):
+            stage_channels = int32(min(depth, layer.in_per_group - first))
             # A thread fetches one place of every channel: addresses advance by a constant, and loads overlap.
             e = thread
             while e < width:
                 i = window_begin + e
-                inside = i >= 0 and i < length
-                source, target = x_at + (i * x_l if inside else int64(0)), e
-                for _ in range(here):
-                    value = load(x[uint64(source)])
+                inside = i >= 0 and i < layer.length
+                source, target = x_offset + (i * x.stride_l if inside else int64(0)), e
+                for _ in range(stage_channels):
+                    value = load(x.data[uint64(source)])
                     shared[uint64(target)] = value if inside else accumulator(0)
-                    source, target = source + x_c, int32(target + width)
+                    source, target = source + x.stride_c, int32(target + width)
                 e = int32(e + outputs)
             e = int32(outputs - 1 - thread)  # from the other end: threads that fetched less of the window come first
             while e < w_elements:
                 co = int32(uint32(e) // uint32(taps))  # unsigned, which the compiler divides in 32 bits
                 k = int32(e - co * taps)
-                source, target = w_at + co * w_o + k * w_k, int32(weights + k * pitch + co)
-                for _ in range(here):
-                    shared[uint64(target)] = load(w[uint64(source)])
-                    source, target = source + w_i, int32(target + w_channel)
+                source, target = w_offset + co * w.stride_o + k * w.stride_k, int32(weights + k * pitch + co)
+                for _ in range(stage_channels):
+                    shared[uint64(target)] = load(w.data[uint64(source)])
+                    source, target = source + w.stride_i, int32(target + w_channel)
                 e = int32(e + outputs)
-            x_at, w_at = x_at + here * x_c, w_at + here * w_i
+            x_offset, w_offset = x_offset + stage_channels * x.stride_c, w_offset + stage_channels * w.stride_i
             cuda.syncthreads()
-            for b in range(own_taps):
-                xs = uint64(newest - b * step)
-                ws = uint64(weights + (first_tap + b * rows) * pitch)
+            for b in range(phase_taps):
+                xs = uint64(newest - b * layer.step)
+                ws = uint64(weights + (first_tap + b * layer.rows) * pitch)
                 for j in range(channels):
                     part[j] = accumulator(0)
                 c = int32(0)
-                while c < here:
+                while c < stage_channels:
                     value = shared[xs]
                     for j in range(channels):
                         part[j] += value * shared[ws + uint64(j)]
@@ -141,17 +139,17 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
         for j in range(channels):
             co = first_channel + j
-            if co < out_per_group and o < out_length:
-                co += group * out_per_group
-                value = total[j] + load(bias[co]) if has_bias else total[j]
-                y[uint64((n * groups * out_per_group + co) * out_length + o)] = store(value)
+            if co < layer.out_per_group and o < layer.out_length:
+                co += group * layer.out_per_group
+                value = total[j] + load(bias.data[co]) if bias.exists else total[j]
+                y[uint64((n * layer.groups * layer.out_per_group + co) * layer.out_length + o)] = store(value)
 
-    stored, integers = element.storage, (types.int64,)
-    tensors = flat(stored), *integers * 3, flat(stored), *integers * 3, strided(stored, 1), *integers, flat(stored)
+    stored = element.storage
+    x, w = arguments(Signal, data=flat(stored)), arguments(Weights, data=flat(stored))
+    tensors = x, w, arguments(Bias, data=strided(stored, 1)), flat(stored)
+    signature = (*tensors, arguments(Layer), types.int64, types.int64)
     min_blocks = min(32, 1024 // outputs)  # half of a multiprocessor's threads: 64 registers each
-    return Kernel(
-        "k3_shared_tile", k3_shared_tile, (*tensors, *integers * 15), outputs, min_blocks=min_blocks, key=repr(config)
-    )
+    return Kernel("k3_shared_tile", k3_shared_tile, signature, outputs, min_blocks=min_blocks, key=repr(config))
 
 
 class SharedTile(Rung):
@@ -190,14 +188,17 @@ class SharedTile(Rung):
 
     def run(self, x, w, bias, y, problem, config=None, precision=None):
         config, x = config or self.config(problem, x.dtype), adjacent(x)
-        p, t = problem, problem.taps
+        p = problem
         blocks = p.batch * -(-p.out_length // config.outputs) * p.groups
         blocks *= -(-p.out_channels_per_group // config.channels)
         self.kernel(config).launch(
             blocks,
-            *(x, *x.stride(), w, *w.stride(), w[0, :, 0] if bias is None else bias, bias is not None, y),
-            *(p.length, p.in_channels_per_group, p.out_channels_per_group, p.kernel_size),
-            *(p.stride, p.padding, p.dilation, p.groups, t.gap, t.rows, t.step, t.dilation_inverse, p.out_length),
-            *(window(problem, config), depth(problem, config)),
+            Signal(x, *x.stride()),
+            Weights(w, *w.stride()),
+            Bias(w[0, :, 0] if bias is None else bias, bias is not None),
+            y,
+            layer_of(p),
+            window(p, config),
+            depth(p, config),
             shared_bytes=self.shared_bytes(problem, config),
         )
