@@ -16,8 +16,9 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 from numba_tconv.ptx import load_guarded, multiply_add, multiply_runs, store_run
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, flat
+from numba_tconv.runtime.kernel import Kernel
 
+from .arguments import shared_signature
 from .rows import MOST_SAMPLES, split
 
 VECTOR = 8  # outputs of a thread in one pass: 16 bytes
@@ -118,10 +119,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
     multiply = multiply_add(config.cases)
     multiply_fast = multiply_runs(element, config.cases, VECTOR, granule, config.granules, runs)
 
-    def depthwise_direct(
-        x, x_offset, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, y_offset, length, out_length, padding,
-        groups, row_count, passes,
-    ):  # fmt: skip
+    def depthwise_direct(x, w, bias, y, sizes, row_count, passes):
         inputs = cuda.local.array(span, dtype=accumulator)
         weights = cuda.local.array(weight_count, dtype=accumulator)
         total = cuda.local.array(output_count, dtype=accumulator)
@@ -130,54 +128,53 @@ def make_kernel(config: DirectConfig) -> Kernel:
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
         row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
-        if row >= row_count or stretch * passes * step >= out_length + VECTOR:
+        if row >= row_count or stretch * passes * step >= sizes.out_length + VECTOR:
             return
-        n = int64(uint32(row) // uint32(groups))
-        group = row - n * groups
-        source = n * x_n + group * x_c
-        length, out_length, first_output = int32(length), int32(out_length), int32(stretch * passes * step)
+        n = int64(uint32(row) // uint32(sizes.groups))
+        group = row - n * sizes.groups
+        source = n * x.stride_n + group * x.stride_c
+        length, out_length, first_output = int32(sizes.length), int32(sizes.out_length), int32(stretch * passes * step)
         # ``runs`` runs of whole loads lie in the row if they begin up to here; likewise their outputs.
-        last_begin = int32(length - span - (runs - 1) * columns) if x_l == 1 else int32(-1)
+        last_begin = int32(length - span - (runs - 1) * columns) if x.stride_l == 1 else int32(-1)
         last_output = int32(out_length - VECTOR - (runs - 1) * step)
         j = int32(0)
         while j < out_per_group:
             target = (row * out_per_group + j) * out_length
-            early = int32((y_offset + target) & (VECTOR - 1))
-            o = int32(first_output - early + lane * VECTOR)
-            column, phase = divmod(int32(o + int32(padding)), int32(stride))
+            overhang = int32((y.offset + target) & (VECTOR - 1))  # outputs of the first vector before the stretch
+            o = int32(first_output - overhang + lane * VECTOR)
+            column, phase = divmod(int32(o + int32(sizes.padding)), int32(stride))
             begin = int32(column - (each - 1))
-            lead = int32((x_offset + source + begin) & (granule - 1))
+            lead = int32((x.offset + source + begin) & (granule - 1))
             begin = int32(begin - lead)
             case = int32(max(phase - alike, 0) * granule + lead)
-            w_at = group * w_i + j * w_o
+            w_offset = group * w.stride_i + j * w.stride_o
             for f in range(families):
                 tap = int32(phase + f)
                 tap = int32(tap - stride) if tap >= stride else tap
                 for b in range(each):
-                    weights[f * each + b] = load(w[uint64(w_at + int64(tap + b * stride) * w_k)])
-            offset = load(bias[uint64(group * out_per_group + j)]) if has_bias else accumulator(0)
+                    weights[f * each + b] = load(w.data[uint64(w_offset + int64(tap + b * stride) * w.stride_k)])
+            offset = load(bias.data[uint64(group * out_per_group + j)]) if bias.exists else accumulator(0)
             end = int32(min(out_length, int32(o + passes * step)))
             while o < end:
                 for z in range(output_count):
                     total[z] = offset
                 if begin >= 0 and begin <= last_begin and o >= 0 and o <= last_output and o + (runs - 1) * step < end:
-                    multiply_fast(total, weights, x, source + begin, int32(columns), case)
+                    multiply_fast(total, weights, x.data, source + begin, int32(columns), case)
                     for r in range(runs):
-                        put(y, target + o + r * step, total, r * VECTOR)
+                        put(y.data, target + o + r * step, total, r * VECTOR)
                     o = int32(o + runs * step)
                     begin = int32(begin + runs * columns)
                 else:
-                    fetch_guarded(inputs, x, source, x_l, begin, length)
+                    fetch_guarded(inputs, x.data, source, x.stride_l, begin, length)
                     multiply(total, weights, inputs, case)
                     for z in range(VECTOR):
                         if o + z >= 0 and o + z < out_length:
-                            y[uint64(target + o + z)] = store(total[z])
+                            y.data[uint64(target + o + z)] = store(total[z])
                     o = int32(o + step)
                     begin = int32(begin + columns)
             j = int32(j + 1)
 
-    stored, integers = flat(element.storage), (types.int64,)
-    signature = (stored, *integers * 4, stored, *integers * 3, stored, *integers, stored, *integers * 7)
+    signature = (*shared_signature(element.storage), types.int64, types.int64)
     name, threads = "depthwise_direct", config.threads
     return Kernel(name, depthwise_direct, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 

@@ -21,15 +21,17 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Bias, Weights
 from numba_tconv.kernels.rung import Rung, cuda_core_reason, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
 from numba_tconv.runtime import device as devices
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, Prepared, alike, flat
+from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, Prepared, alike
 
 from . import direct as depthwise_direct
 from . import long as depthwise_long
 from . import long_tile as depthwise_long_config
+from .arguments import Input, Output, Sizes, Window, shared_signature
 from .direct import DirectConfig
 from .long_tile import LongConfig
 from .rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
@@ -38,85 +40,113 @@ from .tile import Config, choose, plan
 BATCH = 4  # vectors that a thread has in flight
 
 
-@cache
-def make_kernel(config: Config) -> Kernel:
-    element, taps = ELEMENTS[config.dtype], config.taps
-    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
-    stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
-    kernel_size, taps_per_row, tap_step = taps.kernel_size, taps.taps_per_row, taps.step
-    lanes, teams, active, step = config.lanes, config.threads // config.lanes, config.active, config.step
-    vector, families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
-    in_per_group, out_per_group = config.in_per_group, config.out_per_group
-    registers = config.weights if keeps_weights else 1
-    ragged = gap > 1 or kernel_size % rows != 0  # some phases have fewer taps than others
+class Families(NamedTuple):
+    """Local arrays of a thread with an element for each family."""
+
+    newest: object  # place of the input that the first tap reads
+    first_weight: object  # offset of the first tap's weight of the group's first input channel
+    taps: object
+
+
+def make_fill(config: Config):
+    """A device function ``fill(shared, base, x, window, lane, width)``: a team copies its Window of ``width`` inputs a
+    channel, converted, to element ``base`` of shared memory.
+    """
+    element, vector, lanes, in_per_group = ELEMENTS[config.dtype], config.vector, config.lanes, config.in_per_group
+    load, accumulator, storage = element.load, element.accumulator, element.storage
     batch_elements, shared_vector = BATCH * vector, 4 // config.words
-    number = uint32 if stride * max(stride, dilation) < 2**32 else uint64  # 32 bits divide faster
 
     @device_function
-    def fill(shared, base, x, source, x_c, x_l, aligned, lane, begin, end, width):
-        """Copy the team's window, of which [begin, end) lies in the signal; the rest becomes zeros."""
+    def fill(shared, base, x, window, lane, width):
         raw = cuda.local.array(batch_elements, dtype=storage)
         values = cuda.local.array(vector, dtype=accumulator)
+        source, begin, end = window.source, window.begin, window.end
         last = int32(end - vector)
         c = int32(0)
         while c < in_per_group:
             # All loads of a batch are in flight together.
-            e = int32(lane * vector) if aligned else width
+            e = int32(lane * vector) if window.aligned else width
             while e < width:
                 for v in range(BATCH):
-                    at = int32(e + v * lanes * vector)
-                    if at >= begin and at <= last:
-                        load_vector(raw, v * vector, x, source + at)
+                    first = int32(e + v * lanes * vector)
+                    if first >= begin and first <= last:
+                        load_vector(raw, v * vector, x.data, source + first)
                     else:
                         for z in range(vector):
-                            i = int32(at + z)
-                            raw[v * vector + z] = x[uint64(source + i)] if i >= begin and i < end else storage(0)
+                            i = int32(first + z)
+                            inside = i >= begin and i < end
+                            raw[v * vector + z] = x.data[uint64(source + i)] if inside else storage(0)
                 for v in range(BATCH):
-                    at = int32(e + v * lanes * vector)
-                    if at < width:
+                    first = int32(e + v * lanes * vector)
+                    if first < width:
                         for z in range(vector):
                             values[z] = load(raw[v * vector + z])
                         for z in range(0, vector, shared_vector):
-                            store_vector(shared, base + at + z, values, z)
+                            store_vector(shared, base + first + z, values, z)
                 e = int32(e + BATCH * lanes * vector)
-            e = width if aligned else lane
+            e = width if window.aligned else lane
             while e < width:
                 for v in range(BATCH):
                     i = int32(e + v * lanes)
-                    raw[v] = x[uint64(source + i * x_l)] if i >= begin and i < end else storage(0)
+                    inside = i >= begin and i < end
+                    raw[v] = x.data[uint64(source + i * x.stride_l)] if inside else storage(0)
                 for v in range(BATCH):
                     if e + v * lanes < width:
                         shared[uint64(base + e + v * lanes)] = load(raw[v])
                 e = int32(e + BATCH * lanes)
             base = int32(base + width)
-            source += x_c
+            source += x.stride_c
             c = int32(c + 1)
 
-    @device_function
-    def aim(newest, place, own, base, start, w_at, w_k):
-        """Fill in for each family: its first tap's weight, its number of taps, and what the first tap reads.
+    return fill
 
-        ``start``: the vector's first output, counted from column ``base`` of the window, ``stride`` outputs a column.
-        """
-        for f in range(families):
+
+def make_aim(config: Config):
+    """A device function ``aim(families, base, start, w_offset, stride_k)`` that fills in Families.
+
+    ``start``: the vector's first output, counted from column ``base`` of the window, ``stride`` outputs a column.
+    """
+    taps, families_count = config.taps, config.families
+    stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
+    kernel_size = taps.kernel_size
+    number = uint32 if stride * max(stride, dilation) < 2**32 else uint64  # 32 bits divide faster
+
+    @device_function
+    def aim(families, base, start, w_offset, stride_k):
+        for f in range(families_count):
             column = number(start + f) // number(stride)
             phase = number(number(start + f) - column * number(stride))
-            first = number(phase // number(gap) * number(inverse) % number(rows))
-            own[f] = int32((kernel_size + rows - 1 - int64(first)) // rows)
+            first_tap = number(phase // number(gap) * number(inverse) % number(rows))
+            families.taps[f] = int32((kernel_size + rows - 1 - int64(first_tap)) // rows)
             if gap > 1 and phase % number(gap) != 0:
-                own[f] = int32(0)
-            shift = int32(first * number(dilation) // number(stride))
-            place[f] = w_at + int64(first) * w_k
-            newest[f] = uint64(base + int32(column) - shift) if own[f] > 0 else uint64(0)
+                families.taps[f] = int32(0)
+            shift = int32(first_tap * number(dilation) // number(stride))
+            families.first_weight[f] = w_offset + int64(first_tap) * stride_k
+            families.newest[f] = uint64(base + int32(column) - shift) if families.taps[f] > 0 else uint64(0)
 
-    def depthwise(
-        x, x_offset, x_n, x_c, x_l, w, w_i, w_o, w_k, bias, has_bias, y, y_offset, length, out_length, padding,
-        groups, row_count, passes, width,
-    ):  # fmt: skip
+    return aim
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, taps = ELEMENTS[config.dtype], config.taps
+    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
+    stride, gap, rows = taps.stride, taps.gap, taps.rows
+    kernel_size, taps_per_row, tap_step = taps.kernel_size, taps.taps_per_row, taps.step
+    lanes, teams, active, step = config.lanes, config.threads // config.lanes, config.active, config.step
+    vector, all_families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
+    in_per_group, out_per_group = config.in_per_group, config.out_per_group
+    registers = config.weights if keeps_weights else 1
+    ragged = gap > 1 or kernel_size % rows != 0  # some phases have fewer taps than others
+    fill, aim = make_fill(config), make_aim(config)
+
+    def depthwise(x, w, bias, y, sizes, row_count, passes, width):
         shared = cuda.shared.array(0, dtype=accumulator)
-        newest = cuda.local.array(families, dtype=uint64)
-        place = cuda.local.array(families, dtype=int64)
-        own = cuda.local.array(families, dtype=int32)
+        families = Families(
+            cuda.local.array(all_families, dtype=uint64),
+            cuda.local.array(all_families, dtype=int64),
+            cuda.local.array(all_families, dtype=int32),
+        )
         weights = cuda.local.array(registers, dtype=accumulator)
         part = cuda.local.array(vector, dtype=accumulator)
         total = cuda.local.array(vector, dtype=accumulator)
@@ -125,49 +155,49 @@ def make_kernel(config: Config) -> Kernel:
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
         row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
-        n = int64(uint32(row) // uint32(groups))
-        group = row - n * groups
+        n = int64(uint32(row) // uint32(sizes.groups))
+        group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
         # One window serves all output channels, whose vectors begin up to vector - 1 outputs earlier.
-        first_column, first_phase = divmod(first_output + padding - (vector - 1), stride)
+        first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
-        source = n * x_n + group * in_per_group * x_c + first_column * x_l
+        source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
         # The window begins up to vector - 1 inputs earlier, at a multiple of 16 bytes if every channel has one.
-        aligned = x_l == 1 and (in_per_group == 1 or x_c & (vector - 1) == 0)
-        lead = int32((x_offset + source) & (vector - 1) if aligned else 0)
+        aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
+        lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         first_column -= lead
         base = int32(team * in_per_group * width)
         if row < row_count:
             begin = int32(max(int64(0), -first_column))
-            end = int32(max(int64(0), min(int64(width), length - first_column)))
-            fill(shared, base, x, source - lead * x_l, x_c, x_l, aligned, lane, begin, end, int32(width))
+            end = int32(max(int64(0), min(int64(width), sizes.length - first_column)))
+            fill(shared, base, x, Window(source - lead * x.stride_l, begin, end, aligned), lane, int32(width))
         cuda.syncthreads()
         if row >= row_count or lane >= active:
             return
 
-        base, w_hop = int32(base + lead + halo), rows * w_k
+        base, row_stride = int32(base + lead + halo), rows * w.stride_k
         j = int32(0)
         while j < out_per_group:
-            target = (row * out_per_group + j) * out_length
-            early = int32((y_offset + target) & (vector - 1))
-            o = first_output - early + lane * vector
-            left = int32(min(out_length - o, passes * step - lane * vector))
+            target = (row * out_per_group + j) * sizes.out_length
+            overhang = int32((y.offset + target) & (vector - 1))  # outputs of the first vector before the stretch
+            o = first_output - overhang + lane * vector
+            outputs_left = int32(min(sizes.out_length - o, passes * step - lane * vector))
             skip = int32(max(-o, 0))  # outputs of the first vector that lie before the row
-            start = int32(first_phase + (vector - 1) - early + lane * vector)
+            start = int32(first_phase + (vector - 1) - overhang + lane * vector)
             target += o
-            w_at = group * in_per_group * w_i + j * w_o
-            offset = load(bias[uint64(group * out_per_group + j)]) if has_bias else accumulator(0)
+            w_offset = group * in_per_group * w.stride_i + j * w.stride_o
+            offset = load(bias.data[uint64(group * out_per_group + j)]) if bias.exists else accumulator(0)
             if keeps_weights:
-                aim(newest, place, own, base, start, w_at, w_k)
-                for f in range(families):
+                aim(families, base, start, w_offset, w.stride_k)
+                for f in range(all_families):
                     for c in range(in_per_group):
                         for b in range(taps_per_row):
-                            if not ragged or b < own[f]:
-                                weight = load(w[uint64(place[f] + c * w_i + b * w_hop)])
-                                weights[(f * in_per_group + c) * taps_per_row + b] = weight
-            while left > 0:
+                            if not ragged or b < families.taps[f]:
+                                index = families.first_weight[f] + c * w.stride_i + b * row_stride
+                                weights[(f * in_per_group + c) * taps_per_row + b] = load(w.data[uint64(index)])
+            while outputs_left > 0:
                 if not keeps_weights:
-                    aim(newest, place, own, base, start, w_at, w_k)
+                    aim(families, base, start, w_offset, w.stride_k)
                 for z in range(vector):
                     total[z] = offset
                 for c in range(in_per_group):
@@ -175,37 +205,37 @@ def make_kernel(config: Config) -> Kernel:
                     for z in range(vector):
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
-                        for f in range(families):
+                        for f in range(all_families):
                             # A tap that a phase lacks must not multiply: zero times NaN is NaN.
-                            if not ragged or b < own[f]:
+                            if not ragged or b < families.taps[f]:
                                 if keeps_weights:
                                     weight = weights[(f * in_per_group + c) * taps_per_row + b]
                                 else:
-                                    weight = load(w[uint64(place[f] + c * w_i + b * w_hop)])
-                                at = newest[f] + uint64(c * width) - uint64(b * tap_step)
-                                for m in range(vector // families):
-                                    part[f + m * families] += weight * shared[at + uint64(m)]
+                                    index = families.first_weight[f] + c * w.stride_i + b * row_stride
+                                    weight = load(w.data[uint64(index)])
+                                first = families.newest[f] + uint64(c * width) - uint64(b * tap_step)
+                                for m in range(vector // all_families):
+                                    part[f + m * all_families] += weight * shared[first + uint64(m)]
                     for z in range(vector):
                         total[z] += part[z]
                 for z in range(vector):
                     out[z] = store(total[z])
-                if skip == 0 and left >= vector:
-                    store_vector(y, target, out, 0)
+                if skip == 0 and outputs_left >= vector:
+                    store_vector(y.data, target, out, 0)
                 else:
                     for z in range(vector):
-                        if z >= skip and z < left:
-                            y[uint64(target + z)] = out[z]
+                        if z >= skip and z < outputs_left:
+                            y.data[uint64(target + z)] = out[z]
                 skip = int32(0)
-                left = int32(left - step)
+                outputs_left = int32(outputs_left - step)
                 target += step
                 start = int32(start + step)
                 if keeps_weights:
-                    for f in range(families):
-                        newest[f] += uint64(step // stride)
+                    for f in range(all_families):
+                        families.newest[f] += uint64(step // stride)
             j = int32(j + 1)
 
-    stored, integers = flat(storage), (types.int64,)
-    signature = (stored, *integers * 4, stored, *integers * 3, stored, *integers, stored, *integers * 8)
+    signature = (*shared_signature(storage), *(types.int64,) * 3)
     return Kernel("depthwise", depthwise, signature, config.threads, min_blocks=config.min_blocks, key=repr(config))
 
 
@@ -289,10 +319,11 @@ def _prepared(
     rows = p.batch * p.groups
     return form.make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
-        *(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
-        *(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
-        *(alike((p.out_channels,), dtype), has_bias),
-        *(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
-        *(p.length, p.out_length, p.padding, p.groups, *config.arguments(rows, passes)),
+        Input(alike((p.batch, p.in_channels, p.length), dtype, x_strides), x_offset, *x_strides),
+        Weights(alike((p.in_channels, p.out_channels_per_group, p.kernel_size), dtype, w_strides), *w_strides),
+        Bias(alike((p.out_channels,), dtype), has_bias),
+        Output(alike((p.batch, p.out_channels, p.out_length), dtype), y_offset),
+        Sizes(length=p.length, out_length=p.out_length, padding=p.padding, groups=p.groups),
+        *config.arguments(rows, passes),
         shared_bytes=config.shared_bytes(passes),
     )

@@ -1,0 +1,50 @@
+"""What the depthwise kernels, their device functions and the launch plan share by name. Offsets are in elements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba import types
+
+from numba_tconv.kernels.common.arguments import Bias, Weights, arguments
+from numba_tconv.runtime.kernel import flat
+
+
+class Input(NamedTuple):
+    """A tensor (N, C_in, L)."""
+
+    data: object
+    offset: int  # from a multiple of 16 bytes to the first element
+    stride_n: int
+    stride_c: int
+    stride_l: int
+
+
+class Output(NamedTuple):
+    """A contiguous tensor (N, C_out, L_out)."""
+
+    data: object
+    offset: int  # from a multiple of 16 bytes to the first element
+
+
+class Sizes(NamedTuple):
+    length: int
+    out_length: int
+    padding: int
+    groups: int
+
+
+class Window(NamedTuple):
+    """The inputs that a team or block copies to shared memory; those outside [begin, end) become zeros."""
+
+    source: int  # offset in x of the first channel's
+    begin: int
+    end: int
+    aligned: bool  # every channel's begins at a multiple of 16 bytes
+
+
+def shared_signature(storage: types.Type) -> tuple:
+    """Types of the arguments (x, w, bias, y, sizes) of every form."""
+    stored = flat(storage)
+    tensors = ((Input, stored), (Weights, stored), (Bias, stored), (Output, stored))
+    return (*(arguments(fields, data=data) for fields, data in tensors), arguments(Sizes))
