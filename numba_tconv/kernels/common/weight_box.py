@@ -9,7 +9,9 @@ number is a multiple of 16 bytes. Other weights are copied one by one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from numba import cuda, int32, int64, uint32, uint64
@@ -65,75 +67,117 @@ class Box:
         return ALONG_CHANNELS if whole and stride_o == kernel_size else ELEMENTWISE
 
 
-def make_load_box(box: Box, threads: int):
-    """Four device functions for a box that begins at input channel, output channel and tap ``first`` and at row
-    ``row``.
+class Pitch(NamedTuple):
+    """Elements of an output channel, and of a tap of all phases, in the copied box."""
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies the box by all ``threads`` of a block and
-      waits. ``left``: input and output channels from the first on. Returns ``lies``: elements of an output channel, and
-      of a tap of all phases. Places of missing weights keep their old content.
-    * ``at(lies, k, channel, tap, phase)``: index in ``shared`` of a weight of the box.
-    * ``limits(first, row, left, kernel_size)``: input channels, output channels, phases and taps that exist, and
-      whether the whole box does.
+    channel: int
+    tap: int
+
+
+class Limits(NamedTuple):
+    """The input channels, output channels, phases and taps of a box that exist."""
+
+    inputs: int
+    outputs: int
+    phases: int
+    taps: int
+    whole: bool  # the whole box exists
+
+
+class LoadBox(NamedTuple):
+    """Device functions for a box.
+
+    It begins at ``first`` = (input channel, output channel, tap) and at row ``row``; ``left`` = (input channels, output
+    channels) from the first on.
+
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies the box by all threads of a block and waits.
+      Returns its Pitch. Places of missing weights keep their old content.
+    * ``at(pitch, k, channel, tap, phase)``: index in ``shared`` of a weight of the box.
+    * ``limits(first, row, left, kernel_size)``: its Limits.
     * ``within(limits, k, channel, tap, phase)``: whether a weight exists.
     """
+
+    load: Callable
+    at: Callable
+    limits: Callable
+    within: Callable
+
+
+def make_copies(box: Box, threads: int) -> tuple:
+    """Three device functions that start a box's copies from ``source`` on: along the output channels, along the phases,
+    one by one.
+    """
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
-    storage, itemsize, by_phases = ELEMENTS[box.dtype].storage, box.dtype.itemsize, box.phases_are_vectors
-    of_channel, all_channels = taps * phases, box.channels
+    of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
     elements, pieces = depth * all_channels * of_channel, phases // vector  # elements; vectors in a run of phases
-    vectors = depth * all_channels * taps * pieces if by_phases else 0
-    all_taps, farthest = taps * rows, (taps - 1) * rows + phases
-    copy, wait = cp_async(vector), cp_async_wait(0)
+    vectors = depth * all_channels * taps * pieces if box.phases_are_vectors else 0
+    copy = cp_async(vector)
 
     @device_function
-    def load_runs(shared, w, source, stride_c, count, channels_left):
-        """Copy along the output channels: ``count`` vectors of each input channel."""
-        e, end = int32(cuda.threadIdx.x), int32(min(channels_left, depth) * count)
+    def copy_runs(shared, w, source, stride_i, vectors, inputs_left):
+        """Copy along the output channels: ``vectors`` of each input channel."""
+        e, end = int32(cuda.threadIdx.x), int32(min(inputs_left, depth) * vectors)
         while e < end:
-            k, p = divided(e, count)
-            copy(shared, k * run + p * vector, w, source + k * stride_c + p * vector, True)
+            k, p = divided(e, vectors)
+            copy(shared, k * run + p * vector, w, source + k * stride_i + p * vector, True)
             e = int32(e + threads)
 
     @device_function
-    def place(e, along):
+    def place(e, phase_steps):
         """Input channel, output channel, tap and phase of the ``e``-th element or vector of a box in memory order.
-        ``along``: phases, in elements or vectors.
+        ``phase_steps``: phases, in elements or vectors.
         """
-        rest = uint32(e) // uint32(along)
-        a = int32(e - rest * along)
-        rest, b = divided(int32(rest), int32(taps))
-        k, channel = divided(rest, int32(all_channels))
-        return k, channel, b, a
+        of_taps = uint32(e) // uint32(phase_steps)
+        phase = int32(e - of_taps * phase_steps)
+        of_channels, tap = divided(int32(of_taps), int32(taps))
+        k, channel = divided(of_channels, int32(all_channels))
+        return k, channel, tap, phase
 
     @device_function
-    def load_phases(shared, w, source, strides, left, taps_left):
+    def copy_phases(shared, w, source, strides, left, taps_left):
         e = int32(cuda.threadIdx.x)
         while e < vectors:
-            k, channel, b, a = place(e, pieces)
-            t = int32(b * rows + a * vector)
+            k, channel, tap, piece = place(e, pieces)
+            t = int32(tap * rows + piece * vector)
             if k < left[0] and channel < left[1] and t < taps_left:
-                to = k * run + channel * of_channel + b * phases + a * vector
-                copy(shared, to, w, source + k * strides[0] + channel * strides[1] + t, True)
+                target = k * run + channel * of_channel + tap * phases + piece * vector
+                copy(shared, target, w, source + k * strides[0] + channel * strides[1] + t, True)
             e = int32(e + threads)
 
     @device_function
-    def load_elements(shared, w, source, strides, left, taps_left):
+    def copy_elements(shared, w, source, strides, left, taps_left):
         values = cuda.local.array(BATCH, dtype=storage)
         first = int32(cuda.threadIdx.x)
         while first < elements:
             for z in range(BATCH):
-                k, channel, b, a = place(first + z * threads, phases)
-                t = int32(b * rows + a)
-                there = k < left[0] and channel < left[1] and t < taps_left and k < depth
-                at = source + k * strides[0] + channel * strides[1] + t * strides[2]
+                k, channel, tap, phase = place(first + z * threads, phases)
+                t = int32(tap * rows + phase)
+                exists = k < left[0] and channel < left[1] and t < taps_left and k < depth
+                index = source + k * strides[0] + channel * strides[1] + t * strides[2]
                 # A missing weight loads the first one instead: no branch, so the loads overlap.
-                values[z] = w[uint64(at if there else int64(0))]
+                values[z] = w[uint64(index if exists else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)
                 if e < elements:
-                    k, channel, b, a = place(e, phases)
-                    shared[uint64(k * run + channel * of_channel + b * phases + a)] = values[z]
+                    k, channel, tap, phase = place(e, phases)
+                    shared[uint64(k * run + channel * of_channel + tap * phases + phase)] = values[z]
             first = int32(first + BATCH * threads)
+
+    return copy_runs, copy_phases, copy_elements
+
+
+def make_load_box(box: Box, threads: int) -> LoadBox:
+    """The device functions for blocks of ``threads``."""
+    depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
+    itemsize, by_phases, of_channel, all_channels = (
+        box.dtype.itemsize,
+        box.phases_are_vectors,
+        taps * phases,
+        box.channels,
+    )
+    all_taps, farthest = taps * rows, (taps - 1) * rows + phases
+    copy_runs, copy_phases, copy_elements = make_copies(box, threads)
+    wait = cp_async_wait(0)
 
     @device_function
     def load(shared, w, strides, first, left, kernel_size, way):
@@ -144,34 +188,33 @@ def make_load_box(box: Box, threads: int):
         aligned = (global_address(w, int64(0)) + source * itemsize) % 16 == 0
         weights = int32(left[1] * int32(kernel_size))
         of_tap = int32(phases)
-        own = int32(of_channel)
+        of_output = int32(of_channel)
         if not by_phases and way == ALONG_CHANNELS and aligned and weights % vector == 0:
-            load_runs(shared, w, source, strides[0], int32(weights // vector), left[0])
-            own, of_tap = int32(kernel_size), int32(rows)
+            copy_runs(shared, w, source, strides[0], int32(weights // vector), left[0])
+            of_output, of_tap = int32(kernel_size), int32(rows)
         elif by_phases and way == ALONG_PHASES and aligned:
-            load_phases(shared, w, source, strides, left, taps_left)
+            copy_phases(shared, w, source, strides, left, taps_left)
         else:
-            load_elements(shared, w, source, strides, left, taps_left)
+            copy_elements(shared, w, source, strides, left, taps_left)
         cp_async_commit()
         wait()
         cuda.syncthreads()
-        return own, of_tap
+        return Pitch(of_output, of_tap)
 
     @device_function
-    def at(lies, k, channel, tap, phase):
-        own, of_tap = lies
-        return int32(int32(k * run) + int32(channel * own) + int32(tap * of_tap) + phase)
+    def at(pitch, k, channel, tap, phase):
+        return int32(int32(k * run) + int32(channel * pitch.channel) + int32(tap * pitch.tap) + phase)
 
     @device_function
     def limits(first, row, left, kernel_size):
         rows_left, taps_left = int32(rows - row), int32(min(kernel_size - first[2], int64(all_taps)))
-        full = left[0] >= depth and left[1] >= all_channels and rows_left >= phases and taps_left >= farthest
-        return int32(left[0]), int32(left[1]), rows_left, taps_left, full
+        whole = left[0] >= depth and left[1] >= all_channels and rows_left >= phases and taps_left >= farthest
+        return Limits(int32(left[0]), int32(left[1]), rows_left, taps_left, whole)
 
     @device_function
     def within(limits, k, channel, tap, phase):
-        channels_left, outputs_left, rows_left, taps_left, _ = limits
-        there = k < channels_left and channel < outputs_left and phase < rows_left
-        return there and tap * rows + phase < taps_left
+        inputs, outputs, rows_left, taps_left = limits.inputs, limits.outputs, limits.phases, limits.taps
+        exists = k < inputs and channel < outputs and phase < rows_left
+        return exists and tap * rows + phase < taps_left
 
-    return load, at, limits, within
+    return LoadBox(load, at, limits, within)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import torch
-from numba import cuda, int32, int64, types, uint64
+from numba import cuda, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Weights, arguments, weights_like
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.packed_weights import Packing, unique
 from numba_tconv.kernels.common.tensor_core.fragments import mma_a
@@ -49,6 +51,28 @@ class Order:
     def stage(self) -> int:
         """Packed weights in one stage."""
         return self.block_k * self.tap_chunk * self.block_m
+
+
+class PackGrid(NamedTuple):
+    """How the packed weights are divided, and the sizes of the weights."""
+
+    row_tiles: int  # of a group
+    tap_chunks: int
+    channel_chunks: int
+    in_per_group: int
+    out_channels: int  # of a group
+    kernel_size: int
+    way: int  # weight_box.Box.way
+
+
+class Weight(NamedTuple):
+    """A weight of a stage."""
+
+    k: int
+    channel: int
+    tap: int
+    phase: int
+    of_tile: bool  # its row belongs to the tile
 
 
 def order_of(config: Config) -> Order:
@@ -103,54 +127,50 @@ def make_kernel(order: Order) -> Kernel:
     load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
 
     @device_function
-    def weight(e):
-        """Input channel, output channel, tap and phase of packed element ``e``, and whether its row belongs to the
-        tile.
-        """
+    def weight_of(e):
+        """The weight that is packed element ``e``."""
         k, tap, m = place(e)
         channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
-        return int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases
+        return Weight(int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases)
 
-    def k4_pack(
-        w, stride_c, stride_o, stride_k, packed, row_tiles, tap_chunks, channel_chunks, in_per_group, out_channels,
-        kernel_size, way,
-    ):  # fmt: skip
+    def k4_pack(w, packed, grid):
         griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
-        rest, piece = divided(number, int32(channel_chunks * pieces))
-        rest, chunk = divided(rest, int32(tap_chunks))
-        group, row_tile = divided(rest, int32(row_tiles))
+        of_taps, piece = divided(number, int32(grid.channel_chunks * pieces))
+        of_rows, chunk = divided(of_taps, int32(grid.tap_chunks))
+        group, row_tile = divided(of_rows, int32(grid.row_tiles))
         channel, row = int32(piece * depth), int32(row_tile % row_parts * phases)
-        first = group * in_per_group + channel, int32(row_tile // row_parts * channels), row + chunk * int64(chunk_taps)
-        left = int32(in_per_group - channel), int32(out_channels - first[1])
-        lies = load_box(shared, w, (stride_c, stride_o, stride_k), first, left, kernel_size, way)
-        limits = limits_of(first, row, left, kernel_size)
+        input_channel, co = group * grid.in_per_group + channel, int32(row_tile // row_parts * channels)
+        first = input_channel, co, row + chunk * int64(chunk_taps)
+        left = int32(grid.in_per_group - channel), int32(grid.out_channels - co)
+        strides = w.stride_i, w.stride_o, w.stride_k
+        pitch = load_box(shared, w.data, strides, first, left, grid.kernel_size, grid.way)
+        limits = limits_of(first, row, left, grid.kernel_size)
         values = cuda.local.array(BATCH, dtype=storage)
-        at, e = int64(number) * packed_piece, int32(cuda.threadIdx.x * step)
+        target, e = int64(number) * packed_piece, int32(cuda.threadIdx.x * step)
         while e < packed_piece:
             for z in range(batch):
-                k, channel, tap, phase, of_tile = weight(int32(e + z * (THREADS * step)))
-                here = at_weight(lies, k, channel, tap, phase) if of_tile and k < depth else int32(0)
+                k, channel, tap, phase, of_tile = weight_of(int32(e + z * (THREADS * step)))
+                index = at_weight(pitch, k, channel, tap, phase) if of_tile and k < depth else int32(0)
                 if by_vectors:
-                    load_vector(values, z * step, shared, here)
+                    load_vector(values, z * step, shared, index)
                 else:
-                    values[z] = shared[uint64(here)]
-                if not (limits[4] and of_tile):
+                    values[z] = shared[uint64(index)]
+                if not (limits.whole and of_tile):
                     for u in range(step):
-                        there = of_tile and within(limits, k, channel, tap, int32(phase + u))
-                        values[z * step + u] = values[z * step + u] if there else storage(0)
+                        exists = of_tile and within(limits, k, channel, tap, int32(phase + u))
+                        values[z * step + u] = values[z * step + u] if exists else storage(0)
             for z in range(batch):
-                to = int32(e + z * (THREADS * step))
-                if to < packed_piece:
+                element = int32(e + z * (THREADS * step))
+                if element < packed_piece:
                     if by_vectors:
-                        store(packed, at + to, values, z * step)
+                        store(packed, target + element, values, z * step)
                     else:
-                        packed[uint64(at + to)] = values[z]
+                        packed[uint64(target + element)] = values[z]
             e = int32(e + BATCH * THREADS)
 
-    integers = (types.int64,)
-    signature = (flat(storage), *integers * 3, flat(storage), *integers * 7)
+    signature = (arguments(Weights, data=flat(storage)), flat(storage), arguments(PackGrid))
     return Kernel("k4_pack", k4_pack, signature, THREADS, box.shared_bytes, key=repr(order))
 
 
@@ -183,9 +203,17 @@ class TilePacking(Packing):
         whole = order.row_parts == 1 and self.tap_chunks == 1
         return make_kernel(order).prepare(
             self.blocks,
-            *(alike(w.shape, w.dtype, w.strides), *w.strides, alike((self.size,), w.dtype)),
-            *(self.row_tiles, self.tap_chunks, self.channel_chunks, w.shape[0] // self.groups, *w.shape[1:]),
-            box.way(w, whole),
+            weights_like(w),
+            alike((self.size,), w.dtype),
+            PackGrid(
+                row_tiles=self.row_tiles,
+                tap_chunks=self.tap_chunks,
+                channel_chunks=self.channel_chunks,
+                in_per_group=w.shape[0] // self.groups,
+                out_channels=w.shape[1],
+                kernel_size=w.shape[2],
+                way=box.way(w, whole),
+            ),
         )
 
 
