@@ -112,6 +112,6 @@ def test_gradients_stay_in_their_registers(of, precision, cc):
     if not gradient_precision(of, problem, dtype, precision, device):
         pytest.skip("torch computes it")
     rung = gradients.select(of, problem, dtype, device, precision=precision)
-    config = rung.config(problem, dtype, device=device, precision=precision)
-    for kernel, shared_bytes in rung.kernels(config):
+    config = rung.config_on(device, problem, dtype, precision)
+    for _, kernel, shared_bytes in rung.steps(config, problem, device):
         check(offline.report(kernel, cc, shared_bytes), device, min_blocks=1)

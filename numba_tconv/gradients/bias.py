@@ -13,8 +13,9 @@ import torch
 from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
@@ -108,8 +109,8 @@ class Bias(GradientRung):
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=4, batch=1), Config(dtype, threads=2, batch=2)]
 
-    def kernels(self, config):
-        return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
+    def steps(self, config, problem, device=H200):
+        return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, result, problem, config=None, precision=None):
         splits, launch = _prepared(problem, config, result.dtype, grad_output.strides, gpu.of(result.index))

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.rung import Rung
-from numba_tconv.runtime.device import Device
-from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.kernels.rung import Rung, Step
+from numba_tconv.runtime.device import H200, Device
 from numba_tconv.runtime.layout import Layout
 
 FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, for tensor cores
@@ -33,8 +32,11 @@ class GradientRung(Rung):
         ``precision`` None: the fastest of the dtype."""
         raise NotImplementedError
 
-    def kernels(self, config) -> list[tuple[Kernel, int]]:
-        """Every kernel that a run with ``config`` launches, with its dynamic shared memory in bytes."""
+    def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
+        return self.config(problem, dtype, device=device, precision=precision)
+
+    def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
+        """What ``run`` may launch, in order: not every layout of operands needs all copies and sums."""
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:

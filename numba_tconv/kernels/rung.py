@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.runtime.device import Device
+from numba_tconv.runtime.device import H200, Device
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
@@ -15,6 +16,17 @@ from numba_tconv.runtime.layout import Layout
 # Rungs sum so many input channels separately: the error of a sum grows with its length.
 SUM_CHANNELS = 64
 BFLOAT16_CC = 8, 0  # the first compute capability that converts to bfloat16
+
+
+class Step(NamedTuple):
+    """A kernel that a rung launches.
+
+    ``name``: "copy" (an input in aligned rows), "planes" (its phases taken apart), "pack" (weights), "main", "tail"
+    (the last column of each sample) or "add up" (partial sums)."""
+
+    name: str
+    kernel: Kernel
+    shared_bytes: int = 0  # dynamic, of a block
 
 
 class Rung:
@@ -77,6 +89,10 @@ class Rung:
     def kernel(self, config) -> Kernel:
         """The kernel of a configuration, made once."""
         raise NotImplementedError
+
+    def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
+        """What ``run`` launches for contiguous tensors, in order."""
+        return [Step("main", self.kernel(config), self.shared_bytes(problem, config))]
 
     def shared_bytes(self, problem: Problem, config) -> int:
         """Dynamic shared memory of a block, in bytes."""

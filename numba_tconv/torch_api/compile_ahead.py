@@ -10,17 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common import split_sums
-from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
-from numba_tconv.kernels.k4_register_tile import pack as k4_pack
-from numba_tconv.kernels.k4_register_tile.kernel import RegisterTile
-from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.k6_wgmma import input as k6_input
-from numba_tconv.kernels.k6_wgmma import tail as k6_tail
 from numba_tconv.runtime import cache, workers
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.kernel import Kernel
-from numba_tconv.runtime.layout import NO_GPU, Layout
 from numba_tconv.selection import gradient as gradients
 from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP
 from numba_tconv.selection.forward import arithmetic, select
@@ -41,27 +33,10 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that the rung may launch: its own, packing, copies of inputs, partial sums, tails."""
-        if self.rung in gradients.GRADIENTS:
-            return self._kernels_of_gradient()
-        rung = RUNGS[self.rung]
+        """Every kernel that the rung may launch for contiguous tensors, in order."""
+        rung = RUNGS.get(self.rung) or gradients.GRADIENTS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
-        kernels = [rung.kernel(config)]
-        if isinstance(rung, RegisterTile):
-            kernels.append(k4_pack.make_kernel(k4_pack.order_of(config)))
-        if self.rung in tensor_pack.ORDERS:
-            kernels.append(tensor_pack.kernel_of(config.tile, tensor_pack.ORDERS[self.rung]))
-        if self.rung == "k6_wgmma":
-            kernels += k6_input.copy_kernels(self.problem, config)
-        return kernels + split_sums.kernels_of(config, self.dtype, self.device) + k6_tail.kernels_of(config)
-
-    def _kernels_of_gradient(self) -> list[Kernel]:
-        rung, p = gradients.GRADIENTS[self.rung], self.problem
-        config = rung.config(p, self.dtype, device=self.device, precision=self.precision)
-        if self.rung == "grad_weight_split" and self.dtype in (torch.float32, torch.float64):
-            x = Layout.contiguous((p.batch, p.in_channels, p.length), self.dtype, NO_GPU)
-            config = config.copying_vectors() if vectors_align(x, 16 // x.dtype.itemsize) else config
-        return [kernel for kernel, _ in rung.kernels(config)]
+        return [step.kernel for step in rung.steps(config, self.problem, self.device)]
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:

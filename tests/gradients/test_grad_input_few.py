@@ -141,13 +141,15 @@ def test_parts_are_of_whole_channels_and_counted_in_32_bits():
 
 @short
 def test_any_number_of_parts_shares_the_kernels(reason):
-    rung, config = InputTile(), choose(SHORT[reason], F32)
-    kernels = [kernel for kernel, _ in rung.kernels(config)]
-    assert [kernel.name for kernel in kernels] == ["grad_input_tile", "grad_input_pack", "partial_sum"]
+    problem = SHORT[reason]
+    rung, config = InputTile(), choose(problem, F32)
+    assert [step.name for step in rung.steps(config, problem)] == ["pack", "main", "add up"]
+    kernels = [step.kernel for step in rung.steps(config, problem)]
+    assert [kernel.name for kernel in kernels] == ["grad_input_pack", "grad_input_tile", "partial_sum"]
     assert all(isinstance(kernel, Kernel) for kernel in kernels)
-    others = [kernel for kernel, _ in rung.kernels(replace(config, splits=2 * config.splits))]
+    others = [step.kernel for step in rung.steps(replace(config, splits=2 * config.splits), problem)]
     assert [kernel.key for kernel in kernels] == [kernel.key for kernel in others]
-    alone = [kernel.key for kernel, _ in rung.kernels(replace(config, splits=1))]
+    alone = [step.kernel.key for step in rung.steps(replace(config, splits=1), problem)]
     assert alone == [kernel.key for kernel in kernels[:2]]
 
 

@@ -203,7 +203,7 @@ def test_inspect_of_a_gradient_asks_for_the_precision_and_the_gpu(monkeypatch):
     asked = []
     rung = GRADIENTS["grad_input_gather"]
     monkeypatch.setattr(type(rung), "config", lambda _, problem, dtype, **given: asked.append(given))
-    monkeypatch.setattr(type(rung), "kernels", lambda *_: [])
+    monkeypatch.setattr(type(rung), "steps", lambda *_: [])
     problem = workloads.get("kb64").problem
     inspection.compiled("grad_input_gather", problem, torch.bfloat16, "ieee", A100)
     assert asked == [{"device": A100, "precision": "bf16"}]

@@ -17,6 +17,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import REGISTERS
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
+from tests.steps import step_of
 from tests.thorough import thorough
 
 from .test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory, check_order, needs_sass
@@ -165,8 +166,9 @@ gradient_tiles = pytest.mark.parametrize("reason", thorough(GRADIENT_TILES, alwa
 @cache
 def gradient_report(name, reason):
     workload, dtype = GRADIENT_TILES[reason]
-    config = GRADIENTS[name].config(workloads.get(workload).problem, dtype)
-    return config, offline.report(GRADIENTS[name].kernels(config)[0][0], HOPPER)
+    problem = workloads.get(workload).problem
+    config = GRADIENTS[name].config(problem, dtype)
+    return config, offline.report(step_of(GRADIENTS[name], config, problem).kernel, HOPPER)
 
 
 @gradients

@@ -23,6 +23,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import REGISTERS, RESERVED_SHARED
 from numba_tconv.selection.gradient import GRADIENTS
 from tests.gpu.common import LARGE
+from tests.steps import step_of
 from tests.thorough import thorough
 
 from .test_offline import (
@@ -71,8 +72,9 @@ def tile_report(name, reason):
     """The configuration and its main kernel's report."""
     workload, dtype, cc = TILES[reason]
     rung = GRADIENTS[name]
-    config = rung.config(workloads.get(workload).problem, dtype, DEVICES[cc])
-    kernel, shared_bytes = rung.kernels(config)[0]
+    problem = workloads.get(workload).problem
+    config = rung.config(problem, dtype, DEVICES[cc])
+    _, kernel, shared_bytes = step_of(rung, config, problem)
     return config, offline.report(kernel, cc, shared_bytes)
 
 
@@ -111,10 +113,9 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
 )
 def test_copies_of_16_bytes(reason):
     """grad_weight_split copies the input by vectors, where they are aligned."""
-    cc = TILES[reason][2]
-    config = tile_report("grad_weight_split", reason)[0]
-    config = config.copying_vectors()
-    kernel, shared_bytes = GRADIENTS["grad_weight_split"].kernels(config)[0]
+    workload, _, cc = TILES[reason]
+    config = tile_report("grad_weight_split", reason)[0].copying_vectors()
+    _, kernel, shared_bytes = step_of(GRADIENTS["grad_weight_split"], config, workloads.get(workload).problem)
     report = offline.report(kernel, cc, shared_bytes)
     check(report, min(255, REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
     assert re.search(r"cp\.async\.cg\.shared\.global [^;]*, 16,", report.ptx)
@@ -203,8 +204,8 @@ ON_TENSOR_CORES = {
 def test_gradients_on_tensor_cores(reason):
     """All in registers, whose number a warpgroup changes later; ptxas inserts no waits between products."""
     name, workload, precision = ON_TENSOR_CORES[reason]
-    rung, dtype = GRADIENTS[name], DTYPES[precision]
-    kernel, shared_bytes = rung.kernels(rung.config(workloads.get(workload).problem, dtype, precision=precision))[0]
+    rung, dtype, problem = GRADIENTS[name], DTYPES[precision], workloads.get(workload).problem
+    _, kernel, shared_bytes = step_of(rung, rung.config(problem, dtype, precision=precision), problem)
     report = offline.report(kernel, HOPPER, shared_bytes)
     check(report, 168)
     assert "wgmma.mma_async.sync.aligned" in report.ptx
@@ -224,7 +225,7 @@ def test_a_stage_that_runs_through_costs_eight_loads(workload, precision):
     """A lane takes its places from the table: nothing divides, and nothing is masked."""
     rung, problem = GRADIENTS["grad_input_wgmma"], workloads.get(workload).problem
     config = rung.config(problem, DTYPES[precision], precision=precision)
-    kernel, shared_bytes = rung.kernels(config)[0]
+    _, kernel, shared_bytes = step_of(rung, config, problem)
     loops = [loop for loop in offline.loops(offline.report(kernel, HOPPER, shared_bytes).sass) if "HGMMA" in loop]
     stage, operands = offline.instructions(min(loops, key=len)), 16 * config.blocks
     assert config.through
@@ -249,8 +250,8 @@ SIMPLE = [
     ("name", "dtype", "cc"), thorough(SIMPLE, always=[case for case in SIMPLE if case[1] in (F32, BF16)])
 )
 def test_simple_kernels_stay_in_their_registers(name, dtype, cc):
-    rung = GRADIENTS[name]
-    kernel, shared_bytes = rung.kernels(rung.config(workloads.get("kb79").problem, dtype))[0]
+    rung, problem = GRADIENTS[name], workloads.get("kb79").problem
+    _, kernel, shared_bytes = step_of(rung, rung.config(problem, dtype), problem)
     check(offline.report(kernel, cc, shared_bytes), 64)
 
 
@@ -265,8 +266,7 @@ def test_the_kernels_beside_those_on_tensor_cores_stay_in_their_registers(dtype)
     for config in grad_weight_sum.configs(dtype):
         check(offline.report(grad_weight_sum.make_kernel(config), HOPPER), 80)
     rung, problem = GRADIENTS["grad_input_planes"], workloads.get("hifigan_u3").problem
-    _, (pack, _), *_ = rung.kernels(rung.config(problem, dtype))  # the first is the forward pass's
-    check(offline.report(pack, HOPPER), 64)
+    check(offline.report(step_of(rung, rung.config(problem, dtype), problem, "pack").kernel, HOPPER), 64)
 
 
 @needs_sass
@@ -293,8 +293,9 @@ def test_squares_of_long_strides_are_loaded_before_they_are_turned(dtype):
 
 @pytest.mark.parametrize("dtype", thorough([F32, F64, F16, BF16], always=[F32, BF16]), ids=str)
 def test_the_kernels_beside_them_stay_in_their_registers(dtype):
-    config = grad_input_choose.choose(workloads.get("kb79").problem, dtype)
-    second_stage, _ = GRADIENTS["grad_bias"].kernels(GRADIENTS["grad_bias"].config(None, dtype))[1]
+    problem, of_bias = workloads.get("kb79").problem, GRADIENTS["grad_bias"]
+    config = grad_input_choose.choose(problem, dtype)
+    second_stage = step_of(of_bias, of_bias.config(problem, dtype), problem, "add up").kernel
     for kernel in (grad_input_pack.make_kernel(config, config.overlaps_packing), second_stage):
         check(offline.report(kernel, HOPPER), 64)
 

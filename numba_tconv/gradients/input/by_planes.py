@@ -15,18 +15,14 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes
 from numba_tconv.gradients.rung import FEWEST_CHANNELS, GradientRung, too_few
-from numba_tconv.kernels.common import rows as row_copy
-from numba_tconv.kernels.common import split_sums
-from numba_tconv.kernels.common.tensor_core import pack as tensor_pack
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
-from numba_tconv.kernels.k4_register_tile import pack as k4_pack
 from numba_tconv.kernels.k5_dmma.kernel import DoubleMatrix
 from numba_tconv.kernels.k5_mma.choose import config_of
 from numba_tconv.kernels.k5_mma.kernel import WarpMatrix
-from numba_tconv.kernels.k6_wgmma import tail as k6_tail
 from numba_tconv.kernels.k6_wgmma.kernel import WarpgroupMatrix
-from numba_tconv.kernels.rung import Rung
+from numba_tconv.kernels.rung import Rung, Step
 from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # in order of preference
@@ -117,17 +113,10 @@ class InputPlanes(GradientRung):
             return Config(planes_config, rung.name, config_of(p, precision, device, shape, strides, 0))
         return Config(planes_config, rung.name, rung.choose(Layout(shape, strides, dtype, NO_GPU, 0), p, device))
 
-    def kernels(self, config):
-        name, of_rung = config.rung, config.of_rung
-        kernel = _forward(name).kernel(of_rung)
-        if name in tensor_pack.ORDERS:
-            others = [tensor_pack.kernel_of(of_rung.tile, tensor_pack.ORDERS[name])]
-            others += split_sums.kernels_of(of_rung, of_rung.tile.dtype) + k6_tail.kernels_of(of_rung)
-            others += row_copy.kernels_of(of_rung.tile.dtype) if name == "k6_wgmma" else []
-        else:
-            others = [k4_pack.make_kernel(k4_pack.order_of(of_rung))]
-        found = [(one, one.shared_bytes) for one in (kernel, *others)]
-        return found if config.planes is None else [*found, (planes.make_kernel(config.planes), 0)]
+    def steps(self, config, problem, device=H200):
+        apart = [] if config.planes is None else [Step("planes", planes.make_kernel(config.planes))]
+        forward = _forward(config.rung).steps(config.of_rung, adjoint(problem), device)
+        return [*apart, *forward]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         precision = precision or _precision_of(result.dtype)

@@ -29,8 +29,9 @@ from numba_tconv.kernels.depthwise.rows import (
     reason,
     split,
 )
-from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 
@@ -204,8 +205,8 @@ class InputDepthwise(GradientRung):
     def tiny_configs(self, problem, dtype):
         return [make(problem, dtype, lanes=lanes, threads=4, passes=2, min_blocks=1) for lanes in (4, 2)]
 
-    def kernels(self, config):
-        return [(make_kernel(config), 0)]
+    def steps(self, config, problem, device=H200):
+        return [Step("main", make_kernel(config))]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         return _prepared(

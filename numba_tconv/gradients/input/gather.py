@@ -13,7 +13,8 @@ from numba import cuda, uint64
 
 from numba_tconv.gradients.arguments import Signal, Weight, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
-from numba_tconv.kernels.rung import SUM_CHANNELS, cuda_core_reason
+from numba_tconv.kernels.rung import SUM_CHANNELS, Step, cuda_core_reason
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, alike, flat
 
@@ -87,8 +88,8 @@ class InputGather(GradientRung):
     def tiny_configs(self, problem, dtype):
         return [Config(dtype, threads=32)]
 
-    def kernels(self, config):
-        return [(make_kernel(config), 0)]
+    def steps(self, config, problem, device=H200):
+        return [Step("main", make_kernel(config))]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         config = config or self.config(problem, result.dtype)

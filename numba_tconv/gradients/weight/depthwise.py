@@ -29,8 +29,9 @@ from numba_tconv.kernels.depthwise.rows import (
     read_in_place,
     reason,
 )
-from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, vectors_of
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
@@ -226,8 +227,8 @@ class WeightDepthwise(GradientRung):
     def tiny_configs(self, problem, dtype):
         return [make(problem, dtype, threads=8, passes=passes, min_blocks=1) for passes in (1, 3)]
 
-    def kernels(self, config):
-        return [(make_kernel(config), 0), (make_sum(config.dtype), 0)]
+    def steps(self, config, problem, device=H200):
+        return [Step("main", make_kernel(config)), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         splits, launch = _prepared(

@@ -16,8 +16,8 @@ import torch
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import device_function, global_address, griddepcontrol_wait, load_vector, recomputed, store_run
-from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.elements import ELEMENTS, Element
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import room
@@ -157,13 +157,9 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
     return Kernel("partial_sum", partial_sum, signature, THREADS, key=f"{dtype} {early}")
 
 
-def kernels_of(config, dtype: torch.dtype, device: Device | None = None) -> list[Kernel]:
-    """The second-stage kernel of a configuration, as a list; empty without a split. ``early_sums`` of the configuration
-    says whether it is launched early, else ``device``.
-    """
-    if getattr(config, "splits", 1) == 1:
-        return []
-    return [make_kernel(dtype, getattr(config, "early_sums", device is not None and device.launches_early))]
+def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
+    """The second stage as steps: none without a split."""
+    return [] if splits == 1 else [Step("add up", make_kernel(dtype, early))]
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:

@@ -32,8 +32,9 @@ from functools import cache
 import torch
 from numba import cuda, int32, int64
 
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.packed_weights import after_packing
-from numba_tconv.kernels.rung import Rung, cuda_core_reason, taking_bias
+from numba_tconv.kernels.rung import Rung, Step, cuda_core_reason, taking_bias
 from numba_tconv.ptx import (
     add_vectors,
     cp_async,
@@ -49,6 +50,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import NO_GPU, Layout
 
+from . import pack
 from .arguments import Block, OutputTile, Progress, Registers, Stage
 from .choose import choose
 from .epilogue import make_store
@@ -223,6 +225,11 @@ class RegisterTile(Rung):
 
     def kernel(self, config):
         return self.make_kernel(replace(config, splits=1))  # splits belongs to the launch
+
+    def steps(self, config, problem, device=device.H200):
+        packing = pack.make_kernel(pack.order_of(config))
+        sums = split_sums.steps(config.splits, config.dtype, early=device.launches_early)
+        return [Step("pack", packing, packing.shared_bytes), *super().steps(config, problem, device), *sums]
 
     def prepare(self, x, w, bias, y, problem, config=None, precision=None):
         y_aligned = y.offset % 16 == 0

@@ -213,6 +213,7 @@ def _make_kernel(config: Config) -> Kernel:
 
 class WarpMatrix(TensorRung):
     name = "k5_mma"
+    order = "mma"
     minimum_cc = (8, 0)
     idea = "tensor cores by mma.sync: a window in registers for all taps, cp.async stages, aligned runs of outputs"
 
@@ -254,7 +255,7 @@ def _plan(
     loop = Loop(tile.tap_chunks(p), chunks // config.chunks, tile.row_tiles(p))
     planes = -(-column_tiles // GRID_AXIS)
     along = (resident_blocks(p, tile, here), 1) if config.resident_weights else (-(-column_tiles // planes), planes)
-    packing = packing_of(p, tile, "mma", chunks, w)
+    packing = packing_of(p, tile, WarpMatrix.order, chunks, w)
     packed = alike((packing.size,), dtype)
     x = Input(alike(shape, dtype, strides), *strides[:2])
     weights = Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias)

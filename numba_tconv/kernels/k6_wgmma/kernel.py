@@ -33,6 +33,7 @@ from functools import cache
 import torch
 from numba import cuda, float32, int32, int64, uint32, uint64
 
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.packed_weights import packed_weights
 from numba_tconv.kernels.common.pipeline import FULL, Pipe, Slot, init_stage, release
 from numba_tconv.kernels.common.tensor_core.fragments import column_of
@@ -41,7 +42,7 @@ from numba_tconv.kernels.common.tensor_core.rung import TensorRung
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, SECTOR
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, publish
-from numba_tconv.kernels.rung import taking_bias
+from numba_tconv.kernels.rung import Step, taking_bias
 from numba_tconv.ptx import (
     barrier_sync,
     cp_async_bulk,
@@ -61,6 +62,7 @@ from numba_tconv.ptx import (
     wgmma_descriptor,
     wgmma_wait,
 )
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import room
@@ -85,11 +87,13 @@ from .arguments import (
 from .boxes import place as byte_of
 from .choose import choose, cost
 from .epilogue import make_epilogue, make_extra_of, runs_of, slab_of
+from .input import copy_kernels
 from .mainloop import make_mainloop
 from .operands import lane_rows_of, make_view
 from .plan import plan_of
 from .producer import make_produce
 from .schedule import make_follow, make_locate
+from .tail import make_kernel as tail_kernel
 from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
@@ -308,6 +312,7 @@ def make_kernel(config: Config) -> Kernel:
 
 class WarpgroupMatrix(TensorRung):
     name = "k6_wgmma"
+    order = "wgmma"
     exact_cc = (9, 0)
     idea = "Hopper's wgmma, fed through a ring of stages by warps that only copy; aligned runs of outputs"
 
@@ -326,6 +331,12 @@ class WarpgroupMatrix(TensorRung):
 
     def kernel(self, config):
         return make_kernel(config.compiled)
+
+    def steps(self, config, problem, device=H200):
+        copies = [Step("copy", kernel) for kernel in copy_kernels(problem, config)]
+        tail = [Step("tail", tail_kernel(config.tile))] if config.tail else []
+        sums = split_sums.steps(config.splits, config.tile.dtype, early=True)
+        return [*copies, *super().steps(config, problem, device), *tail, *sums]
 
     def tile(self, config):
         c, tiles = config, "pairs of tiles" if config.paired else "tiles in turn"

@@ -60,7 +60,7 @@ def plan_of(
     start to y. ``w``: the weights' layout.
     """
     config = config or choose(problem, precision or default_precision(dtype))
-    second = second_stage(problem, dtype, config.splits, has_bias, config.early_sums)
+    second = second_stage(problem, dtype, config.splits, has_bias, early=True)
     if second:
         has_bias, y_offset = False, 0  # partial sums are aligned by torch's allocator
     p, tile = split(problem, config.splits), config.tile

@@ -180,11 +180,6 @@ def make_kernel(tile: Tile) -> Kernel:
     return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
 
 
-def kernels_of(config) -> list[Kernel]:
-    """Return the tail kernel, if ``config`` (of any rung) leaves the last columns out."""
-    return [make_kernel(config.tile)] if getattr(config, "tail", False) else []
-
-
 def prepare(
     problem: Problem, config: Config, x_shape: tuple, x_strides: tuple, dtype: torch.dtype, stages: int, has_bias: bool
 ) -> Prepared:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
@@ -50,7 +49,6 @@ class Config:
     joined: bool = False  # samples are laid end to end first (input.py)
     depths: int = 1  # product depths of a stage: 1 or ``unroll``
     splits: int = 1  # split-K: parts of the input channels (kernels/common/split_sums.py)
-    early_sums: ClassVar[bool] = True  # the kernel that adds them up is launched early
     tail: bool = False  # the last column of every sample is left to tail.py
 
     @property

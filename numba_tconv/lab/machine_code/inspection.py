@@ -28,16 +28,11 @@ def compiled(
     multiplies. ``changes``: fields of the configuration, or of its tile, with other values.
 
     Raises offline.ToolMissing, and ValueError for changes that the configuration does not have."""
-    precision = bench.peak_name(dtype, precision)
-    if name in RUNGS:
-        rung = RUNGS[name]
-        config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
-        kernels = [(rung.kernel(config), rung.shared_bytes(problem, config))]
-    else:
-        rung = GRADIENTS[name]
-        config = changed(rung.config(problem, dtype, device=device, precision=precision), changes or {})
-        kernels = rung.kernels(config)
-    return config, [offline.report(kernel, device.cc, shared_bytes) for kernel, shared_bytes in kernels]
+    rung, precision = RUNGS.get(name) or GRADIENTS[name], bench.peak_name(dtype, precision)
+    config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
+    steps = rung.steps(config, problem, device)
+    shown = [step for step in steps if step.name == "main"] if name in RUNGS else steps
+    return config, [offline.report(step.kernel, device.cc, step.shared_bytes) for step in shown]
 
 
 def change(text: str) -> tuple[str, object]:

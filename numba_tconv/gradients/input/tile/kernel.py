@@ -27,7 +27,7 @@ from numba_tconv.gradients.arguments import Signal, integers, of_problem, tensor
 from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
-from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import (
     add_vectors,
     cp_async,
@@ -38,6 +38,7 @@ from numba_tconv.ptx import (
     store_vectors,
 )
 from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import room
@@ -235,10 +236,10 @@ class InputTile(GradientRung):
     def tiny_configs(self, problem, dtype):
         return tiny(problem, dtype)
 
-    def kernels(self, config):
-        alone = config.alone
-        sums = [(kernel, 0) for kernel in split_sums.kernels_of(config, config.dtype)]
-        return [(make_kernel(alone), config.shared_bytes), (make_pack(alone, config.overlaps_packing), 0), *sums]
+    def steps(self, config, problem, device=H200):
+        pack = Step("pack", make_pack(config.alone, config.overlaps_packing))
+        main = Step("main", make_kernel(config.alone), config.shared_bytes)
+        return [pack, main, *split_sums.steps(config.splits, config.dtype, config.early_launch)]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         plan = _prepared(

@@ -65,11 +65,6 @@ class Config(WarpTile):
         return replace(self, splits=1, overlaps_packing=False)
 
     @property
-    def early_sums(self) -> bool:
-        """What split_sums.kernels_of reads."""
-        return self.early_launch
-
-    @property
     def vector_m(self) -> int:
         """Neighbouring rows of a thread: their weights are one load."""
         return min(self.vector, self.thread_m)

@@ -29,11 +29,13 @@ from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
-from numba_tconv.kernels.rung import cuda_core_reason
+from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
 from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
+from numba_tconv.runtime.layout import NO_GPU, Layout
 
 from .choose import choose, splits_of
 from .epilogue import make_store
@@ -220,8 +222,14 @@ class WeightSplit(GradientRung):
     def tiny_configs(self, problem, dtype):
         return tiny(problem, dtype)
 
-    def kernels(self, config):
-        return [(make_kernel(config), config.shared_bytes), (make_sum(config.dtype), 0)]
+    def config_on(self, device, problem, dtype, precision):
+        config = super().config_on(device, problem, dtype, precision)
+        x = Layout.contiguous((problem.batch, problem.in_channels, problem.length), dtype, NO_GPU)
+        copies = dtype.itemsize >= 4 and vectors_align(x, 16 // dtype.itemsize)
+        return config.copying_vectors() if copies else config
+
+    def steps(self, config, problem, device=H200):
+        return [Step("main", make_kernel(config), config.shared_bytes), Step("add up", make_sum(config.dtype))]
 
     def prepare(self, grad_output, x, result, problem, config=None, precision=None):
         aligned = vectors_align(x, 16 // x.dtype.itemsize)

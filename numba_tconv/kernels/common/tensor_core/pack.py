@@ -39,7 +39,6 @@ from .fragments import mma_a, split_channel, wgmma_b_at
 from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
-ORDERS = {"k5_mma": "mma", "k6_wgmma": "wgmma"}  # the order that each rung reads
 THREADS = 128
 WORDS = 4  # words in the 16 bytes that a thread packs at a time
 SCALE = WORDS  # words behind packed split operands; the last is the inverse of the scale

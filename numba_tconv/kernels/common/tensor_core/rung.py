@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection
 import torch
 
 from numba_tconv.formula.precision import DTYPES
-from numba_tconv.kernels.rung import Rung
+from numba_tconv.kernels.rung import Rung, Step
 from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.device import H200
 
+from .pack import kernel_of
 from .tile import Tile
 
 FEWEST_CHANNELS = 8  # channels of a group: with fewer, most of a product is zeros
@@ -33,9 +35,10 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 class TensorRung(Rung):
     """A rung on tensor cores. ``choose(problem, precision)`` returns a configuration or None; ``make_kernel(config)``
-    returns its cached kernel.
+    returns its cached kernel; ``order`` is the order of its packed weights (pack.py).
     """
 
+    order: str
     choose: Callable
     make_kernel: Callable
 
@@ -65,6 +68,10 @@ class TensorRung(Rung):
 
     def kernel(self, config):
         return self.make_kernel(config)
+
+    def steps(self, config, problem, device=H200):
+        pack = kernel_of(config.tile, self.order)
+        return [Step("pack", pack, pack.shared_bytes), *super().steps(config, problem, device)]
 
 
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
