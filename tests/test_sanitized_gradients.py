@@ -5,7 +5,7 @@ import torch
 
 from numba_tconv.gradients import bias as grad_bias
 from numba_tconv.gradients.weight.split import choose as grad_weight_choose
-from numba_tconv.gradients.weight.wgmma import split as grad_weight_wgmma_split
+from numba_tconv.gradients.weight.wgmma import choose as grad_weight_wgmma_choose
 from numba_tconv.gradients.weight.wgmma import sum as grad_weight_sum
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime import device
@@ -82,7 +82,7 @@ def weight_properties(case):
         "precision": case.precision,
         "planes": apart is not None,
         "planes, stored as the gradient": config.plane_phases > 0,
-        "warpgroups in turn": config.in_turns,
+        "warpgroups in turn": config.alternate,
         "rows that begin unlike": config.alike > 1,
         "beginnings cleared": config.clears > 0,
         "boxes in pieces": config.pieces > 1,
@@ -90,11 +90,11 @@ def weight_properties(case):
         "pairs of any tap, rows that begin unlike": config.by_taps and config.alike > 1,
         "pairs of any tap, beginnings cleared": config.by_taps and config.clears > 0,
         "pairs of any tap, stored as the gradient": config.by_taps and config.direct,
-        "pairs of any tap, in turn": config.by_taps and config.in_turns,
+        "pairs of any tap, in turn": config.by_taps and config.alternate,
         "words at odd places": bool(config.odd),
         "chunks of taps": config.tap_chunk < case.problem.taps.taps_per_row,
         "several tiles": pairs * channels > 1,
-        "splits": grad_weight_wgmma_split.splits_of(case.problem, config, gpu) > 1,
+        "splits": grad_weight_wgmma_choose.splits_of(case.problem, config, gpu) > 1,
     }
 
 
@@ -104,12 +104,12 @@ def input_properties(case):
     along, across, _ = config.tiles(case.problem)
     return {
         "precision": case.precision,
-        "warpgroups in turn": config.in_turns,
+        "warpgroups in turn": config.alternate,
         "elements one by one": config.halves,
         "masked": config.entries * config.itemsize < 128,
         "several stages": config.stages_of(case.problem) > 1,
         "stages run through": config.through,
-        "stages run through in turn": config.through and config.in_turns,
+        "stages run through in turn": config.through and config.alternate,
         "stages run through, elements one by one": config.through and config.halves,
         "stages run through, groups": config.through and case.problem.groups > 1,
         "rows that begin unlike": config.sheared > 1,
@@ -117,7 +117,7 @@ def input_properties(case):
         "rows that begin unlike, stages run through": config.sheared > 1 and config.through,
         "beginnings and ends cleared": config.clears,
         "cleared in a tile that is not the first": config.clears and along > 1,
-        "cleared in turn": config.clears and config.in_turns,
+        "cleared in turn": config.clears and config.alternate,
         "several tiles": along * across > 1,
         "parts of a tile": config.partial,
         "parts of a tile that run through": config.partial and config.through,

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import int32
+from numba import int32, types
 
 from numba_tconv.formula.precision import DTYPES, KINDS
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.pipeline import BARRIER, init_stage
 from numba_tconv.kernels.common.tensor_core.rung import tensor_core_reason
-from numba_tconv.kernels.common.tensor_map import MAP_BYTES, encode, row_bytes
+from numba_tconv.kernels.common.tensor_map import MAP_BYTES, MAP_WORDS, encode, row_bytes
 from numba_tconv.ptx import (
     device_function,
+    fence_mbarrier_init,
     mbarrier_arrive,
+    mbarrier_init,
     mbarrier_wait,
     repeated,
     wgmma_commit,
@@ -27,6 +31,7 @@ from numba_tconv.ptx import (
     wgmma_wait,
 )
 from numba_tconv.runtime.device import H200
+from numba_tconv.runtime.kernel import named
 from numba_tconv.runtime.layout import room
 
 from .rung import GradientRung
@@ -53,7 +58,7 @@ class Ring:
     precision: str
     blocks: int  # blocks of 64 rows, of a warpgroup
     channels: int  # input channels of a tile
-    in_turns: bool
+    alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong); otherwise they share them
     stages: int
     g_channels: int  # output channels of a stage
     width: int  # elements of a box's row
@@ -72,7 +77,7 @@ class Ring:
     @property
     def rows(self) -> int:
         """Rows of products in a tile."""
-        return BLOCK * self.blocks * (1 if self.in_turns else CONSUMERS)
+        return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
         """Elements of a box's row that holds ``elements``: whole vectors of 16 bytes.
@@ -134,61 +139,141 @@ class Ring:
         return 1024 + self.map + 128
 
 
-def deepest(config, apart: int = 1):
+def deepest(config, step: int = 1):
     """The configuration with the most stages that shared memory holds; None if they are fewer than FEWEST_STAGES.
 
-    The candidates are MOST_STAGES, less multiples of ``apart``."""
-    rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -apart))
+    The candidates are MOST_STAGES, less multiples of ``step``."""
+    rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
 
+# --- the kernels ------------------------------------------------------------------------------------------------------
+
+
+class TensorMaps(NamedTuple):
+    """The tensor maps of a launch: without addresses, the tensors' addresses, and the workspace for finished maps."""
+
+    g_template: tuple
+    b_template: tuple
+    g_address: int
+    b_address: int
+    workspace: int
+
+
+_TEMPLATE, _ADDRESS = types.UniTuple(types.int64, MAP_WORDS), types.int64
+MAPS = named(
+    TensorMaps,
+    g_template=_TEMPLATE,
+    b_template=_TEMPLATE,
+    g_address=_ADDRESS,
+    b_address=_ADDRESS,
+    workspace=_ADDRESS,
+)
+
+
+class Thread(NamedTuple):
+    """A thread's place in its block, and the address of slot 0."""
+
+    base: int
+    number: int
+    lane: int
+    warp: int
+
+
+class Consumer(NamedTuple):
+    """A consumer thread's warpgroup, its warp of that, and its lane."""
+
+    warpgroup: int
+    warp: int
+    lane: int
+
+
+class Operands(NamedTuple):
+    """How a gradient multiplies a stage: device functions, and the registers of one set of operands.
+
+    ``load(k, registers, first, lane, offset)`` fills ``registers[first:]`` for product k of the stage ``offset`` bytes
+    after slot 0; ``lane`` is the gradient's own state of a lane. ``multiply(sums, registers, first, descriptor)``
+    multiplies them by B. Each warp calls ``prepare(lane, stage, offset)`` when a stage has arrived."""
+
+    load: Callable
+    multiply: Callable
+    prepare: Callable
+    registers: int
+
+
+class Products(NamedTuple):
+    """What the products of a stage share."""
+
+    sums: tuple
+    registers: tuple
+    lane: tuple
+    offset: int
+    descriptor: int
+    released: int  # the mbarrier of the stage before, or 0
+
+
 @device_function
-def as_it_came(lane, s, offset):
+def as_it_came(lane, stage, offset):
     """The ``prepare`` of stages that need none."""
 
 
-def make_loop(config: Ring, load, multiply, operands: int, every: int, sets: int = 2, prepare=as_it_came):
-    """Make the mainloop, a device function over ``count`` stages from slot ``s`` on, every ``every``-th.
+def make_setup(config: Ring, releases: int, turns: int = 0):
+    """A device function of one thread: initialise the mbarriers.
 
-    ``load(k, v, at, lane, offset)`` fills registers ``v[at:at+operands]`` for product k of the stage ``offset`` bytes
-    after the first; ``lane`` is the lane's state. ``multiply(acc, v, at, descriptor)`` multiplies them by B. With two
-    ``sets`` of operands, one is loaded while the other is multiplied. Each warp calls ``prepare(lane, s, offset)`` when
-    a stage has arrived.
+    ``releases`` warps release a stage; ``turns`` more mbarriers, of four arrivals, lie at ``config.words``."""
+    stages, words = config.stages, config.words
 
-    The mainloop takes sums, registers, ``lane``, the descriptor of B in slot 0, slot and parity of the first stage, the
-    count, the mbarriers, and whether this lane signals for its warp. It returns slot and parity after the last stage,
-    and the last slot, which it has not released."""
-    stages, slot = config.stages, config.slot
-    wait = wgmma_wait(sets - 1)
+    @device_function
+    def setup(pipe, base):
+        for stage in range(stages):
+            init_stage(pipe, stage, 1, releases)
+        for turn in range(turns):
+            mbarrier_init(int32(base + words) + BARRIER * turn, 4)
+        fence_mbarrier_init()
+
+    return setup
+
+
+def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2):
+    """Make the mainloop, a device function over the next ``stages_left`` stages, of which it takes every ``step``-th.
+
+    With two ``sets`` of operands, one is loaded while the other is multiplied. ``descriptor``: of B in slot 0;
+    ``signals``: whether this lane releases stages for its warp. Returns the next stage, its parity, and the last
+    stage, which it has not released."""
+    load, multiply, prepare, count = operands
+    stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 
     @device_function
     def product(k, state):
-        acc, v, lane, offset, descriptor, done = state
-        at = int32(k % sets * operands)
-        load(k, v, at, lane, offset)
+        first = int32(k % sets * count)
+        load(k, state.registers, first, state.lane, state.offset)
         wgmma_fence()
-        multiply(acc, v, at, descriptor + 2 * k)
+        multiply(state.sums, state.registers, first, state.descriptor + 2 * k)
         wgmma_commit()
         wait()
-        if k == 0 and done:  # the products of the stage before have read its B by now
-            mbarrier_arrive(done)
+        if k == 0 and state.released:  # the products of the stage before have read its B by now
+            mbarrier_arrive(state.released)
 
-    stage = repeated(product, PRODUCTS)
+    multiply_stage = repeated(product, PRODUCTS)
 
     @device_function
-    def loop(acc, v, lane, descriptor, s, parity, count, full, empty, signals):
-        before = int32(-1)
-        while count > 0:
-            mbarrier_wait(full + 8 * s, parity)
-            prepare(lane, s, int32(s * slot))
-            done = int32(empty + 8 * before) if before >= 0 and signals else int32(0)
-            stage(int32(0), (acc, v, lane, int32(s * slot), descriptor + ((s * slot) >> 4), done))
-            before, count, s = s, int32(count - every), int32(s + every)
-            if s >= stages:
-                s, parity = int32(s - stages), int32(parity ^ 1)
-        return s, parity, before
+    def mainloop(sums, registers, lane, descriptor, stage, parity, stages_left, pipe, signals):
+        last = int32(-1)
+        while stages_left > 0:
+            mbarrier_wait(pipe.full + BARRIER * stage, parity)
+            prepare(lane, stage, int32(stage * slot_bytes))
+            released = int32(pipe.empty + BARRIER * last) if last >= 0 and signals else int32(0)
+            multiply_stage(int32(0), Products(sums, registers, lane, int32(stage * slot_bytes),
+                                              descriptor + ((stage * slot_bytes) >> 4), released))  # fmt: skip
+            last, stages_left, stage = stage, int32(stages_left - step), int32(stage + step)
+            if stage >= stages:
+                stage, parity = int32(stage - stages), int32(parity ^ 1)
+        return stage, parity, last
 
-    return loop
+    return mainloop
+
+
+# --- the tensors ------------------------------------------------------------------------------------------------------
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:

@@ -13,7 +13,7 @@ import numba_tconv
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes
 from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
-from numba_tconv.gradients.weight.wgmma.tile import candidates
+from numba_tconv.gradients.weight.wgmma.choose import candidates
 from numba_tconv.kernels.common.tensor_map import rows_alike
 from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.runtime.device import current_device

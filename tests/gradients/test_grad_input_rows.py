@@ -6,9 +6,9 @@ import pytest
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
-from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
-from numba_tconv.gradients.input.wgmma.split import LARGEST_SHARE_OF_WIDEST, clocks_of, splits_of
+from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
+from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_producer
+from numba_tconv.gradients.input.wgmma.choose import LARGEST_SHARE_OF_WIDEST, clocks_of, splits_of
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.layout import Layout
@@ -23,7 +23,7 @@ def layout(p, dtype, stride_c=None, offset=0, stride_n=None):
 
 def test_which_rows_are_read_where_they_lie():
     p, dtype = replace(workloads.get("seamless_u1").problem, batch=2), DTYPES["bf16"]
-    sheared_of = grad_input_wgmma_rows.sheared_of
+    sheared_of = grad_input_wgmma_producer.sheared_of
     assert p.out_length == 2500
     assert sheared_of(layout(p, dtype)) == 2
     assert sheared_of(layout(p, dtype, 2504)) == 1
@@ -55,10 +55,10 @@ def test_rows_of_real_layers_are_not_copied(name, precision, sheared):
 def test_a_copy_where_boxes_would_be_too_wide():
     """Of eight channels a box, two are read."""
     p = Problem(16, 512, 64, 32, 1000, stride=16)
-    plain = grad_input_wgmma_config.choose(p, "bf16")
-    assert grad_input_wgmma_config.choose(p, "bf16", 8).g_channels == 8
-    assert grad_input_wgmma_rows.choose_for(p, "bf16", 8, H200) == plain
-    assert grad_input_wgmma_rows.choose_for(p, "bf16", 0, H200) == plain
+    plain = grad_input_wgmma_choose.choose(p, "bf16")
+    assert grad_input_wgmma_choose.choose(p, "bf16", 8).g_channels == 8
+    assert grad_input_wgmma_choose.choose_for(p, "bf16", 8, H200) == plain
+    assert grad_input_wgmma_choose.choose_for(p, "bf16", 0, H200) == plain
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -83,7 +83,7 @@ def test_few_tiles_are_split(precision):
 def test_narrower_tiles_where_they_fill_more_multiprocessors(name, channels):
     p = workloads.get(name).problem
     config = GRADIENTS["grad_input_wgmma"].config(p, DTYPES["bf16"], H200, "bf16")
-    widest = grad_input_wgmma_config.choose(p, "bf16", config.sheared)
+    widest = grad_input_wgmma_choose.choose(p, "bf16", config.sheared)
     assert (config.channels, widest.channels) == (channels, 256)
     took, takes = (clocks_of(p, tile, splits_of(p, tile, H200), H200) for tile in (widest, config))
     assert takes < LARGEST_SHARE_OF_WIDEST * took if channels < 256 else config == replace(widest, partial=False)

@@ -14,10 +14,12 @@ import pytest
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import wgmma_ring as grad_ring
+from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import kernel as grad_input_wgmma
 from numba_tconv.gradients.input.wgmma import operands as grad_input_wgmma_stage
 from numba_tconv.gradients.input.wgmma import producer as grad_input_wgmma_rows
 from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
+from numba_tconv.gradients.input.wgmma.arguments import Ends, Lane, Window
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 from tests.thorough import thorough
@@ -160,7 +162,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
     fill, advance = grad_input_wgmma_stage.make_fill(config), grad_input_wgmma_stage.make_advance(config)
     start, prepare = grad_input_wgmma_stage.make_start(config), grad_input_wgmma_stage.make_prepare(config)
     prepare = getattr(prepare, "py_func", prepare)
-    (load, _), (bits_of, _) = grad_input_wgmma_stage.make_operands(config), grad_input_wgmma_stage.make_bits(config)
+    load, (bits_of, _) = grad_input_wgmma_stage.make_operands(config).load, grad_input_wgmma_stage.make_bits(config)
     shared.words.clear()
     for thread in range(grad_ring.THREADS):
         fill(table, thread, shear)
@@ -185,7 +187,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
                     + lane // 4
                     + z // 2 * 64
                     + z % 2 * 8
-                    + (0 if config.in_turns else 64 * config.blocks * crew)
+                    + (0 if config.alternate else 64 * config.blocks * crew)
                 )
                 ahead.append((position + m) * p.stride + first)
                 rows.append(first_at + m // config.piece * config.spacing + m % config.piece * p.stride * itemsize)
@@ -198,14 +200,13 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
             first_entry = grad_input_wgmma_config.entry_of(0, lane % 4, halves)
             at = table + first_entry * config.table_bytes
             meets = [bits_of(x, int(phase) % p.kernel_size, signal) for x in ahead] * 2
-            known[crew, warp, lane] = (
-                *(rows, places, first_entry, at, phases[crew, warp][lane], False, ahead, meets, signal),
-            )
+            window = Window(rows, places, first_entry, at, phases[crew, warp][lane])
+            known[crew, warp, lane] = Lane(window, Ends(False, ahead, meets, signal))
         last_tap = (p.kernel_size - 1) * p.dilation
         lanes = [known[crew, warp, lane] for lane in range(32)]
-        beside = any(x < 0 or x + last_tap >= signal for knows in lanes for x in knows[6])
+        reached = any(x < 0 or x + last_tap >= signal for knows in lanes for x in knows.ends.first)
         for lane, knows in enumerate(lanes):
-            known[crew, warp, lane] = (*knows[:5], beside, *knows[6:])
+            known[crew, warp, lane] = Lane(knows.window, knows.ends._replace(reached=reached))
     for s in range(part * count, (part + 1) * count):
         arrived = {}
         for z in range(config.boxes):
@@ -214,7 +215,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
             at = SLOT + config.b_bytes + z * config.spacing
             arrived |= {at + e * itemsize: value for e, value in enumerate(brought)}
         assert max(arrived) < SLOT + config.slot
-        for crews in ((0,), (1,)) if config.in_turns else ((0, 1),):  # those that multiply a stage
+        for crews in ((0,), (1,)) if config.alternate else ((0, 1),):  # those that multiply a stage
             shared.elements = dict(arrived)
             for crew, warp, lane in itertools.product(crews, range(4), range(32)):
                 prepare(known[crew, warp, lane], 0, 0)
@@ -239,7 +240,7 @@ def check_lane(shared, p, config, load, lane_knows, where, position, s, sample, 
                 found = found.both if isinstance(found, Half | Whole) else (found,) * halves
                 for h in range(halves):
                     m, e = fragments.wgmma_a(warp, lane, i, h, halves)
-                    m += 64 * block + (0 if config.in_turns else 64 * config.blocks * crew)
+                    m += 64 * block + (0 if config.alternate else 64 * config.blocks * crew)
                     if position + m < p.length:
                         wanted = wanted_at(p, config, position + m, s, k * 8 * halves + e, sample, group)
                         assert found[h] == wanted, (where, k, i, h, s, position + m)
@@ -286,10 +287,10 @@ def sheared_by(p, precision, sheared):
 def test_every_register_holds_what_the_definition_wants(shared, precision, reason):
     p, sheared = CASES[reason]
     rng = random.Random(reason)
-    configs = list(grad_input_wgmma_config.candidates(p, precision, sheared_by(p, precision, sheared)))
+    configs = list(grad_input_wgmma_choose.candidates(p, precision, sheared_by(p, precision, sheared)))
     assert configs
-    for in_turns in (False, True):
-        config = rng.choice([config for config in configs if config.in_turns == in_turns])
+    for alternate in (False, True):
+        config = rng.choice([config for config in configs if config.alternate == alternate])
         strides = laid_out(p, precision, config.sheared, rng)
         for tile, group in {(0, 0), (-(-p.length // config.rows) - 1, p.groups - 1), (0, p.groups - 1)}:
             check(shared, p, config, strides, tile, [(0, 0), (1, rng.randrange(4))], group)
@@ -298,7 +299,7 @@ def test_every_register_holds_what_the_definition_wants(shared, precision, reaso
 @every_precision
 def test_parts_of_a_tile(shared, precision):
     p, rng = Problem(1, 16, 32, 11, 100, stride=5, padding=3), random.Random(0)
-    for config in grad_input_wgmma_config.candidates(p, precision, 2):
+    for config in grad_input_wgmma_choose.candidates(p, precision, 2):
         assert config.stages_of(p) in (6, 11)
         splits = 3 if config.stages_of(p) == 6 else 11
         for part in (0, splits - 1):
@@ -323,7 +324,7 @@ def test_drawn_problems(shared, precision, seed):
         if length * stride > 25
         else Problem(1, 16, 8, kernel_size + 24, length, stride=stride, padding=11)
     )
-    configs = list(grad_input_wgmma_config.candidates(p, precision, sheared_by(p, precision, sheared)))
+    configs = list(grad_input_wgmma_choose.candidates(p, precision, sheared_by(p, precision, sheared)))
     if not configs:
         pytest.skip("no tile")
     config = rng.choice(configs)
@@ -337,7 +338,7 @@ def all_configs(precision):
             if sheared <= 16 // DTYPES[precision].itemsize:
                 yield from (
                     (workload.problem, c)
-                    for c in grad_input_wgmma_config.candidates(workload.problem, precision, sheared)
+                    for c in grad_input_wgmma_choose.candidates(workload.problem, precision, sheared)
                 )
 
 
@@ -383,7 +384,7 @@ def test_lanes_meet_in_few_banks(precision):
     """A warp's load takes little more than two turns, on average of the phases."""
     for name in ("seamless_u1", "xcodec_u1", "encodec_u2"):
         for sheared in (1, 2, 4):
-            config = grad_input_wgmma_config.choose(workloads.get(name).problem, precision, sheared)
+            config = grad_input_wgmma_choose.choose(workloads.get(name).problem, precision, sheared)
             loads = 4 * config.blocks * (2 if config.halves else 1)
             assert config.through
-            assert config._reads <= 2.2 * loads, (name, sheared)
+            assert grad_input_wgmma_choose.load_clocks(config) <= 2.2 * loads, (name, sheared)

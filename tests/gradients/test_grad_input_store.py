@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import epilogue as grad_input_wgmma_store
-from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
 from numba_tconv.kernels.common.tensor_core import fragments
 from numba_tconv.lab.measure import workloads
 
@@ -50,7 +50,8 @@ def stored(monkeypatch):
             for z in range(config.sums):
                 m, n = fragments.wgmma_d(warp, lane, z % (config.channels // 2))
                 acc.append((int(m) + z // (config.channels // 2) * 64, int(n)))
-            store(acc, Grad(), 0, length, left, positions, warp, lane)
+            target = grad_input_wgmma_store.Target(0, length, channels_left=left, positions_left=positions)
+            store(acc, Grad(), target, warp, lane)
 
         with ThreadPoolExecutor(LANES) as pool:
             for warp in range(4):
@@ -81,6 +82,6 @@ def stored(monkeypatch):
 )
 def test_every_sum_at_its_position_and_channel(stored, precision, partial, length, left, positions):
     problem = workloads.get("hifigan_u3").problem
-    config = replace(grad_input_wgmma_config.choose(problem, precision), channels=16, blocks=2, partial=partial)
+    config = replace(grad_input_wgmma_choose.choose(problem, precision), channels=16, blocks=2, partial=partial)
     found = stored(config, length, left, positions)
     assert found == {n * length + m: (m, n) for n in range(left) for m in range(positions)}

@@ -15,9 +15,10 @@ from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients import planes
 from numba_tconv.gradients.input import by_planes as grad_input_planes
+from numba_tconv.gradients.input.wgmma import choose as grad_input_wgmma_choose
 from numba_tconv.gradients.input.wgmma import tile as grad_input_wgmma_config
+from numba_tconv.gradients.weight.wgmma import choose as grad_weight_wgmma_choose
 from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
-from numba_tconv.gradients.weight.wgmma import split as grad_weight_wgmma_split
 from numba_tconv.gradients.weight.wgmma import tile as grad_weight_wgmma_config
 from numba_tconv.kernels.common import tensor_map
 from numba_tconv.kernels.common.tensor_core import fragments
@@ -61,7 +62,7 @@ def test_grad_input_is_a_transposed_convolution(reason):
 
 
 # Choosing takes longer than what is asserted of what is chosen, by several tests.
-choose_for_weight, choose_for_input = map(cache, (grad_weight_wgmma_config.choose, grad_input_wgmma_config.choose))
+choose_for_weight, choose_for_input = map(cache, (grad_weight_wgmma_choose.choose, grad_input_wgmma_choose.choose))
 
 
 def configs_of_weight(precision):
@@ -180,7 +181,7 @@ def test_tiles_fit(precision):
         assert config.slot % 1024 == 0
         assert config.channels % 8 == 0
     # A warpgroup that takes every other stage has the same stages of the ring each time.
-    assert all(config.stages % 2 == 0 for config in weight if config.in_turns)
+    assert all(config.stages % 2 == 0 for config in weight if config.alternate)
 
 
 @every_precision
@@ -188,20 +189,20 @@ def test_tiles_fit(precision):
 def test_splits_are_no_longer_than_sums_may_be(reason, precision):
     p = PROBLEMS[reason]
     config = choose_for_weight(p, precision, 0)
-    splits = grad_weight_wgmma_split.splits_of(p, config)
+    splits = grad_weight_wgmma_choose.splits_of(p, config)
     of_sample, stages = config.stages_of(p)
     assert of_sample * config.positions >= p.length > (of_sample - 1) * config.positions
     assert 1 <= splits <= stages
-    assert -(-stages // splits) * config.positions <= grad_weight_wgmma_split.LONGEST_SUM + config.positions
+    assert -(-stages // splits) * config.positions <= grad_weight_wgmma_choose.LONGEST_SUM + config.positions
 
 
 def test_taps_of_odd_chunks_do_not_shift_words():
     """With several chunks, words of two positions begin at even elements for all of them."""
     p = Problem(1, 64, 64, 9, 1000, dilation=3)
-    config = grad_weight_wgmma_config.choose(p, "bf16", 1)
+    config = grad_weight_wgmma_choose.choose(p, "bf16", 1)
     assert config.tap_chunk == 9 or config.tap_chunk * 3 % 2 == 0
     many = replace(p, kernel_size=31)
-    config = grad_weight_wgmma_config.choose(many, "bf16", 1)
+    config = grad_weight_wgmma_choose.choose(many, "bf16", 1)
     assert config.tap_chunk < 31
     assert config.tap_chunk * 3 % 2 == 0
 

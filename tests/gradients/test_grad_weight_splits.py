@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
-from numba_tconv.gradients.weight.wgmma import kernel as grad_weight_wgmma
-from numba_tconv.gradients.weight.wgmma import tile as grad_weight_wgmma_config
-from numba_tconv.gradients.weight.wgmma.split import LONGEST_SUM, splits_of, whole_is_faster
+from numba_tconv.gradients.weight.wgmma.choose import LONGEST_SUM, candidates, splits_of, whole_is_faster
+from numba_tconv.gradients.weight.wgmma.producer import make_first_pair
 from numba_tconv.lab.measure import workloads
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.device import H200
@@ -86,13 +85,13 @@ def test_rows_of_tiles_by_taps_are_the_next_ones(precision, alike):
     kinds = set()
     for name in ("seamless_u1", "encodec_u2", "demucs_u2"):
         problem = workloads.get(name).problem
-        for config in grad_weight_wgmma_config.candidates(problem, precision, alike):
+        for config in candidates(problem, precision, alike):
             kinds.add(config.by_taps)
-            begin_of = grad_weight_wgmma.make_begin(config).py_func
+            first_pair = make_first_pair(config).py_func
             _, pair_tiles, _ = config.tiles(problem)
             pair, reached = 0, 0
             for tile in range(pair_tiles):
-                channel, begin = map(int, begin_of(tile))
+                channel, begin = map(int, first_pair(tile))
                 assert channel % alike == 0
                 for row in range(config.pairs):
                     of_box, phase = divmod(begin + row, config.window.phases)

@@ -12,8 +12,9 @@ from numba import cuda
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.weight.wgmma import epilogue as grad_weight_direct
+from numba_tconv.gradients.weight.wgmma.arguments import Block, Grid
 from numba_tconv.gradients.weight.wgmma.tile import Config, Window
-from numba_tconv.gradients.wgmma_ring import BLOCK
+from numba_tconv.gradients.wgmma_ring import BLOCK, Consumer
 from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
 from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
@@ -85,7 +86,10 @@ def check_store(monkeypatch, p, config, phases):
             c = channel_tile * channels + n
             if row < config.pairs and co < group_rows and c < group_channels:
                 acc[at] = weight[group * group_channels + c, co, block_and_tap % chunk * phases + phase]
-        store_sums(acc, shared, 0, result, crew, warp, lane, group, pair_tile, channel_tile, rows, group_channels)
+        grid = Grid(rows, group_channels, pair_tiles, channel_tiles, 1, 0, 0, 0, 1)
+        block = Block(0, 0, group, pair_tile, channel_tile, 0)
+        staging = grad_weight_direct.Staging(shared, 0)
+        store_sums(acc, result, staging, grid, block, Consumer(crew, warp, lane))
 
     dtype = torch.float32 if config.precision == "tf32" else torch.bfloat16
     weight = torch.randn(p.in_channels, group_rows, p.kernel_size).to(dtype)

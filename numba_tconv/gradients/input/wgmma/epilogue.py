@@ -4,8 +4,10 @@ Lanes exchange sums, so that each stores four positions of one channel and a war
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from numba import cuda, int32, uint64
+from numba import cuda, int32, int64, uint64
 
 from numba_tconv.gradients.wgmma_ring import BLOCK
 from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
@@ -15,14 +17,39 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import Config
 
 
-def make_store(config: Config):
-    """A device function that stores a warpgroup's sums.
+class Target(NamedTuple):
+    """Where a warpgroup's sums go."""
 
-    ``target``: the element of the tile's first position and channel; ``length``: elements from a channel to the next;
-    ``left``, ``positions``: channels and positions that exist from there on."""
-    blocks, sums, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
-    element, of_block = ELEMENTS[torch.float32 if config.partial else config.dtype], sums // 4
-    store, place, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
+    start: int  # the element of the first position and channel
+    length: int  # elements from a channel to the next
+    channels_left: int  # that exist from the first on
+    positions_left: int
+
+
+def make_aim(config: Config):
+    """A device function: the Target of a warpgroup in a tile, in grad_input or the workspace of partial sums."""
+    channels, positions, partial = config.channels, config.rows, config.partial
+    group_rows = 0 if config.alternate else BLOCK * config.blocks  # between the warpgroups' first rows
+
+    @device_function
+    def aim(place, shape, splits, warpgroup):
+        position = int32(place.position + group_rows * warpgroup)
+        channel = int64(place.group) * shape.group_channels + place.channel_tile * channels
+        start = (int64(place.sample) * (shape.groups * shape.group_channels) + channel) * shape.length + position
+        if partial:
+            channel = ((int64(place.sample) * shape.groups + place.group) * splits + place.part) * shape.group_channels
+            start = (channel + place.channel_tile * channels) * shape.length + position
+        channels_left = int32(shape.group_channels - place.channel_tile * channels)
+        return Target(start, shape.length, channels_left, int32(min(shape.length - position, int64(positions))))
+
+    return aim
+
+
+def make_store(config: Config):
+    """A device function that stores a warpgroup's sums at a Target."""
+    blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
+    element, fours = ELEMENTS[torch.float32 if config.partial else config.dtype], sums_of_block // 4
+    store, fragment, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
     pack = pack_f16 if config.precision == "fp16" else pack_bf16
 
     @device_function
@@ -39,37 +66,38 @@ def make_store(config: Config):
         """Store sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8, exchanged between four lanes.
 
         Each lane then has four positions of one channel; the lanes of a channel store 16 side by side."""
-        acc, grad, at, eight, left, positions, lane = state
+        sums, grad, to, lane = state
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
-        a0, a1 = gathered(acc[z], acc[z + 2], lane, 4)
-        b0, b1 = gathered(acc[z + 1], acc[z + 3], lane, 4)
+        a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)
+        b0, b1 = gathered(sums[z + 1], sums[z + 3], lane, 4)
         v0, v2 = gathered(a0, b0, lane, 8)
         v1, v3 = gathered(a1, b1, lane, 8)
         if halves:
             words[0], words[1] = pack(v0, v1), pack(v2, v3)
         else:
             words[0], words[1], words[2], words[3] = bits_of(v0), bits_of(v1), bits_of(v2), bits_of(v3)
-        exists = k % of_block * 8 < left and k // of_block * BLOCK < positions
-        store_words(exists, grad, at + k % of_block * eight + k // of_block * BLOCK, words)
+        exists = k % fours * 8 < to.channels_left and k // fours * BLOCK < to.positions_left
+        store_words(exists, grad, to.start + k % fours * (8 * to.length) + k // fours * BLOCK, words)
 
     @device_function
     def store_one(z, state):
-        acc, grad, target, length, left, positions, group_warp, lane = state
-        m, n = place(group_warp, lane, z % sums)
-        m = int32(m + z // sums * BLOCK)
-        if n < left and m < positions:
-            grad[uint64(target + n * length + m)] = store(acc[z])
+        sums, grad, to, warp, lane = state
+        m, n = fragment(warp, lane, z % sums_of_block)
+        m = int32(m + z // sums_of_block * BLOCK)
+        if n < to.channels_left and m < to.positions_left:
+            grad[uint64(to.start + n * to.length + m)] = store(sums[z])
 
-    store_fours, store_ones = repeated(store_four, blocks * of_block), repeated(store_one, blocks * sums)
+    store_fours, store_ones = repeated(store_four, blocks * fours), repeated(store_one, blocks * sums_of_block)
 
     @device_function
-    def store_tile(acc, grad, target, length, left, positions, group_warp, lane):
-        if (length & 3) == 0:
-            m, n = place(group_warp, lane & 3, 0)
+    def store_tile(sums, grad, to, warp, lane):
+        if (to.length & 3) == 0:
+            m, n = fragment(warp, lane & 3, 0)
             m, n = int32(m + (lane & 4) * 2 + (lane >> 4) * 4), int32(n + ((lane >> 3) & 1))
-            at = target + n * length + m
-            store_fours(int32(0), (acc, grad, at, 8 * length, int32(left - n), int32(positions - m), lane))
+            first = to.start + n * to.length + m
+            lanes = Target(first, to.length, int32(to.channels_left - n), int32(to.positions_left - m))
+            store_fours(int32(0), (sums, grad, lanes, lane))
         else:
-            store_ones(int32(0), (acc, grad, target, length, left, positions, group_warp, lane))
+            store_ones(int32(0), (sums, grad, to, warp, lane))
 
     return store_tile

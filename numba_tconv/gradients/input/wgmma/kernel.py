@@ -22,54 +22,57 @@ from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.input.by_planes import adjoint, reads_grad_output
+from numba_tconv.gradients.input.parts import summed
 from numba_tconv.gradients.rung import FEWEST_CHANNELS, too_few
 from numba_tconv.gradients.wgmma_ring import (
-    BLOCK,
     CONSUMERS,
     LONGEST_SIGNAL,
+    MAPS,
     PRODUCTS,
     REGISTERS,
     ROW,
     THREADS,
+    Consumer,
+    TensorMaps,
+    Thread,
     WgmmaGradient,
-    make_loop,
+    make_mainloop,
+    make_setup,
     template_of_b,
     template_of_rows,
     workspace,
 )
 from numba_tconv.kernels.common import rows as row_copy
 from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.pipeline import BARRIER, FULL, Pipe, release
 from numba_tconv.kernels.common.rows import in_rows
 from numba_tconv.kernels.common.tensor_core.rung import default_precision
-from numba_tconv.kernels.common.tensor_map import LARGEST_SIZE, MAP_BYTES, MAP_WORDS, lies_in_rows, publish
+from numba_tconv.kernels.common.tensor_map import LARGEST_SIZE, lies_in_rows
+from numba_tconv.kernels.rung import Step
 from numba_tconv.ptx import (
-    cp_async_bulk_tensor,
-    cp_async_bulk_tensor_4d,
     device_function,
-    fence_mbarrier_init,
     griddepcontrol_launch_dependents,
     mbarrier_arrive,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
     mbarrier_wait,
     opaque,
     recomputed,
     setmaxnreg,
     shared_address,
     swizzled_descriptor,
-    tensormap_acquire,
     wgmma_wait,
 )
 from numba_tconv.runtime import device as gpu
+from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
-from . import producer as rows_of_grad
-from .epilogue import make_store
-from .operands import make_advance, make_bits, make_fill, make_operands, make_prepare, make_start
-from .split import second_stage, splits_of
-from .tile import Config, choose, entry_of, place_of
+from .arguments import GRID, SHAPE, SIGNAL, Grid, Place, Shape, Signal
+from .choose import choose, choose_for, splits_of
+from .epilogue import make_aim, make_store
+from .operands import make_fill, make_lane, make_operands
+from .producer import make_produce, shear_of, sheared_of, template
+from .tile import Config
 
 # Input channels below which loads take longer than products.
 SHORTEST_PRODUCT = 48
@@ -77,172 +80,96 @@ SHORTEST_PRODUCT = 48
 FULL_ENOUGH = 3 / 4
 
 
-@cache
-def make_kernel(config: Config) -> Kernel:
-    stages, slot, w_bytes, spacing = config.stages, config.slot, config.b_bytes, config.spacing
-    boxes, piece, positions, channels = config.boxes, config.piece, config.rows, config.channels
-    stage_bytes, itemsize = config.stage_bytes, config.itemsize
-    stride, dilation, kernel_size, sheared = config.stride, config.dilation, config.kernel_size, config.sheared
-    through, clears, table_bytes, partial_sums = config.through, config.clears, config.table_bytes, config.partial
-    last_tap = (kernel_size - 1) * dilation
-    barriers, words, table_at, map_at = config.barriers, config.words, config.words + 8 * CONSUMERS, config.map
-    in_turns, blocks = config.in_turns, config.blocks
-    width, neighbours, halves, vector = config.width, 4 // itemsize, config.halves, 16 // itemsize
-    entries, entry, place = config.entries, device_function(entry_of), device_function(place_of)
-    operands = 4 * blocks
-    all_sums, all_operands, lane_rows, all_meets = config.sums, 2 * operands, 2 * blocks, 4 * blocks
-    lanes_entries = 2 if halves else 1
-    all_places = 2 * PRODUCTS * lanes_entries
-    turns_on = CONSUMERS if in_turns else 1  # from a warpgroup's tile to its next
-    arrivals, first_row = (4, 0) if in_turns else (4 * CONSUMERS, BLOCK * blocks)
-    start, advance = make_start(config), make_advance(config)
-    fill, prepare, (bits_of, _) = make_fill(config), make_prepare(config), make_bits(config)
-    loop, wait_for_all = make_loop(config, *make_operands(config), operands, 1, prepare=prepare), wgmma_wait(0)
-    store_tile = make_store(config)
-    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
-    descriptor_of = device_function(swizzled_descriptor)
+def make_place(config: Config):
+    """The tile scheduler, a device function: the Place of a tile."""
+    positions, partial_sums = config.rows, config.partial
 
     @device_function
-    def locate(tile, along, across, groups, splits):
-        """Sample, group, part, tile along input channels and first position of a tile."""
-        rest, channel_tile = uint32(tile) // uint32(across), uint32(tile) % uint32(across)
-        rest, position_tile = rest // uint32(along), rest % uint32(along)
+    def place_of_tile(tile, grid, groups, splits):
+        rest, channel_tile = uint32(tile) // uint32(grid.channel_tiles), uint32(tile) % uint32(grid.channel_tiles)
+        rest, position_tile = rest // uint32(grid.position_tiles), rest % uint32(grid.position_tiles)
         rest, group, part = rest // uint32(groups), rest % uint32(groups), uint32(0)
         if partial_sums:
             rest, part = rest // uint32(splits), rest % uint32(splits)
-        return int32(rest), int32(group), int32(part), int32(channel_tile), int32(position_tile * positions)
+        return Place(int32(rest), int32(group), int32(part), int32(channel_tile), int32(position_tile * positions))
 
-    def grad_input_wgmma(
-        g_template, w_template, g_address, w_address, maps, grad, first, length, groups, group_rows, group_channels,
-        along, across, tiles, tile_stages, shear, signal, splits,
-    ):  # fmt: skip
+    return place_of_tile
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    alternate, through, words = config.alternate, config.through, config.words
+    table = words + BARRIER * CONSUMERS  # where the table of places lies
+    barriers, stages = config.barriers, config.stages
+    all_sums, all_operands, all_rows = config.sums, 8 * config.blocks, 2 * config.blocks
+    all_places, all_meets = 2 * PRODUCTS * (2 if config.halves else 1), 4 * config.blocks
+    step = CONSUMERS if alternate else 1  # from a warpgroup's tile to its next
+    place_of_tile, fill, (window_of, begin_tile) = make_place(config), make_fill(config), make_lane(config)
+    setup = make_setup(config, 4 if alternate else 4 * CONSUMERS, turns=CONSUMERS)
+    produce, aim, store = make_produce(config, place_of_tile), make_aim(config), make_store(config)
+    mainloop, wait_for_all = make_mainloop(config, make_operands(config)), wgmma_wait(0)
+    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
+    descriptor_of = device_function(swizzled_descriptor)
+
+    def grad_input_wgmma(maps, grad, shape, grid, signal, splits):
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
-        thread = int32(cuda.threadIdx.x)
-        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
-        full, empty = int32(base + barriers), int32(base + barriers + 8 * stages)
-        product_turn = int32(base + words)
-        if thread == 0:
-            for z in range(stages):
-                mbarrier_init(full + 8 * z, 1)
-                mbarrier_init(empty + 8 * z, arrivals)
-            for z in range(CONSUMERS):
-                mbarrier_init(product_turn + 8 * z, 4)
-            fence_mbarrier_init()
+        number = int32(cuda.threadIdx.x)
+        thread = Thread(base, number, int32(number & 31), int32(cuda.shfl_sync(0xFFFFFFFF, number >> 5, 0)))
+        pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
+        if number == 0:
+            setup(pipe, base)
+        turns = int32(thread.base + words)  # mbarriers of the warpgroups' turns to multiply
         if through:
-            fill(int32(base + table_at), thread, int32(shear))
+            fill(int32(base + table), number, int32(signal.shear))
         cuda.syncthreads()
         griddepcontrol_launch_dependents()  # the next kernel's blocks begin where one of these has ended
-        tile, tile_hop, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(tile_stages)
+        tile, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
 
-        if warp >= 4 * CONSUMERS:
+        if thread.warp >= 4 * CONSUMERS:
             shrink()
-            if warp == 4 * CONSUMERS:
-                maps += int64(cuda.blockIdx.x) * (2 * MAP_BYTES)
-                publish(g_template, g_address, maps, base + map_at, lane)
-                publish(w_template, w_address, maps + MAP_BYTES, base + map_at, lane)
-                if lane == 0:
-                    tensormap_acquire(maps)
-                    tensormap_acquire(maps + MAP_BYTES)
-                    s, parity = int32(0), int32(1)
-                    while tile < tiles:
-                        sample, group, part, channel_tile, position = locate(tile, along, across, groups, splits)
-                        g_row, phase, w_entry = int32(group * group_rows), int32(0), int32(0)
-                        if partial_sums:
-                            before, phase = start(int32(part * tile_stages))
-                            g_row, w_entry = int32(g_row + before), int32(part * tile_stages * entries)
-                        w_row = int32(group * group_channels + channel_tile * channels)
-                        column, left = int32((position * stride + first) & -vector), tile_stages
-                        while left > 0:
-                            mbarrier_wait(empty + 8 * s, parity)
-                            mbarrier_arrive_expect_tx(full + 8 * s, stage_bytes)
-                            at = int32(base + s * slot)
-                            cp_async_bulk_tensor(at, maps + MAP_BYTES, w_entry, w_row, int32(0), full + 8 * s)
-                            for box in range(boxes):
-                                to = int32(at + w_bytes + box * spacing)
-                                begin = int32(column + box * (piece * stride))
-                                if sheared > 1:
-                                    cp_async_bulk_tensor_4d(to, maps, begin, int32(0), g_row, sample, full + 8 * s)
-                                else:
-                                    cp_async_bulk_tensor(to, maps, begin, g_row, sample, full + 8 * s)
-                            w_entry = int32(w_entry + entries)
-                            g_row, phase = advance(g_row, phase)
-                            left, s = int32(left - 1), int32(s + 1)
-                            if s == stages:
-                                s, parity = int32(0), int32(parity ^ 1)
-                        tile = int32(tile + tile_hop)
-        else:
+            if thread.warp == 4 * CONSUMERS:  # the producer: global memory to the ring
+                produce(maps, shape, grid, splits, tile, pipe, thread)
+        else:  # the consumers: the ring to the tensor cores to grad_input
             grow()
-            group_warp, crew = int32(warp & 3), int32(warp >> 2)
-            acc = cuda.local.array(all_sums, dtype=float32)
-            v = cuda.local.array(all_operands, dtype=int32)
-            rows = cuda.local.array(lane_rows, dtype=int32)
+            consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
+            sums = cuda.local.array(all_sums, dtype=float32)
+            registers = cuda.local.array(all_operands, dtype=int32)
+            lane_rows = cuda.local.array(all_rows, dtype=int32)
             places = cuda.local.array(all_places, dtype=int32)
             phase = cuda.local.array(1, dtype=int32)
-            ahead = cuda.local.array(lane_rows, dtype=int32)
+            first = cuda.local.array(all_rows, dtype=int32)
             meets = cuda.local.array(all_meets, dtype=uint64)
-            for z in range(lane_rows):
-                m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
-                element = m % piece * stride + (int32(first) & (vector - 1))
-                rows[z] = int32(base + w_bytes + m // piece * spacing + element * itemsize)
-            for z in range(all_places):
-                e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
-                e = int32(e if e < entries else 0)
-                places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(shear)) * itemsize)
-            first_entry = int32(entry(int32(0), lane & 3, neighbours))
-            table = int32(base + table_at + first_entry * table_bytes)
-            descriptor = descriptor_of(int64(base))
-            s, parity, my_turn = int32(0), int32(0), int32(1 - crew)
-            if in_turns and crew == 1:
-                tile, s = int32(tile + tile_hop), tile_stages
-            while tile < tiles:
-                while s >= stages:
-                    s, parity = int32(s - stages), int32(parity ^ 1)
+            window = window_of(lane_rows, places, phase, shape, signal, thread.base, consumer)
+            descriptor = descriptor_of(int64(thread.base))
+            stage, parity, turn_parity = int32(0), int32(FULL), int32(1 - consumer.warpgroup)
+            if alternate and consumer.warpgroup == 1:
+                tile, stage = int32(tile + tile_step), tile_stages
+            while tile < grid.tiles:
+                while stage >= stages:
+                    stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
-                    acc[z] = opaque(float32(0))
-                if in_turns:  # a warpgroup that ran ahead would mistake a stage's older phase for the one it waits for
-                    mbarrier_wait(product_turn + 8 * crew, my_turn)
-                phase[0], beside = int32(0), int32(0)
-                if clears or partial_sums:
-                    _, _, part, _, position = locate(tile, along, across, groups, splits)
-                    if partial_sums:
-                        _, begins = start(int32(part * tile_stages))
-                        phase[0] = int32(begins * table_bytes)
-                    if clears:
-                        for z in range(lane_rows):
-                            m = int32(16 * group_warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + first_row * crew)
-                            ahead[z] = int32((position + m) * stride + first)
-                            beside |= int32(ahead[z] < 0 or ahead[z] + last_tap >= signal)
-                        beside = int32(cuda.any_sync(0xFFFFFFFF, beside))
-                        if beside:
-                            for z in range(lane_rows):
-                                tap = int32(phase[0] // table_bytes % kernel_size)
-                                meets[z] = bits_of(ahead[z], tap, int32(signal))
-                knows = rows, places, first_entry, table, phase, beside, ahead, meets, int32(signal)
-                s, parity, last = loop(acc, v, knows, descriptor, s, parity, tile_stages, full, empty, lane == 0)
-                if in_turns and lane == 0:
-                    mbarrier_arrive(product_turn + 8 * (1 - crew))
+                    sums[z] = opaque(float32(0))
+                if alternate:  # a warpgroup that ran ahead would mistake a stage's older phase for its own
+                    mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
+                place = place_of_tile(tile, grid, shape.groups, splits)
+                lane = begin_tile(window, first, meets, place, grid, shape, signal, consumer)
+                stage, parity, last = mainloop(sums, registers, lane, descriptor, stage, parity, tile_stages, pipe,
+                                               thread.lane == 0)  # fmt: skip
+                if alternate and thread.lane == 0:
+                    mbarrier_arrive(turns + BARRIER * (1 - consumer.warpgroup))
                 wait_for_all()
-                if lane == 0:
-                    mbarrier_arrive(empty + 8 * last)
-                sample, group, part, channel_tile, position = locate(tile, along, across, groups, splits)
-                position = int32(position + first_row * crew)
-                channel = int64(group) * group_channels + channel_tile * channels
-                target = (int64(sample) * (groups * group_channels) + channel) * length + position
-                if partial_sums:
-                    channel = ((int64(sample) * groups + group) * splits + part) * group_channels
-                    target = (channel + channel_tile * channels) * length + position
-                left = int32(group_channels - channel_tile * channels)
-                there = int32(min(length - position, int64(positions)))
+                if thread.lane == 0:
+                    release(pipe, last)
+                target = aim(place_of_tile(tile, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
                 # Recomputed, so that it takes no registers meanwhile.
-                store_tile(acc, grad, target, length, left, there, group_warp, recomputed(lane))
-                tile = int32(tile + turns_on * tile_hop)
-                if in_turns:
-                    s, my_turn = int32(s + tile_stages), int32(my_turn ^ 1)
+                store(sums, grad, target, consumer.warp, recomputed(thread.lane))
+                tile = int32(tile + step * tile_step)
+                if alternate:
+                    stage, turn_parity = int32(stage + tile_stages), int32(turn_parity ^ 1)
 
-    template, integers = types.UniTuple(types.int64, MAP_WORDS), (types.int64,)
     stored = float32 if config.partial else ELEMENTS[config.dtype].storage
-    signature = (template, template, *integers * 3, flat(stored), *integers * 12)
+    signature = (MAPS, flat(stored), SHAPE, GRID, SIGNAL, types.int64)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -276,18 +203,19 @@ class InputWarpgroup(WgmmaGradient):
     def config(self, problem, dtype, device=None, precision=None):
         """The configuration for a contiguous grad_output."""
         shape = problem.batch, problem.out_channels, problem.out_length
-        sheared = rows_of_grad.sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
-        return rows_of_grad.choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
+        sheared = sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
+        return choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
 
-    def kernels(self, config):
-        others = [split_sums.make_kernel(config.dtype, True)] if config.partial else []
-        others += row_copy.kernels_of(config.dtype)
-        return [(make_kernel(config), config.shared_bytes), *((other, 0) for other in others)]
+    def steps(self, config, problem, device=H200):
+        copies = [Step("copy", kernel) for kernel in row_copy.kernels_of(config.dtype)]
+        main = Step("main", make_kernel(config), config.shared_bytes)
+        sums = [Step("add up", split_sums.make_kernel(config.dtype, early=True))] if config.partial else []
+        return [*copies, main, *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
         p, precision, device = problem, precision or default_precision(result.dtype), gpu.of(result.index)
-        sheared = rows_of_grad.sheared_of(grad_output)
-        own = config or rows_of_grad.choose_for(p, precision, sheared, device)
+        sheared = sheared_of(grad_output)
+        own = config or choose_for(p, precision, sheared, device)
 
         def prepared(g, w):
             blocks, launch, second = _prepared(p, own, g.dtype, g.strides, w.shape, w.strides, device)
@@ -328,19 +256,29 @@ def _prepared(
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
     sheared = config.sheared > 1
-    g_template = rows_of_grad.template(tuple(g.shape), g_strides, config) if sheared else template_of_rows(g, config)
-    along, across, tiles = config.tiles(p)
+    g_template = template(tuple(g.shape), g_strides, config) if sheared else template_of_rows(g, config)
     splits = splits_of(p, config, device) if config.partial else 1
     second, sums = None, alike((p.batch, p.in_channels, p.length), dtype)
     if config.partial:
-        second = second_stage(p, splits, config)
+        second = _second_stage(p, config, splits)
         sums = alike((second.sums,), torch.float32)
+    position_tiles, channel_tiles, tiles = config.tiles(p)
     blocks, cropped = min(tiles * splits, device.multiprocessors), max(0, p.padding - p.output_padding)
-    launch = make_kernel(config).prepare(
-        blocks,
-        *(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN, sums),
-        *(-p.padding, p.length, p.groups, p.out_channels_per_group // config.sheared, p.in_channels_per_group),
-        *(along, across, tiles * splits, config.stages_of(p) // splits),
-        *(rows_of_grad.shear_of(g_strides, config), p.out_length if cropped else LONGEST_SIGNAL, splits),
+    shape = Shape(
+        first=-p.padding,
+        length=p.length,
+        groups=p.groups,
+        group_rows=p.out_channels_per_group // config.sheared,
+        group_channels=p.in_channels_per_group,
     )
-    return blocks, launch, second
+    grid = Grid(position_tiles, channel_tiles, tiles * splits, tile_stages=config.stages_of(p) // splits)
+    signal = Signal(shear_of(g_strides, config), length=p.out_length if cropped else LONGEST_SIGNAL)
+    maps = TensorMaps(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN)
+    return blocks, make_kernel(config).prepare(blocks, maps, sums, shape, grid, signal, splits), second
+
+
+def _second_stage(problem: Problem, config: Config, splits: int) -> partial_sum.SecondStage:
+    """The second stage, which adds up the parts, be it one."""
+    results = summed(problem)
+    launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
+    return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)

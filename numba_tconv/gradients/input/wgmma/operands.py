@@ -9,9 +9,9 @@ first or last positions replace it by zeros: 64 bits a position say which entrie
 
 from __future__ import annotations
 
-from numba import int32, uint64
+from numba import cuda, int32, uint64
 
-from numba_tconv.gradients.wgmma_ring import PRODUCTS, ROW, THREADS, as_it_came
+from numba_tconv.gradients.wgmma_ring import BLOCK, CONSUMERS, PRODUCTS, ROW, THREADS, Operands, as_it_came
 from numba_tconv.ptx import (
     device_function,
     ld_shared,
@@ -23,6 +23,7 @@ from numba_tconv.ptx import (
     wgmma,
 )
 
+from .arguments import Ends, Lane, Window
 from .tile import Config, entry_of, place_of
 
 BITS = 64  # entries of a stage that a mask covers
@@ -65,51 +66,105 @@ def make_fill(config: Config):
     def fill(table, thread, shear):
         entry = int32(thread)
         while entry < entries:
-            at = int32(table + entry * entry_bytes)
-            own = int32(place(entry, kernel_size, width, dilation, sheared, shear) * itemsize)
+            target = int32(table + entry * entry_bytes)
+            low = int32(place(entry, kernel_size, width, dilation, sheared, shear) * itemsize)
             if halves:
-                after = int32(place(int32(entry + 1), kernel_size, width, dilation, sheared, shear) * itemsize)
-                st_shared_v2_b32(at, own, after)
+                high = int32(place(int32(entry + 1), kernel_size, width, dilation, sheared, shear) * itemsize)
+                st_shared_v2_b32(target, low, high)
             else:
-                st_shared_b32(at, own)
+                st_shared_b32(target, low)
             entry = recomputed(int32(entry + THREADS))
 
     return fill
 
 
+def make_lane(config: Config):
+    """Two device functions of a consumer thread, for its local arrays.
+
+    The first fills the ``rows`` and ``places`` of a Window and returns it. The second begins a tile: sets the window's
+    phase and, where the warp meets a signal's end, ``first`` and ``meets``; returns the Lane."""
+    x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
+    kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
+    itemsize, neighbours, vector = config.itemsize, 4 // config.itemsize, 16 // config.itemsize
+    entries, clears, partial, table_bytes = config.entries, config.clears, config.partial, config.table_bytes
+    entry, place, table_offset = device_function(entry_of), device_function(place_of), config.words + 8 * CONSUMERS
+    lanes_entries, last_tap = 2 if config.halves else 1, (kernel_size - 1) * dilation
+    group_rows = 0 if config.alternate else BLOCK * blocks  # between the warpgroups' first rows
+    start, (bits_of, _) = make_start(config), make_bits(config)
+
+    @device_function
+    def window_of(rows, places, phase, shape, signal, base, consumer):
+        lane = consumer.lane
+        for z in range(2 * blocks):
+            m = int32(16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup)
+            element = m % piece * stride + (int32(shape.first) & (vector - 1))
+            rows[z] = int32(base + x_bytes + m // piece * spacing + element * itemsize)
+        for z in range(2 * PRODUCTS * lanes_entries):
+            e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
+            e = int32(e if e < entries else 0)
+            places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(signal.shear)) * itemsize)
+        first_entry = int32(entry(int32(0), lane & 3, neighbours))
+        table = int32(base + table_offset + first_entry * table_bytes)
+        return Window(rows, places, first_entry, table, phase)
+
+    @device_function
+    def begin_tile(window, first, meets, tile, grid, shape, signal, consumer):
+        window.phase[0], reached = int32(0), int32(0)
+        if partial:
+            _, begins = start(int32(tile.part * int32(grid.tile_stages)))
+            window.phase[0] = int32(begins * table_bytes)
+        if clears:
+            lane = consumer.lane
+            for z in range(2 * blocks):
+                m = int32(
+                    16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup
+                )
+                first[z] = int32((tile.position + m) * stride + shape.first)
+                reached |= int32(first[z] < 0 or first[z] + last_tap >= signal.length)
+            reached = int32(cuda.any_sync(0xFFFFFFFF, reached))
+            if reached:
+                for z in range(2 * blocks):
+                    tap = int32(window.phase[0] // table_bytes % kernel_size)
+                    meets[z] = bits_of(first[z], tap, int32(signal.length))
+        return Lane(window, Ends(reached, first, meets, int32(signal.length)))
+
+    return window_of, begin_tile
+
+
 def make_prepare(config: Config):
     """A device function for the mainloop: a lane's places in a stage, and which entries meet the signal.
 
-    ``lane`` is as in ``make_operands``. The phase, in bytes of the table, and the first half of ``meets`` are the next
-    stage's, and are advanced; the second half of ``meets`` is this stage's."""
+    The phase and the first half of ``meets`` are the next stage's, and are advanced; the second half of ``meets`` is
+    this stage's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
     product_half = 4 * 4 // config.itemsize * entry_bytes  # from a lane's places to those eight registers' columns on
     load_word, load_pair = ld_shared(1, int32), ld_shared(2, int32)
-    bits_of, moved_on = make_bits(config)
+    bits_of, advanced = make_bits(config)
     if not through and not clears:
         return as_it_came
 
     @device_function
-    def prepare(lane, s, offset):
-        _, places, _, table, phase, beside, ahead, meets, length = lane
+    def prepare(lane, stage, offset):
+        places, phase, ends = lane.window.places, lane.window.phase, lane.ends
         if through:
-            at = int32(table + phase[0])
+            source = int32(lane.window.table + phase[0])
             for z in range(2 * PRODUCTS):
                 if halves:
-                    places[2 * z], places[2 * z + 1] = load_pair(int32(at + z * product_half))
+                    places[2 * z], places[2 * z + 1] = load_pair(int32(source + z * product_half))
                 else:
-                    places[z] = load_word(int32(at + z * product_half))
+                    places[z] = load_word(int32(source + z * product_half))
             after = int32(phase[0] + step)
             phase[0] = int32(after - period if after >= period else after)
-        if clears and beside:
+        if clears and ends.reached:
             for z in range(lane_rows):
-                meets[lane_rows + z] = meets[z]
+                ends.meets[lane_rows + z] = ends.meets[z]
                 if kernel_size <= BITS:
-                    meets[z] = moved_on(meets[z])
+                    ends.meets[z] = advanced(ends.meets[z])
                 else:
-                    meets[z] = bits_of(ahead[z], int32(phase[0] // entry_bytes % kernel_size), length)
+                    tap = int32(phase[0] // entry_bytes % kernel_size)
+                    ends.meets[z] = bits_of(ends.first[z], tap, ends.length)
 
     return prepare
 
@@ -117,7 +172,7 @@ def make_prepare(config: Config):
 def make_bits(config: Config):
     """Two device functions of 64 bits; bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: ``ahead`` is the element of grad_output that tap 0 meets, ``tap`` the tap of entry 0,
+    The first makes them: ``first`` is the element of grad_output that tap 0 meets, ``tap`` the tap of entry 0,
     ``length`` the signal's elements. The second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
@@ -128,13 +183,13 @@ def make_bits(config: Config):
         return uint64(one + uint64(one - uint64(1))) if bit > 0 else uint64(0)
 
     @device_function
-    def bits_of(ahead, tap, length):
-        begin = int32((max(int32(-ahead), int32(0)) + dilation - 1) // dilation)
-        end = int32(min(int32((max(int32(length - ahead), int32(0)) + dilation - 1) // dilation), int32(kernel_size)))
+    def bits_of(first, tap, length):
+        begin = int32((max(int32(-first), int32(0)) + dilation - 1) // dilation)
+        end = int32(min(int32((max(int32(length - first), int32(0)) + dilation - 1) // dilation), int32(kernel_size)))
         after = int32(kernel_size - tap)  # the bit of the next channel's first tap
         if kernel_size > BITS:
-            own = uint64(below(int32(end - tap)) & ~below(int32(begin - tap)))
-            return own | uint64(below(int32(after + end)) & ~below(int32(after + begin)))
+            this_channel = uint64(below(int32(end - tap)) & ~below(int32(begin - tap)))
+            return this_channel | uint64(below(int32(after + end)) & ~below(int32(after + begin)))
         bits, taps = uint64(below(end) & ~below(begin)), kernel_size
         while taps < BITS:
             bits |= uint64(bits << uint64(taps))
@@ -142,10 +197,10 @@ def make_bits(config: Config):
         return uint64(bits >> uint64(tap)) | uint64(uint64(bits << uint64(after - 1)) << uint64(1))
 
     @device_function
-    def moved_on(bits):
+    def advanced(bits):
         return uint64(bits >> uint64(step)) | uint64(bits << uint64(kernel_size - step)) if step else bits
 
-    return bits_of, moved_on
+    return bits_of, advanced
 
 
 def make_keep(config: Config):
@@ -169,13 +224,9 @@ def make_keep(config: Config):
     return keep
 
 
-def make_operands(config: Config):
-    """Two device functions for the mainloop: load the operands of one product, and multiply them.
-
-    A lane's state: the addresses of its positions in slot 0, the places of its entries, its first entry, the table of
-    places from there on, and the phase; then whether the warp meets what lies beside the signal, what tap 0 of each
-    position meets, which entries meet the signal (``make_prepare``), and the signal's elements."""
-    blocks, sums, entries = config.blocks, config.channels // 2, config.entries
+def make_operands(config: Config) -> Operands:
+    """The operands of one product, and how a stage is prepared for them. The state of a lane is a Lane."""
+    blocks, sums_of_block, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register
     entry_at = device_function(entry_of)
@@ -184,37 +235,40 @@ def make_operands(config: Config):
     masked = entries * config.itemsize < ROW  # the rest of a row of weights is the next channel's
 
     @device_function
-    def load_register(row, places, at, entry):
-        """The elements of a position (``row``) for the lane's entries from ``at`` on; zero beyond the last entry."""
+    def load_register(row, places, z, entry):
+        """The elements of a position (``row``) for the lane's entries from ``entry`` on; zero beyond the last."""
         if halves:
-            low, high = ld_shared_u16(int32(row + places[at])), ld_shared_u16(int32(row + places[at + 1]))
+            low, high = ld_shared_u16(int32(row + places[z])), ld_shared_u16(int32(row + places[z + 1]))
             if masked:
                 low = low if entry < entries else int32(0)
                 high = high if entry + 1 < entries else int32(0)
             return low | high << 16
-        value = load_word(int32(row + places[at]))
+        value = load_word(int32(row + places[z]))
         if masked:
             value = value if entry < entries else int32(0)
         return value
 
     @device_function
-    def load(k, v, at, lane, offset):
-        rows, places, first_entry, _, _, beside, _, meets, _ = lane
+    def load(k, registers, first, lane, offset):
+        window, ends = lane.window, lane.ends
         for half in range(2):
-            entry = int32(first_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
+            entry = int32(window.first_entry + entry_at(int32(2 * k + half), int32(0), neighbours))
             for row in range(lane_rows):
-                z = at + row // 2 * 4 + 2 * half + row % 2
-                v[z] = load_register(int32(rows[row] + offset), places, (2 * k + half) * lanes_entries, entry)
-        if clears and beside:
+                z = first + row // 2 * 4 + 2 * half + row % 2
+                place = (2 * k + half) * lanes_entries
+                registers[z] = load_register(int32(window.rows[row] + offset), window.places, place, entry)
+        if clears and ends.reached:
             for half in range(2):
                 for row in range(lane_rows):
-                    z = at + row // 2 * 4 + 2 * half + row % 2
-                    v[z] = keep(v[z], meets[lane_rows + row], int32(2 * k + half), first_entry)
+                    z = first + row // 2 * 4 + 2 * half + row % 2
+                    bits = ends.meets[lane_rows + row]
+                    registers[z] = keep(registers[z], bits, int32(2 * k + half), window.first_entry)
 
     @device_function
-    def multiply(acc, v, at, descriptor):
+    def multiply(sums, registers, first, descriptor):
         for block in range(blocks):
-            z = at + 4 * block
-            multiply_all(acc, block * sums, v[z], v[z + 1], v[z + 2], v[z + 3], descriptor, int32(1))
+            z = first + 4 * block
+            multiply_all(sums, block * sums_of_block, registers[z], registers[z + 1], registers[z + 2],
+                         registers[z + 3], descriptor, int32(1))  # fmt: skip
 
-    return load, multiply
+    return Operands(load, multiply, make_prepare(config), 4 * blocks)

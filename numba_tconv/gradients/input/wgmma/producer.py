@@ -1,4 +1,6 @@
-"""How grad_input_wgmma reads grad_output's rows: in place, by a plain or a sheared map, or from a copy.
+"""The producer of grad_input_wgmma: one warp fills the ring by TMA boxes, from plain or sheared maps of grad_output.
+
+A stage is 128 bytes of each of the weight's rows, and windows of the rows of grad_output that meet them (operands.py).
 
 Every ``sheared``-th row begins alike modulo 16 bytes. A sheared map (kernels/k6_wgmma/boxes.py) has these rows as one
 dimension and the rows between two of them as another, each ``shear`` elements further to the right. All strides are
@@ -8,13 +10,22 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.common.tensor_map import ALIGNMENT, encode, row_bytes, rows_alike
-from numba_tconv.runtime.device import Device
+from numba import cuda, int32, int64
+
+from numba_tconv.kernels.common.pipeline import BARRIER, EMPTY
+from numba_tconv.kernels.common.tensor_map import ALIGNMENT, MAP_BYTES, encode, publish, row_bytes, rows_alike
+from numba_tconv.ptx import (
+    cp_async_bulk_tensor,
+    cp_async_bulk_tensor_4d,
+    device_function,
+    mbarrier_arrive_expect_tx,
+    mbarrier_wait,
+    tensormap_acquire,
+)
 from numba_tconv.runtime.layout import Layout
 
-from .split import COPYING, LAUNCH_CLOCKS, filling
-from .tile import Config, choose
+from .operands import make_advance, make_start
+from .tile import Config
 
 
 def sheared_of(g: Layout) -> int:
@@ -44,18 +55,49 @@ def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
     )
 
 
-@lru_cache(maxsize=1024)
-def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
-    """The tile for a grad_output of which every ``sheared``-th row begins alike; None if none fits.
+def make_produce(config: Config, place_of_tile):
+    """A device function for the producer warp: all copies of a block, whose first tile is ``tile``."""
+    slot_bytes, w_bytes, spacing, stage_bytes = config.slot, config.b_bytes, config.spacing, config.stage_bytes
+    boxes, piece, stride, channels, entries = config.boxes, config.piece, config.stride, config.channels, config.entries
+    sheared, partial, vector, map_room = config.sheared, config.partial, 16 // config.itemsize, config.map
+    stages = config.stages
+    start, advance_rows = make_start(config), make_advance(config)
 
-    A tile without a sheared map takes rows at multiples of 16 bytes, or a copy. Estimated clocks decide."""
-    plain = choose(problem, precision)
-    in_place = choose(problem, precision, sheared) if sheared > 1 else None
-    if in_place is None or plain is None:
-        return plain and filling(problem, plain, device)
-    copied = 2 * problem.batch * problem.out_channels * problem.out_length * plain.itemsize / COPYING + LAUNCH_CLOCKS
+    @device_function
+    def produce(maps, shape, grid, splits, tile, pipe, thread):
+        g_map = maps.workspace + int64(cuda.blockIdx.x) * (2 * MAP_BYTES)
+        publish(maps.g_template, maps.g_address, g_map, thread.base + map_room, thread.lane)
+        publish(maps.b_template, maps.b_address, g_map + MAP_BYTES, thread.base + map_room, thread.lane)
+        if thread.lane == 0:
+            tensormap_acquire(g_map)
+            tensormap_acquire(g_map + MAP_BYTES)
+            stage, parity, tile_stages = int32(0), int32(EMPTY), int32(grid.tile_stages)
+            while tile < grid.tiles:
+                place = place_of_tile(tile, grid, shape.groups, splits)
+                g_row, phase, w_entry = int32(place.group * shape.group_rows), int32(0), int32(0)
+                if partial:
+                    rows_before, phase = start(int32(place.part * tile_stages))
+                    g_row, w_entry = int32(g_row + rows_before), int32(place.part * tile_stages * entries)
+                w_row = int32(place.group * shape.group_channels + place.channel_tile * channels)
+                column, stages_left = int32((place.position * stride + shape.first) & -vector), tile_stages
+                while stages_left > 0:
+                    mbarrier_wait(pipe.empty + BARRIER * stage, parity)
+                    full = pipe.full + BARRIER * stage
+                    mbarrier_arrive_expect_tx(full, stage_bytes)
+                    target = int32(thread.base + stage * slot_bytes)
+                    cp_async_bulk_tensor(target, g_map + MAP_BYTES, w_entry, w_row, int32(0), full)
+                    for box in range(boxes):
+                        box_target = int32(target + w_bytes + box * spacing)
+                        begin = int32(column + box * (piece * stride))
+                        if sheared > 1:
+                            cp_async_bulk_tensor_4d(box_target, g_map, begin, int32(0), g_row, place.sample, full)
+                        else:
+                            cp_async_bulk_tensor(box_target, g_map, begin, g_row, place.sample, full)
+                    w_entry = int32(w_entry + entries)
+                    g_row, phase = advance_rows(g_row, phase)
+                    stages_left, stage = int32(stages_left - 1), int32(stage + 1)
+                    if stage == stages:
+                        stage, parity = int32(0), int32(parity ^ 1)
+                tile = int32(tile + int32(cuda.gridDim.x))
 
-    def clocks(config):
-        return max(1, config.tiles(problem)[2] / device.multiprocessors) * config.clocks(problem)
-
-    return filling(problem, in_place if clocks(in_place) <= clocks(plain) + copied else plain, device)
+    return produce

@@ -1,4 +1,4 @@
-"""Tiles of grad_input_wgmma: configurations, the cost model, and the tile of a problem.
+"""Tiles of grad_input_wgmma, and where a lane reads in a window.
 
 m counts positions of a sample, n input channels of a group, and k entries: pairs of an output channel and a tap in the
 weight's order, over which the sums run. A stage's entries fill a row of weights. Where that is not whole channels,
@@ -7,30 +7,14 @@ stages run on through the channels: each begins ``phase`` entries after the firs
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import gcd
 
 from numba_tconv.formula.precision import DTYPES
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.wgmma_ring import (
-    CONSUMERS,
-    MOST_CHANNELS,
-    PRODUCTS,
-    ROW,
-    SHARED,
-    STAGE_CLOCKS,
-    Ring,
-    deepest,
-)
+from numba_tconv.gradients.wgmma_ring import CONSUMERS, ROW, Ring
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
-
-MOST_SUMS = 160  # of a consumer thread
-MOST_PHASES = 16  # that an estimate looks at
-# Fitted on an H200: more clocks of a stage where one warpgroup multiplies at a time; sums a multiprocessor stores a
-# clock.
-TURN_CLOCKS, LEAVING = 200, 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +30,7 @@ class Config(Ring):
     g_channels: int  # output channels of a stage's windows
     blocks: int  # blocks of 64 positions, of a warpgroup
     channels: int  # input channels of a tile
-    in_turns: bool  # warpgroups take tiles in turn: one stores while the other multiplies
+    alternate: bool  # ping-pong: warpgroups take alternate tiles, and one stores while the other multiplies
     stages: int = 0
     partial: bool = False  # a part's sums, stored as float32
 
@@ -123,11 +107,6 @@ class Config(Ring):
         return self._reach(self.piece)
 
     @property
-    def tile_reach(self) -> int:
-        """Elements that all positions of a tile span."""
-        return self._reach(self.rows)
-
-    @property
     def most_shear(self) -> int:
         """The most elements by which a row stands further to the right than its predecessor."""
         vector = ALIGNMENT // self.itemsize
@@ -160,40 +139,6 @@ class Config(Ring):
             return -(-problem.out_channels_per_group * self.kernel_size // self.entries)
         return -(-problem.out_channels_per_group // self.g_channels)
 
-    def clocks(self, problem: Problem) -> float:
-        """Estimated clocks of a multiprocessor for a tile."""
-        multiplying, storing = self.stages_of(problem) * self.stage_clocks, self.storing_clocks
-        return max(multiplying, storing) if self.in_turns else multiplying + storing
-
-    @cached_property
-    def stage_clocks(self) -> float:
-        """Estimated clocks of a stage."""
-        warpgroups = 1 if self.in_turns else CONSUMERS
-        products = PRODUCTS * self.blocks * warpgroups
-        operands = PRODUCTS * warpgroups * 4 * self._reads
-        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
-        beside = STAGE_CLOCKS + (TURN_CLOCKS if self.in_turns else 0)
-        return max(products * self.channels / 2, shared, self.arriving) + beside
-
-    @property
-    def storing_clocks(self) -> float:
-        """Estimated clocks in which a tile's sums are stored."""
-        return self.rows * self.channels / LEAVING
-
-    @cached_property
-    def _reads(self) -> float:
-        """Clocks of shared memory for a warp's operands of one product."""
-        neighbours, clocks, phases = 4 // self.itemsize, 0, self.phases[:MOST_PHASES]
-        rows = self.kernel_size, self.width, self.dilation, self.sheared, self.most_shear
-        for phase in phases:
-            for half in range(2):
-                for e in range(2 if self.halves else 1):
-                    entries = (min(entry_of(half, t, neighbours) + e, self.entries - 1) for t in range(4))
-                    places = [place_of(phase + entry, *rows) for entry in entries]
-                    words = {(m * self.stride + place) * self.itemsize // 4 for m in range(8) for place in places}
-                    clocks += max(Counter(word % 32 for word in words).values())
-        return 2 * self.blocks * clocks / len(phases)
-
 
 # Plain functions, which the kernel calls too.
 
@@ -209,59 +154,3 @@ def place_of(entry, kernel_size, width, dilation, sheared, shear):
     Each row begins ``shear`` further to the right than its predecessor, but every ``sheared``-th one like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation
-
-
-def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
-    """Whether stages run through the channels, and the output channels of a stage's windows; 0 if no stage is possible.
-
-    Windows begin at a multiple of ``sheared`` channels, boxes of weights at a multiple of 16 bytes. With groups a stage
-    must not reach into the next group, whose NaNs would count."""
-    itemsize, channels, kernel_size = DTYPES[precision].itemsize, problem.out_channels_per_group, problem.kernel_size
-    row, entries = ROW // itemsize, channels * kernel_size
-    if entries <= row:
-        return False, channels
-    whole = row // kernel_size
-    if row % kernel_size == 0 == whole % sheared and (problem.groups == 1 or channels % whole == 0):
-        return False, whole
-    if problem.groups == 1 or entries % row == 0:
-        period = kernel_size * sheared
-        starts = (s * row % period for s in range(min(-(-entries // row), period)))
-        span = max((start + row - 1) // kernel_size + 1 for start in starts)
-        return True, -(-span // sheared) * sheared
-    for count in range(whole, 0, -1):
-        if count * kernel_size * itemsize % ALIGNMENT == 0 == channels % count and count % sheared == 0:
-            return False, count
-    return False, 0
-
-
-def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length; None if none fits."""
-    return _choose(problem.layer, precision, sheared)
-
-
-@lru_cache(maxsize=1024)
-def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
-    return min(candidates(layer, precision, sheared), key=lambda config: _cost(layer, config), default=None)
-
-
-def _cost(problem: Problem, config: Config) -> float:
-    _, across, _ = config.tiles(problem)
-    return across * config.clocks(problem) / config.rows
-
-
-def candidates(problem: Problem, precision: str, sheared: int = 1):
-    """Every tile that fits in registers and shared memory."""
-    p = problem
-    if p.out_channels_per_group % sheared:
-        return  # a group's first row is of another set, or the last set has fewer rows
-    through, g_channels = stage_channels(p, precision, sheared)
-    clears = sheared > 1 and p.padding > 0
-    for blocks in (1, 2) if g_channels else ():
-        most = min(MOST_CHANNELS, 2 * MOST_SUMS // blocks // 8 * 8)
-        across = -(-p.in_channels_per_group // most)
-        channels = -(-p.in_channels_per_group // across // 8) * 8
-        for in_turns in (False, True):
-            taps = p.stride, p.dilation, p.kernel_size, p.padding % 2 == 1
-            config = Config(precision, *taps, sheared, clears, through, g_channels, blocks, channels, in_turns)
-            if g_channels <= LARGEST_BOX and config.piece and (deep := deepest(config)):
-                yield deep

@@ -1,10 +1,12 @@
-"""The direct epilogue of grad_weight_wgmma: whole sums straight into the weight's gradient.
+"""The epilogue of grad_weight_wgmma: a split's sums into the workspace, or whole sums straight into the gradient.
 
-Sums pass through the ring's shared memory from the order of registers to that of the gradient, in which an input
+Whole sums pass through the ring's shared memory from the order of registers to that of the gradient, in which an input
 channel's output channels and taps are one run. With planes (gradients/planes.py) a tile has some phases of one output
 channel, so its run is in pieces, one for each tap."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint64
 
@@ -14,7 +16,15 @@ from numba_tconv.gradients.wgmma_ring import BLOCK, CONSUMERS
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_core.fragments import wgmma_d
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
-from numba_tconv.ptx import barrier_sync, device_function, load_vector, repeated, store_run
+from numba_tconv.ptx import (
+    barrier_sync,
+    bits_of,
+    device_function,
+    load_vector,
+    repeated,
+    st_global_if,
+    store_run,
+)
 from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Config
@@ -22,6 +32,13 @@ from .tile import Config
 THREADS = 128 * CONSUMERS  # of the consumers
 BARRIER = 1  # named barrier of the consumers
 VECTOR = 4  # float32 elements of 16 bytes
+
+
+class Staging(NamedTuple):
+    """The block's shared memory as float32, and its first element in slot 0 of the ring."""
+
+    shared: object
+    first: int
 
 
 def run_of(config: Config) -> int:
@@ -37,7 +54,7 @@ def pitch_of(config: Config) -> int:
 def suits(problem: Problem, config: Config) -> bool:
     """Whether tiles of grad_output in place have whole runs that fit in the ring and are multiples of 16 bytes."""
     p, c = problem, config
-    whole = not c.in_turns and c.tap_chunk * c.window.phases == p.kernel_size
+    whole = not c.alternate and c.tap_chunk * c.window.phases == p.kernel_size
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size
     return whole and _fits(c) and all(length * c.itemsize % ALIGNMENT == 0 for length in lengths)
 
@@ -45,7 +62,7 @@ def suits(problem: Problem, config: Config) -> bool:
 def planes_suit(problem: Problem, config: Config, phases: int) -> bool:
     """Whether tiles of planes, ``phases`` of a channel, have all taps of phases of one output channel."""
     c = config
-    whole = not c.in_turns and c.tap_chunk * phases == problem.kernel_size and phases % c.rows == 0
+    whole = not c.alternate and c.tap_chunk * phases == problem.kernel_size and phases % c.rows == 0
     return whole and _fits(c)
 
 
@@ -55,58 +72,83 @@ def _fits(config: Config) -> bool:
 
 
 def make_store(config: Config):
-    """A device function that stores a tile: takes the sums, the shared memory and its first free element, the gradient,
-    and the tile's place in it."""
-    blocks, chunk, channels, sums = config.blocks, config.tap_chunk, config.channels, config.channels // 2
+    """A device function of a consumer thread: store the tile, as the gradient or as a split's sums."""
+    return _make_direct(config) if config.direct else _make_partial(config)
+
+
+def _make_direct(config: Config):
+    blocks, chunk, channels, sums_of_tap = config.blocks, config.tap_chunk, config.channels, config.channels // 2
     pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
     phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
-    apart = plane_phases - phases  # elements between the pieces of a run
-    of_run = run // vector
-    place, store = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
+    gap = plane_phases - phases  # elements between the pieces of a run
+    vectors = run // vector
+    fragment, store_vector = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
 
     @device_function
     def stage_sum(k, state):
         """Put one of the lane's sums into shared memory."""
-        acc, shared, free, runs, group_warp, lane = state
-        tap, z = int32(k // sums), int32(k % sums)
-        _, n = place(group_warp, lane, z)
-        at = runs[tap // chunk * 2 + z % 4 // 2]
-        if at >= 0:
-            shared[uint64(int32(free + n * pitch + at + tap % chunk * phases))] = acc[k]
+        sums, staging, runs, consumer = state
+        tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
+        _, n = fragment(consumer.warp, consumer.lane, z)
+        begin = runs[tap // chunk * 2 + z % 4 // 2]
+        if begin >= 0:
+            staging.shared[uint64(int32(staging.first + n * pitch + begin + tap % chunk * phases))] = sums[k]
 
     stage_all = repeated(stage_sum, config.sums)
 
     @device_function
-    def store_sums(acc, shared, free, result, crew, group_warp, lane, group, pair_tile, channel_tile, group_rows,
-                   group_channels):  # fmt: skip
+    def store(sums, result, staging, grid, block, consumer):
         runs = cuda.local.array(lane_rows, dtype=int32)  # where the runs of the lane's rows begin
         for z in range(lane_rows):
-            m, _ = place(group_warp, lane, z % 2 * 2)
-            m = int32(m + BLOCK * (blocks * crew + z // 2))
+            m, _ = fragment(consumer.warp, consumer.lane, z % 2 * 2)
+            m = int32(m + BLOCK * (blocks * consumer.warpgroup + z // 2))
             channel, phase = divided(m, int32(phases))
             runs[z] = int32(channel * kernel_size + phase) if m < pairs else int32(-1)
         barrier_sync(BARRIER, THREADS)  # the last products have read the ring
-        stage_all(int32(0), (acc, shared, free, runs, group_warp, lane))
+        stage_all(int32(0), (sums, staging, runs, consumer))
         barrier_sync(BARRIER, THREADS)
-        first, first_channel = pair_tile * int64(run), channel_tile * int64(channels)
-        channels_left = int32(min(int64(channels), group_channels - first_channel))
-        length = group_rows * (chunk if plane_phases else kernel_size)
-        left = int32(min(int64(run), length - first))
+        first, first_channel = block.pair_tile * int64(run), block.channel_tile * int64(channels)
+        channels_left = int32(min(int64(channels), grid.group_channels - first_channel))
+        length = grid.group_rows * (chunk if plane_phases else kernel_size)
+        elements_left = int32(min(int64(run), length - first))
         if plane_phases:
-            channel, phase = divided(int32(pair_tile * pairs), int32(plane_phases))
+            channel, phase = divided(int32(block.pair_tile * pairs), int32(plane_phases))
             first = channel * int64(plane_phases * chunk) + phase
-        start = (group * group_channels + first_channel) * length + first
+        start = (int64(block.group) * grid.group_channels + first_channel) * length + first
         values = cuda.local.array(vector, dtype=float32)
-        e = int32((crew * 4 + group_warp) * 32 + lane)
-        while e < of_run * channels_left:
-            n, at = divided(e, int32(of_run))
-            at = int32(at * vector)
-            if at < left:
+        e = int32((consumer.warpgroup * 4 + consumer.warp) * 32 + consumer.lane)
+        while e < vectors * channels_left:
+            n, element = divided(e, int32(vectors))
+            element = int32(element * vector)
+            if element < elements_left:
                 for u in range(0, vector, VECTOR):
-                    load_vector(values, u, shared, int64(int32(free + n * pitch + at + u)))
-                to = int32(at + at // phases * apart if plane_phases else at)
-                store(result, start + n * length + to, values, 0)
+                    load_vector(values, u, staging.shared, int64(int32(staging.first + n * pitch + element + u)))
+                target = int32(element + element // phases * gap if plane_phases else element)
+                store_vector(result, start + n * length + target, values, 0)
             e = int32(e + THREADS)
 
-    return store_sums
+    return store
+
+
+def _make_partial(config: Config):
+    blocks, chunk, channels, sums_of_tap = config.blocks, config.tap_chunk, config.channels, config.channels // 2
+    rows, tile_sums, alternate = config.rows, config.tile_sums, config.alternate
+    group_rows = 0 if alternate else BLOCK * blocks  # between the warpgroups' first rows
+    fragment, store_pair = device_function(wgmma_d), st_global_if(2)
+
+    @device_function
+    def store(sums, result, staging, grid, block, consumer):
+        partial = block.split * CONSUMERS + consumer.warpgroup if alternate else block.split
+        tile_start = (partial * grid.tiles + block.tile) * tile_sums
+        both = cuda.local.array(2, dtype=int32)
+        for b in range(blocks):
+            for tap in range(chunk):
+                for z in range(0, sums_of_tap, 2):
+                    m, n = fragment(consumer.warp, consumer.lane, z)
+                    row = tap * rows + group_rows * consumer.warpgroup + BLOCK * b + m
+                    both[0] = bits_of(sums[(b * chunk + tap) * sums_of_tap + z])
+                    both[1] = bits_of(sums[(b * chunk + tap) * sums_of_tap + z + 1])
+                    store_pair(True, result, tile_start + row * channels + n, both)
+
+    return store

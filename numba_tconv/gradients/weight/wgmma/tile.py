@@ -1,4 +1,4 @@
-"""Tiles of grad_weight_wgmma: configurations, the cost model, and the tile of a problem.
+"""Tiles of grad_weight_wgmma, and which elements a lane's registers hold.
 
 m counts pairs of an output channel and a phase (gradients/window.py), n input channels of a group, and k positions,
 over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves
@@ -8,29 +8,15 @@ sum is then of a tap that does not exist."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.wgmma_ring import (
-    CONSUMERS,
-    MOST_CHANNELS,
-    PRODUCTS,
-    REGISTERS,
-    ROW,
-    SHARED,
-    STAGE_CLOCKS,
-    Ring,
-    deepest,
-)
-from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
+from numba_tconv.gradients.wgmma_ring import ROW, Ring
+from numba_tconv.kernels.common.tensor_map import LARGEST_BOX
 
-MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
-MOST_PLACES = 12  # of a row, for all taps of a tile: more compile slowly
 MOST_BEGINS = 16  # beginnings of a tile's rows within a channel that an estimate samples
-LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
-WORD = 4  # bytes of a register
 
 
 @dataclass(frozen=True)
@@ -53,7 +39,7 @@ class Config(Ring):
     tap_chunk: int  # taps of a row in a tile
     blocks: int  # blocks of 64 pairs, of a warpgroup
     channels: int  # of a tile
-    in_turns: bool  # warpgroups take stages of the same pairs in turn; otherwise each has its own pairs
+    alternate: bool  # warpgroups take alternate stages of the same pairs; otherwise each has its own pairs
     sets: int = 2  # of operands; with two, one is loaded while the other is multiplied
     stages: int = 0
     direct: bool = False  # sums are whole, and stored as the gradient (epilogue.py)
@@ -169,34 +155,23 @@ class Config(Ring):
         of_sample = -(-problem.length // self.positions)
         return of_sample, problem.batch * of_sample
 
-    @cached_property
-    def clocks(self) -> float:
-        """Estimated clocks of a stage: the most of products, shared memory and arrival, and overheads."""
-        warpgroups = 1 if self.in_turns else CONSUMERS
-        products = PRODUCTS * warpgroups * self.blocks * self.tap_chunk
-        turns = _turns(self.window, self.alike, self.itemsize, self.by_taps, self.width)
-        operands = PRODUCTS * warpgroups * 4 * self.blocks * 2 * len(self.places) * turns
-        shared = operands + (products * self.channels * 32 + self.stage_bytes) / SHARED
-        alone = STAGE_CLOCKS if self.sets == 1 else 0
-        return max(products * self.channels / 2, shared, self.arriving) + STAGE_CLOCKS + alone
-
 
 @lru_cache(maxsize=8192)
 def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
     """``Config.width``, cached for the many tiles that share it."""
     vector = 16 // itemsize
     widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
-    return min(widths, key=lambda width: (_turns(window, alike, itemsize, by_taps, width), width))
+    return min(widths, key=lambda width: (accesses(window, alike, itemsize, by_taps, width), width))
 
 
 @lru_cache(maxsize=8192)
-def _turns(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
+def accesses(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
     """Accesses of shared memory for a warp's load, averaged over where a tile's rows may begin in a channel."""
     begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
-    return sum(_turns_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
+    return sum(_accesses_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
 
 
-def _turns_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
+def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
     """The same for the eight rows from ``begin`` on."""
     neighbours, vector = 4 // itemsize, 16 // itemsize
     words = set()
@@ -224,86 +199,3 @@ def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
             else:
                 found.append((element // neighbours * 4, -(-element // neighbours) * 4))
     return tuple(found)
-
-
-def cost(problem: Problem, config: Config) -> float:
-    """Estimated clocks of a stage of all tiles."""
-    return config.blocks_of(problem) * config.clocks
-
-
-def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length; None if none fits.
-
-    ``alike``: as in Config; 0: the tile reads planes, not grad_output itself."""
-    return _choose(problem.layer, precision, alike)
-
-
-@lru_cache(maxsize=1024)
-def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
-    def best(by_taps):
-        kind = (config for config in candidates(layer, precision, alike) if config.by_taps == by_taps)
-        return min(kind, key=lambda config: cost(layer, config), default=None)
-
-    usual, by_taps = best(False), best(True)
-    clearly = usual is None or (by_taps and cost(layer, by_taps) < LARGEST_SHARE * cost(layer, usual))
-    return by_taps if clearly else usual
-
-
-@lru_cache(maxsize=1024)
-def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
-    """Candidates of a kind where tiles are few: of each size, the one with the cheapest sets of operands."""
-    best = {}
-    for config in candidates(layer, precision, alike):
-        size = config.tap_chunk, config.blocks, config.channels, config.in_turns
-        if config.by_taps == by_taps and (size not in best or cost(layer, config) < cost(layer, best[size])):
-            best[size] = config
-    return tuple(best.values())
-
-
-def candidates(problem: Problem, precision: str, alike: int):
-    """Every tile that fits in registers and shared memory."""
-    t = problem.taps
-    phases = min(t.rows, problem.kernel_size)
-    window, clears = Window(1, 1, 1, t.step, False), 0
-    if alike:
-        window = Window(problem.stride, problem.dilation, phases, t.step, problem.padding % 2 == 1)
-        clears = problem.padding if alike > 1 else 0
-    if alike > 1 and problem.groups > 1 and problem.out_channels_per_group % alike:
-        return  # the groups' first rows are of different sets
-    if alike > ALIGNMENT // WORD and window.stride == 1:
-        return  # rows begin within a word of two positions
-    read = precision, window, max(1, alike), clears
-    for tap_chunk in range(1, t.taps_per_row + 1):
-        if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
-            continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
-        yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))
-    if alike and t.taps_per_row > 1 and window.stride > 1:
-        by_taps = replace(window, phases=problem.kernel_size)
-        yield from _sized(problem, Config(precision, by_taps, *read[2:], 1, 0, 0, False, by_taps=True))
-
-
-def _sized(problem: Problem, config: Config):
-    """The configuration with every number of blocks and channels that fits."""
-    for blocks in (1, 2):
-        for in_turns in (False, True):
-            most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
-            fewest = -(-problem.in_channels_per_group // most) if most else 0
-            for tiles in (fewest, fewest + 1) if most else ():
-                channels = -(-problem.in_channels_per_group // tiles // 8) * 8
-                for sets in (2, 1):
-                    sizes = dict(blocks=blocks, channels=channels, in_turns=in_turns, sets=sets)
-                    yield from _fitting(replace(config, **sizes))
-
-
-def _fitting(config: Config):
-    """The configuration with the most stages that shared memory holds, if sums and operands fit in registers."""
-    spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
-    if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
-        return
-    if config.clears > config.positions // config.pieces * config.window.stride:
-        return  # more than the first box would need clearing
-    if max(len(config.places), len(config.entries)) > MOST_PLACES:
-        return
-    # Warpgroups in turn have their own stages: a waiting one has seen the last use of its stage.
-    if deep := deepest(config, 2 if config.in_turns else 1):
-        yield deep

@@ -1,0 +1,76 @@
+"""What host and device share by name in grad_input_wgmma, beside TensorMaps (gradients/wgmma_ring.py)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba import types
+
+from numba_tconv.runtime.kernel import named
+
+
+class Shape(NamedTuple):
+    """grad_input, and where its positions meet grad_output."""
+
+    first: int  # the element that tap 0 meets at position 0
+    length: int
+    groups: int
+    group_rows: int  # rows of grad_output's map in a group
+    group_channels: int  # input channels
+
+
+class Grid(NamedTuple):
+    """How tiles are dealt out to blocks."""
+
+    position_tiles: int  # of a sample
+    channel_tiles: int  # of a group
+    tiles: int  # parts of tiles, of the whole gradient
+    tile_stages: int  # of a part
+
+
+class Signal(NamedTuple):
+    """grad_output's rows."""
+
+    shear: int  # elements by which each row stands further to the right in a sheared map
+    length: int  # elements, beyond which windows are cleared
+
+
+class Place(NamedTuple):
+    """Where a tile lies."""
+
+    sample: int
+    group: int
+    part: int  # of its stages
+    channel_tile: int
+    position: int  # the first
+
+
+class Window(NamedTuple):
+    """How a consumer lane reads its windows; the arrays are local."""
+
+    rows: tuple  # addresses of its positions in slot 0
+    places: tuple  # of its entries in a stage, in bytes from a position's address
+    first_entry: int
+    table: int  # address of the table of places, from the first entry on
+    phase: tuple  # one number: of the next stage, in bytes of the table
+
+
+class Ends(NamedTuple):
+    """What lies beside the signal counts as zero; the arrays are local."""
+
+    reached: int  # whether the warp meets it in this tile
+    first: tuple  # the elements that tap 0 meets at the lane's positions
+    meets: tuple  # bit masks of the next stage's entries, then of this one's
+    length: int  # of the signal
+
+
+class Lane(NamedTuple):
+    """What a consumer lane knows of its windows."""
+
+    window: Window
+    ends: Ends
+
+
+SHAPE = named(Shape, **dict.fromkeys(Shape._fields, types.int64))
+GRID = named(Grid, **dict.fromkeys(Grid._fields, types.int64))
+SIGNAL = named(Signal, **dict.fromkeys(Signal._fields, types.int64))
