@@ -1,7 +1,7 @@
 """The tile of grad_input_wgmma for a problem: candidates, and a cost model of how they fill a GPU.
 
 Blocks take tiles in turn; narrower tiles can fill the last round. Where tiles are too few, parts of their stages become
-tiles (split-K), whose float32 sums kernels/common/partial_sum.py adds up in a fixed order."""
+tiles (split-K), whose float32 sums kernels/common/split_sums.py adds up in a fixed order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from numba_tconv.gradients.wgmma_ring import (
     STAGE_CLOCKS,
     deepest,
 )
-from numba_tconv.kernels.common import partial_sum
+from numba_tconv.kernels.common import split_sums
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT, LARGEST_BOX
 from numba_tconv.runtime.device import Device
 
@@ -156,7 +156,7 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
     def clocks(splits):
         return clocks_of(p, config, splits, device)
 
-    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, partial_sum.MOST_SUMS // sums) + 1)
+    parts = range(1, min(stages, 2 * device.multiprocessors // tiles, split_sums.MOST_SUMS // sums) + 1)
     best = min((splits for splits in parts if stages % splits == 0), key=clocks, default=1)
     return best if clocks(best) < LARGEST_SHARE * clocks(1) else 1
 

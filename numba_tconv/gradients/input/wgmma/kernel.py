@@ -277,8 +277,8 @@ def _prepared(
     return blocks, make_kernel(config).prepare(blocks, maps, sums, shape, grid, signal, splits), second
 
 
-def _second_stage(problem: Problem, config: Config, splits: int) -> partial_sum.SecondStage:
+def _second_stage(problem: Problem, config: Config, splits: int) -> split_sums.SecondStage:
     """The second stage, which adds up the parts, be it one."""
     results = summed(problem)
-    launch = partial_sum.prepare(results, config.dtype, splits, has_bias=False, early=True)
-    return partial_sum.SecondStage(partial_sum.partial_sums(results, splits), launch)
+    launch = split_sums.prepare(results, config.dtype, splits, has_bias=False, early=True)
+    return split_sums.SecondStage(split_sums.partial_sums(results, splits), launch)
