@@ -209,7 +209,7 @@ class InputWarpgroup(WgmmaGradient):
     def steps(self, config, problem, device=H200):
         copies = [Step("copy", kernel) for kernel in row_copy.kernels_of(config.dtype)]
         main = Step("main", make_kernel(config), config.shared_bytes)
-        sums = [Step("add up", split_sums.make_kernel(config.dtype, early=True))] if config.partial else []
+        sums = [Step("add up", split_sums.make_kernel(config.dtype, True))] if config.partial else []
         return [*copies, main, *sums]
 
     def prepare(self, grad_output, weight, result, problem, config=None, precision=None):
