@@ -68,7 +68,7 @@ def test_other_types_keep_their_sums(reason, dtype):
 def test_early_where_the_gpu_can(reason):
     for device, early in ((H200, True), (A100, False)):
         config = choose(SHORT[reason], F32, device)
-        assert config.early_launch == config.early_sums == early
+        assert config.early_launch == early
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
