@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
-from numba import cuda, float32, float64, int32, int64, types, uint32, uint64
+from numba import cuda, float32, float64, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.arguments import integers
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.ptx import device_function, griddepcontrol_wait, load_vector, recomputed, repeated, store_run
@@ -42,6 +44,45 @@ class Config:
         return THREADS * self.channels // CHANNELS * ELEMENTS_OF[self.channels]
 
 
+class Splits(NamedTuple):
+    splits: int
+    tile_sums: int  # of a tile, in one split
+    tiles: int
+
+
+class Weight(NamedTuple):
+    groups: int
+    group_channels: int  # input channels of a group
+    row: int  # elements of an input channel: output channels of a group times taps
+    kernel_size: int
+    phases: int
+
+
+class Tiling(NamedTuple):
+    """How a group's sums fall into tiles: ``rows`` of ``pairs`` (output channel, phase) a tile, ``channels`` a row."""
+
+    tap_chunk: int
+    tap_chunks: int
+    rows: int
+    pairs: int
+    pair_tiles: int
+    channels: int
+    channel_tiles: int
+
+
+class Load(NamedTuple):
+    """A thread's loads of some splits."""
+
+    values: object
+    partials: object
+    rows_at: object
+    at: int  # of the thread's first channel in the group
+    first_row: int
+    first_split: int
+    splits: int
+    all_sums: int  # of a split
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     channels_of_thread, run, neighbours = config.channels, config.run, config.neighbours
@@ -58,51 +99,47 @@ def make_kernel(config: Config) -> Kernel:
     load = load_vector if channels_of_thread == VECTOR else load_one
 
     @device_function
-    def load_piece(z, state):
-        values, partials, rows_at, at, row, first, splits, all_sums = state
-        split = int32(first + z // elements)
-        if split < splits:
-            source = at + rows_at[row + z % elements] + split * all_sums
-            load(values, z * channels_of_thread, partials, source)
+    def load_piece(z, this):
+        split = int32(this.first_split + z // elements)
+        if split < this.splits:
+            source = this.at + this.rows_at[this.first_row + z % elements] + split * this.all_sums
+            load(this.values, z * channels_of_thread, this.partials, source)
 
     load_all = repeated(load_piece, loads)
 
-    def grad_weight_sum(
-        partials, result, splits, tile_sums, tiles, groups, group_channels, weight_row, kernel_size, phases,
-        tap_chunk, tap_chunks, rows, pairs, pair_tiles, channels, channel_tiles,
-    ):  # fmt: skip
+    def grad_weight_sum(partials, result, sums, weight, tiling):
         thread = int32(cuda.threadIdx.x)
         turned = cuda.shared.array(turned_shape, dtype=float32)
         rows_at = cuda.shared.array(neighbours, dtype=int64)  # the block's elements: their sums for channel 0
         element0, channel0 = int64(cuda.blockIdx.x) * neighbours, int64(cuda.blockIdx.y) * CHANNELS
         if thread < neighbours:
-            e = min(element0 + thread, weight_row - 1)
-            co = int64(uint32(e) // uint32(kernel_size))
-            k = uint32(e - co * kernel_size)
-            b = k // uint32(phases)
-            pair = uint32(co * phases + (k - b * uint32(phases)))
-            tile = int64(b // uint32(tap_chunk)) * pair_tiles + pair // uint32(pairs)
-            row = int64(b % uint32(tap_chunk)) * rows + pair % uint32(pairs)
-            rows_at[thread] = tile * channel_tiles * tile_sums + row * channels
+            e = min(element0 + thread, weight.row - 1)
+            co = int64(uint32(e) // uint32(weight.kernel_size))
+            k = uint32(e - co * weight.kernel_size)
+            b = k // uint32(weight.phases)
+            pair = uint32(co * weight.phases + (k - b * uint32(weight.phases)))
+            tile = int64(b // uint32(tiling.tap_chunk)) * tiling.pair_tiles + pair // uint32(tiling.pairs)
+            row = int64(b % uint32(tiling.tap_chunk)) * tiling.rows + pair % uint32(tiling.pairs)
+            rows_at[thread] = tile * tiling.channel_tiles * sums.tile_sums + row * tiling.channels
         cuda.syncthreads()
         griddepcontrol_wait()
         # A vector of channels is in one tile, which has a multiple of eight.
         lane, first_row = int32(thread % lanes * channels_of_thread), int32(thread // lanes * elements)
-        channel = min(channel0 + lane, (group_channels - 1) // channels_of_thread * channels_of_thread)
-        tile = int64(uint32(channel) // uint32(channels))
-        channel_at = tile * tile_sums + channel - tile * channels
+        channel = min(channel0 + lane, (weight.group_channels - 1) // channels_of_thread * channels_of_thread)
+        tile = int64(uint32(channel) // uint32(tiling.channels))
+        channel_at = tile * sums.tile_sums + channel - tile * tiling.channels
         values, totals = cuda.local.array(all_loads, dtype=float32), cuda.local.array(all_totals, dtype=float64)
         out = cuda.local.array(run, dtype=float32)
-        group, all_sums = int64(cuda.blockIdx.z), tiles * tile_sums
-        while group < groups:
-            at = channel_at + group * (tap_chunks * pair_tiles * channel_tiles * tile_sums)
+        group, all_sums = int64(cuda.blockIdx.z), sums.tiles * sums.tile_sums
+        while group < weight.groups:
+            at = channel_at + group * (tiling.tap_chunks * tiling.pair_tiles * tiling.channel_tiles * sums.tile_sums)
             for z in range(all_totals):
                 totals[z] = float64(0)
             first = int32(0)
-            while first < splits:
-                load_all(int32(0), (values, partials, rows_at, at, first_row, first, splits, all_sums))
+            while first < sums.splits:
+                load_all(int32(0), Load(values, partials, rows_at, at, first_row, first, sums.splits, all_sums))
                 for z in range(all_loads):
-                    if first + z // all_totals < splits:
+                    if first + z // all_totals < sums.splits:
                         totals[z % all_totals] += float64(values[z])
                 first = recomputed(int32(first + together))  # not worth unrolling further
             for z in range(all_totals):
@@ -112,8 +149,8 @@ def make_kernel(config: Config) -> Kernel:
             while place < runs * CHANNELS:
                 to_channel, to = divided(place, int32(runs))
                 to = int32(to * run)
-                if element0 + to < weight_row and channel0 + to_channel < group_channels:
-                    target = (group * group_channels + channel0 + to_channel) * weight_row + element0 + to
+                if element0 + to < weight.row and channel0 + to_channel < weight.group_channels:
+                    target = (group * weight.group_channels + channel0 + to_channel) * weight.row + element0 + to
                     if run > 1:
                         for u in range(run):
                             out[u] = turned[to + u, to_channel]
@@ -124,7 +161,7 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             group += cuda.gridDim.z
 
-    signature = (flat(float32), flat(element.storage), *(types.int64,) * 15)
+    signature = flat(float32), flat(element.storage), integers(Splits), integers(Weight), integers(Tiling)
     return Kernel("grad_weight_sum", grad_weight_sum, signature, THREADS, min_blocks=3, key=repr(config))
 
 
@@ -157,9 +194,9 @@ def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
     partials = alike((splits * tile.blocks_of(p) * tile.tile_sums,), torch.float32)
     return make_kernel(own).prepare(
         _grid(p, own),
-        *(partials, alike((p.in_channels * weight_row,), own.dtype), splits, tile.tile_sums, tile.blocks_of(p)),
-        *(p.groups, p.in_channels_per_group),
-        *(weight_row, p.kernel_size, tile.phases_of(p), tile.tap_chunk, taps),
-        *(tile.rows, tile.pairs, pair_tiles, tile.channels, channel_tiles),
+        *(partials, alike((p.in_channels * weight_row,), own.dtype)),
+        Splits(splits, tile.tile_sums, tiles=tile.blocks_of(p)),
+        Weight(p.groups, p.in_channels_per_group, weight_row, p.kernel_size, tile.phases_of(p)),
+        Tiling(tile.tap_chunk, taps, tile.rows, tile.pairs, pair_tiles, tile.channels, channel_tiles),
         early=True,
     )
