@@ -10,7 +10,7 @@ import pytest
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.tensor_core import store_any as tensor_store
-from numba_tconv.kernels.common.tensor_core.outputs import Output
+from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Thread
 from numba_tconv.kernels.k5_mma import choose as k5_choice
 from numba_tconv.kernels.k5_mma import epilogue as k5_store
 from numba_tconv.kernels.k5_mma.tile import RUN, run_of
@@ -129,9 +129,8 @@ def check(state, p, config, shift):
                         state.stretch, state.loads, state.thread = 0, 0, (warp, lane)
                         sums = sums_of(config, column_tile, columns, co, warp, lane)
                         with contextlib.suppress(Passed):
-                            store(sums, y, None, 0, BUFFERS, None, 0, team, warp, lane, n, j, 0, co,
-                                  p.out_channels - co, p.batch, columns, first, p.out_channels, p.out_length, p.padding,
-                                  alignment)  # fmt: skip
+                            place = Place(n, j, 0, co, p.out_channels - co, 0, 0)
+                            store(sums, out, None, 0, BUFFERS, place, Thread(team, warp, lane))
                 assert not state.stored & state.loaded, "what is loaded was stored before a barrier"
                 assert max(state.loaded, default=0) < BUFFERS + config.staging_bytes
             assert min(state.memory) >= BUFFERS

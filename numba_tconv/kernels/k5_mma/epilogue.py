@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from numba import cuda, float32, int32, int64, uint64
 
-from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging, Thread
+from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging
 from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_store_any
 from numba_tconv.kernels.common.tensor_core.store_rows import make_store_rounds
 from numba_tconv.kernels.common.tensor_core.store_runs import (
@@ -66,11 +66,19 @@ def _make_stage_sums(config: Config):
     return stage_sums, tile.empty_slots and not gaps
 
 
+@device_function
+def output_of(y, weights, sizes, out_channels, alignment):
+    """The Output of a kernel's arguments."""
+    shift, quantum, offset, whole = alignment
+    return Output(y, weights.bias, weights.has_bias, sizes.batch, sizes.columns, sizes.first_column, out_channels,
+                  sizes.out_length, sizes.padding, Alignment(shift, quantum, offset, whole))  # fmt: skip
+
+
 def make_store_tile(config: Config):
     """A device function that stores a tile's sums through the staging buffer, and whether that must begin as zeros.
 
     ``team``: number of the tile in the block, whose warps meet at named barrier ``team + 1``; ``warp``: number in the
-    team. ``at``: offset of the buffer, in bytes. The other arguments are those of make_store_any.
+    team. ``at``: offset of the buffer, in bytes. ``place``: the tile's, whose extent and head are worked out here.
     """
     tile, warps = config.tile, config.tile_warps
     fragments, pitch, channels = config.fragments, tile.pitch, tile.channels
@@ -102,12 +110,9 @@ def make_store_tile(config: Config):
                 barrier_sync(thread.team + 1, threads)
 
     @device_function
-    def store_tile(sums, y, shared, base, at, bias, has_bias, team, warp, lane, n, j, row, co, channels_left, batch,
-                   columns, first, out_channels, out_length, padding, alignment):  # fmt: skip
-        shift, quantum, offset, whole = alignment
-        out = Output(y, bias, has_bias, batch, columns, first, out_channels, out_length, padding,
-                     Alignment(shift, quantum, offset, whole))  # fmt: skip
-        thread = Thread(team, warp, lane)
+    def store_tile(sums, out, shared, base, at, place, thread):
+        n, j, row, co, channels_left, _, _ = place
+        _, warp, lane = thread
         warp_row, warp_column, t = int32(warp // COLUMN_WARPS), int32((warp & 1) * WARP_COLUMNS), int32(lane & 3)
         column0 = int32(warp_column + run_of_column(int32(2 * t), itemsize) * RUN)
         column1 = int32(warp_column + run_of_column(int32(2 * t + 1), itemsize) * RUN)

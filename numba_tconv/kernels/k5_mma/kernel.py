@@ -27,6 +27,8 @@ import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
 from numba_tconv.kernels.common.packed_weights import after_packing
+from numba_tconv.kernels.common.tensor_core.outputs import Place
+from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
 from numba_tconv.kernels.common.tensor_core.pack import TensorPacking, packing_of
 from numba_tconv.kernels.common.tensor_core.rung import TensorRung, by_vectors, contiguous_rows, default_precision
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
@@ -47,7 +49,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike
 
 from .arguments import Input, Loop, RowTile, Sizes, Thread, Weights, bits_type, types_of
 from .choose import choose, config_of, resident_blocks
-from .epilogue import gaps_between, make_store_tile
+from .epilogue import gaps_between, make_store_tile, output_of
 from .mainloop import make_products, make_start, make_window
 from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
@@ -201,10 +203,10 @@ def _make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
         # Computed here, where the sums have left their registers.
         n, j = divmod((column_tile + me.team) * advance, sizes.columns)
-        store_tile(total if exact else acc, y, shared, base, int32(me.team * staging_bytes), weights.bias,
-                   weights.has_bias, me.team, me.warp, me.lane, n, j, row_tile.first_row, row_tile.first_channel,
-                   row_tile.channels_left, sizes.batch, sizes.columns, sizes.first_column,
-                   sizes.out_per_group * sizes.groups, sizes.out_length, sizes.padding, alignment)  # fmt: skip
+        place = Place(n, j, row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
+        out = output_of(y, weights, sizes, sizes.out_per_group * sizes.groups, alignment)
+        thread = Storing(me.team, me.warp, me.lane)
+        store_tile(total if exact else acc, out, shared, base, int32(me.team * staging_bytes), place, thread)
 
     x, *others = types_of(config)
     signature = x, types.int64, *others, types.UniTuple(types.int64, 4)

@@ -10,6 +10,8 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64, types, uint32, uint64
 
+from numba_tconv.kernels.common.tensor_core.outputs import Place
+from numba_tconv.kernels.common.tensor_core.outputs import Thread as Storing
 from numba_tconv.kernels.common.tensor_core.split_operand import scales_of
 from numba_tconv.ptx import (
     barrier_sync,
@@ -26,7 +28,7 @@ from numba_tconv.ptx import (
 from numba_tconv.runtime.kernel import Kernel
 
 from .arguments import RowTile, Thread, types_of
-from .epilogue import make_store_tile
+from .epilogue import make_store_tile, output_of
 from .load_ahead import Ahead, Walk, make_load_ahead
 from .mainloop import make_products, make_start, make_window
 from .producer import GroupInput, Share, make_selectors_of
@@ -142,10 +144,10 @@ def make_kernel(config: Config) -> Kernel:
                 w_now, s = int32(w_now + w_stage), int32(s + 1)
                 stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
-            store_tile(total if exact else acc, y, shared, base, int32(team_at + staging_at), weights.bias,
-                       weights.has_bias, me.team, me.warp, me.lane, int64(n), int64(j), row_tile.first_row,
-                       row_tile.first_channel, row_tile.channels_left, sizes.batch, sizes.columns, sizes.first_column,
-                       out_channels, sizes.out_length, sizes.padding, alignment)  # fmt: skip
+            place = Place(int64(n), int64(j), row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
+            out = output_of(y, weights, sizes, out_channels, alignment)
+            thread = Storing(me.team, me.warp, me.lane)
+            store_tile(total if exact else acc, out, shared, base, int32(team_at + staging_at), place, thread)
             tile_now, n, j = int32(tile_now + step), int32(n + walk.samples), int32(j + walk.columns)
             if j >= signal.columns:
                 n, j = int32(n + 1), int32(j - signal.columns)
