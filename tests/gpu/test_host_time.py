@@ -23,8 +23,8 @@ TURNS, PAUSE_S = 10, 1  # of the rounds, at most, and between two of them
 FACTOR = 1.5  # for whole steps, and for calls whose weights are computed for them
 
 
-def compare(ours, theirs, most=FACTOR, more=0.0):
-    """A call of ``ours`` takes the host at most ``most`` times as long as one of ``theirs``, and ``more`` seconds.
+def compare(ours, theirs, limit=lambda seconds: FACTOR * seconds):
+    """A call of ``ours`` takes the host at most ``limit`` of the seconds of one of ``theirs``.
 
     Each counts in its fastest round. Other processes, which may run tests as well, only make a round slower, so there
     are more rounds, later, if those so far do not show it."""
@@ -32,7 +32,7 @@ def compare(ours, theirs, most=FACTOR, more=0.0):
     for turn in range(TURNS):
         time.sleep(PAUSE_S if turn else 0)
         best = [min(pair) for pair in zip(best, fastest(ours, theirs), strict=True)]
-        if best[0] <= most * best[1] + more:
+        if best[0] <= limit(best[1]):
             return
     pytest.fail(f"{1e6 * best[0]:.1f} us against {1e6 * best[1]:.1f}")
 
@@ -91,8 +91,9 @@ def layers(problem, dtype):
 
 LAYERS = ("small", "hifigan_u1", "hifigan_u3", "encodec_u4", "oobleck_u5", "mimi")
 DTYPES = {"ieee": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Times torch's host time in the same run. A call that is recorded for a gradient may also take what recording costs.
-MOST = {"inference": 1.1, "training": 1.1, "frozen": 1.0}
+# Times torch's host time in the same run.
+MOST = {"inference": 1.1, "training": 1.2, "frozen": 1.0}
+SHORT = 5  # calls of torch under so many times the cost of recording one leave no room for it
 # Calls of three launches (pack, compute, add up) where torch's call is at its shortest.
 MOST_OF_THREE_LAUNCHES = {"inference": 1.25, "training": 1.25, "frozen": 1.2}
 THREE_LAUNCHES = [("hifigan_u1", "ieee")]
@@ -109,10 +110,15 @@ def test_a_call_costs_the_host_about_what_torchs_does(name, precision, mode, mon
     ours, theirs = layers(problem, dtype)
     if mode == "frozen":
         numba_tconv.freeze(ours.eval())
-    most = (MOST_OF_THREE_LAUNCHES if (name, precision) in THREE_LAUNCHES else MOST)[mode]
+    most = MOST_OF_THREE_LAUNCHES if (name, precision) in THREE_LAUNCHES else MOST
+    recording = recording_s() if mode == "training" else 0
+
+    def limit(seconds):
+        return most["inference"] * seconds + recording if seconds < SHORT * recording else most[mode] * seconds
+
     with torch.set_grad_enabled(mode == "training"):
         x.requires_grad_(mode == "training")
-        compare(lambda: ours(x), lambda: theirs(x), most, recording_s() if mode == "training" else 0)
+        compare(lambda: ours(x), lambda: theirs(x), limit)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
