@@ -13,13 +13,13 @@ import torch
 from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.runtime import device as gpu
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-from .arguments import Signal, integers, of_problem, tensor
 from .rung import GradientRung
 from .sum import accumulator_of, added_up
 from .sum import make_kernel as make_sum
@@ -84,7 +84,7 @@ def make_kernel(config: Config) -> Kernel:
         if thread == 0:
             partials[uint64(split * sizes.out_channels + channel)] = accumulator(shared[0])
 
-    signature = (tensor(Signal, kind.storage), flat(accumulator), integers(Sizes))
+    signature = (arguments(Signal, data=flat(kind.storage)), flat(accumulator), arguments(Sizes))
     return Kernel("grad_bias", grad_bias, signature, threads, key=repr(config))
 
 

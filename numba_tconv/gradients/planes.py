@@ -17,11 +17,11 @@ import torch
 from numba import cuda, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from . import planes_turned
-from .arguments import Signal, integers, of_problem, tensor
 from .planes_turned import Sizes
 
 THREADS = 128
@@ -98,7 +98,7 @@ def make_kernel(config: Config) -> Kernel:
                     if column + e < sizes.columns:
                         planes[uint64(target + a * sizes.pitch + column + e)] = values[(z * phases + a) * elements + e]
 
-    signature = (tensor(Signal, kind), flat(kind), integers(Sizes))
+    signature = (arguments(Signal, data=flat(kind)), flat(kind), arguments(Sizes))
     return Kernel("planes", planes, signature, THREADS, key=repr(config))
 
 

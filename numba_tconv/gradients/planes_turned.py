@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from numba import cuda, int32, int64, types, uint16, uint32, uint64
 
+from numba_tconv.kernels.common.arguments import Signal, arguments
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.ptx import device_function, load_vector, recomputed, repeated, store_vector
 from numba_tconv.runtime.kernel import Kernel, flat
-
-from .arguments import Signal, integers, tensor
 
 SQUARES = 8  # of a tile along the phases
 COLUMNS = 96  # of a tile, at most
@@ -191,7 +190,7 @@ def make_kernel(config) -> Kernel:
             store_vector(planes, (target + v + uint32(a) * others) * vector, piece, 0)
             v = recomputed(int32(v + threads))  # keeps the addresses in few registers
 
-    signature, blocks = (tensor(Signal, kind), flat(kind), integers(Sizes)), RESIDENT // threads
+    signature, blocks = (arguments(Signal, data=flat(kind)), flat(kind), arguments(Sizes)), RESIDENT // threads
     return Kernel("planes_turned", planes_turned, signature, threads, shared_bytes, blocks, key=repr(config))
 
 

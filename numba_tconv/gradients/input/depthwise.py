@@ -14,8 +14,8 @@ from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.gradients.arguments import PlacedSignal, Weight, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
+from numba_tconv.kernels.common.arguments import PlacedSignal, Weights, arguments, of_problem
 from numba_tconv.kernels.depthwise.rows import (
     MOST_PRODUCTS,
     MOST_ROWS,
@@ -33,7 +33,7 @@ from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import load_guarded, load_run, multiply_add, multiply_runs, store_run, vectors_of
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
-from numba_tconv.runtime.kernel import Kernel, Prepared, alike
+from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def make_kernel(config: Config) -> Kernel:
         n = int64(uint32(row) // uint32(sizes.in_channels))
         channel = row - n * sizes.in_channels
         source = n * grad_output.stride_n + channel // in_per_group * out_per_group * stride_c
-        w = channel * weight.stride_ci
+        w = channel * weight.stride_i
         if single:
             fetch_weights(weights, weight.data, w, weight.stride_k, int32(0), int32(kernel_size))
         target = row * sizes.length
@@ -131,7 +131,7 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(positions):
                     part[z] = accumulator(0)
                 if not single:
-                    fetch_weights(weights, weight.data, w + j * weight.stride_co, weight.stride_k, int32(0),
+                    fetch_weights(weights, weight.data, w + j * weight.stride_o, weight.stride_k, int32(0),
                                   int32(kernel_size))  # fmt: skip
                 inside = (
                     stride_l == 1 and begin >= 0 and begin + window <= out_length and run >= 0 and run + span <= g.size
@@ -156,7 +156,12 @@ def make_kernel(config: Config) -> Kernel:
             i = int32(i + hop)
 
     stored = element.storage
-    signature = (tensor(PlacedSignal, stored), tensor(Weight, stored), tensor(Placed, stored), integers(Sizes))
+    signature = (
+        arguments(PlacedSignal, data=flat(stored)),
+        arguments(Weights, data=flat(stored)),
+        arguments(Placed, data=flat(stored)),
+        arguments(Sizes),
+    )
     name, threads = "grad_input_depthwise", config.threads
     return Kernel(name, grad_input_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 
@@ -234,7 +239,7 @@ def _prepared(
     return make_kernel(config).prepare(
         grid(rows, config.threads // config.lanes, stretches),
         PlacedSignal(g, g_offset, *g_strides),
-        Weight(w, *w_strides),
+        Weights(w, *w_strides),
         Placed(alike((p.batch, p.in_channels, p.length), dtype), result_offset),
         of_problem(Sizes, p, rows=rows, passes=passes),
     )

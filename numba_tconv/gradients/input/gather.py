@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from numba import cuda, uint64
 
-from numba_tconv.gradients.arguments import Signal, Weight, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
+from numba_tconv.kernels.common.arguments import Signal, Weights, arguments, of_problem
 from numba_tconv.kernels.rung import SUM_CHANNELS, Step, cuda_core_reason
 from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
@@ -59,18 +59,23 @@ def make_kernel(config: Config) -> Kernel:
         total = accumulator(0)
         for k in range(first_tap, end):
             g = group + (first_output + k * sizes.dilation) * grad_output.stride_l
-            w = ci * weight.stride_ci + k * weight.stride_k
+            w = ci * weight.stride_i + k * weight.stride_k
             for c in range(0, sizes.out_channels_per_group, SUM_CHANNELS):
                 part = accumulator(0)
                 for _ in range(min(SUM_CHANNELS, sizes.out_channels_per_group - c)):
                     part += load(grad_output.data[uint64(g)]) * load(weight.data[uint64(w)])
                     g += grad_output.stride_c
-                    w += weight.stride_co
+                    w += weight.stride_o
                 total += part
         grad_input[uint64(thread)] = store(total)
 
     stored = element.storage
-    signature = (tensor(Signal, stored), tensor(Weight, stored), flat(stored), integers(Sizes))
+    signature = (
+        arguments(Signal, data=flat(stored)),
+        arguments(Weights, data=flat(stored)),
+        flat(stored),
+        arguments(Sizes),
+    )
     return Kernel("grad_input_gather", grad_input_gather, signature, config.threads, key=repr(config))
 
 
@@ -95,4 +100,4 @@ class InputGather(GradientRung):
         config = config or self.config(problem, result.dtype)
         p, (g, w, gx) = problem, (alike(one.shape, one.dtype, one.strides) for one in (grad_output, weight, result))
         blocks, sizes = -(-gx.numel() // config.threads), of_problem(Sizes, p)
-        return make_kernel(config).prepare(blocks, Signal(g, *g.stride()), Weight(w, *w.stride()), gx, sizes)
+        return make_kernel(config).prepare(blocks, Signal(g, *g.stride()), Weights(w, *w.stride()), gx, sizes)

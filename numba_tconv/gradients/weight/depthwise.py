@@ -15,10 +15,10 @@ from numba import cuda, float64, int32, int64, uint64
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
-from numba_tconv.gradients.arguments import PlacedSignal, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.kernels.common.arguments import PlacedSignal, arguments, of_problem
 from numba_tconv.kernels.depthwise.rows import (
     MOST_PRODUCTS,
     MOST_WINDOW,
@@ -170,8 +170,8 @@ def make_kernel(config: Config) -> Kernel:
             partials[uint64((split * sizes.pairs + pair) * kernel_size + e)] = accumulator(value)
             e = int32(e + threads)
 
-    signal = tensor(PlacedSignal, element.storage)
-    signature = (signal, signal, flat(accumulator), integers(Sizes))
+    signal = arguments(PlacedSignal, data=flat(element.storage))
+    signature = (signal, signal, flat(accumulator), arguments(Sizes))
     name = "grad_weight_depthwise"
     return Kernel(name, grad_weight_depthwise, signature, threads, min_blocks=config.min_blocks, key=repr(config))
 

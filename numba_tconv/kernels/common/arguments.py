@@ -23,6 +23,16 @@ class Signal(NamedTuple):
     stride_l: int
 
 
+class PlacedSignal(NamedTuple):
+    """A tensor (N, C, L) that is read in vectors of 16 bytes."""
+
+    data: object
+    offset: int  # elements from a multiple of 16 bytes to the first
+    stride_n: int
+    stride_c: int
+    stride_l: int
+
+
 class Weights(NamedTuple):
     """Weights (C_in, C_out/groups, K)."""
 
@@ -67,6 +77,11 @@ def layer_of(problem: Problem) -> Layer:
 def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
     """Type of an argument that is a NamedTuple ``fields`` of int64 and ``tensors``."""
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
+
+
+def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
+    """The NamedTuple ``fields`` of ``others`` and, by name, of the problem's sizes."""
+    return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 
 def signal_like(x: Layout) -> Signal:

@@ -45,11 +45,6 @@ def wait_full(pipe, slot):
 
 
 @device_function
-def wait_empty(pipe, slot):
-    mbarrier_wait(pipe.empty + BARRIER * slot.stage, slot.parity)
-
-
-@device_function
 def release(pipe, stage):
     """One arrival: this thread, or the warp it signals for, has read the stage."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
@@ -66,28 +61,4 @@ def advance(pipe, slot):
     stage, parity = int32(slot.stage + 1), slot.parity
     if stage == pipe.stages:
         stage, parity = int32(0), int32(parity ^ 1)
-    return Slot(stage, parity)
-
-
-@device_function
-def advance_by(pipe, slot, steps):
-    """The slot ``steps`` stages on, at most a round."""
-    stage, parity = int32(slot.stage + steps), slot.parity
-    if stage >= pipe.stages:
-        stage, parity = int32(stage - pipe.stages), int32(parity ^ 1)
-    return Slot(stage, parity)
-
-
-@device_function
-def skip(slot, stages):
-    """The slot after ``stages`` stages that another consumer reads; it may lie beyond the ring (``wrap``)."""
-    return Slot(int32(slot.stage + stages), slot.parity)
-
-
-@device_function
-def wrap(pipe, slot):
-    """The slot of the ring that a slot beyond it is."""
-    stage, parity = slot.stage, slot.parity
-    while stage >= pipe.stages:
-        stage, parity = int32(stage - pipe.stages), int32(parity ^ 1)
     return Slot(stage, parity)

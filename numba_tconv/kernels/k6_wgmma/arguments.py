@@ -44,10 +44,10 @@ class Fetch(NamedTuple):
     in_vectors: int  # rows begin and end at multiples of 16 bytes
 
 
-class Signal(NamedTuple):
+class Samples(NamedTuple):
     """The samples of x as columns."""
 
-    samples: int
+    batch: int
     length: int
     columns: int  # of a sample
     first_column: int
@@ -63,7 +63,7 @@ class Input(NamedTuple):
     early: int  # elements from a multiple of 16 bytes to x
     window: Window
     fetch: Fetch
-    signal: Signal
+    samples: Samples
 
 
 class Weights(NamedTuple):
@@ -118,7 +118,7 @@ def signature_of(config: Config) -> tuple:
 
     return (
         kind(TensorMap, template=types.UniTuple(integer, MAP_WORDS)),
-        kind(Input, data=stored, window=kind(Window), fetch=kind(Fetch), signal=kind(Signal)),
+        kind(Input, data=stored, window=kind(Window), fetch=kind(Fetch), samples=kind(Samples)),
         kind(Weights, packed=stored, bias=stored),
         kind(Target, data=flat(ELEMENTS[tile.out_dtype].storage)),
         *map(kind, (Channels, Columns, Grid, Alignment)),

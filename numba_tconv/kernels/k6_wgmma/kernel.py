@@ -155,7 +155,7 @@ def make_kernel(config: Config) -> Kernel:
         fetch = Fetch(x.fetch.boxed != 0, x.fetch.aligned != 0, x.fetch.whole_tiles != 0, x.fetch.in_vectors != 0)
         window = Window(int32(x.window.alike_log), int32(x.window.pitch), int32(x.window.shear),
                         int32(x.window.region), int32(x.window.slot), int32(x.window.stages))  # fmt: skip
-        x = Input(x.data, x.address, x.stride_n, x.stride_c, x.early, window, fetch, x.signal)
+        x = Input(x.data, x.address, x.stride_n, x.stride_c, x.early, window, fetch, x.samples)
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
@@ -254,7 +254,7 @@ def make_kernel(config: Config) -> Kernel:
             if not paired:
                 turn = int32(crew)
                 stage = int32(crew * per_tile)
-            own, in_columns = crew if paired else int32(0), x.signal.columns
+            own, in_columns = crew if paired else int32(0), x.samples.columns
             (row_tile, n, j), step = first_tile(turn, grid, own, in_columns)
             if keeps_rows:
                 rows_now = rows_of(row_tile, grid.group_tiles, channels.out_per_group)

@@ -207,21 +207,21 @@ def make_view(config: Config):
 
     @device_function
     def view_of(n, j, chunk, x, column, x_at):
-        aligned, signal = x.fetch.aligned, x.signal
+        aligned, samples = x.fetch.aligned, x.samples
         rounded, some, beyond, together = False, False, int32(0), int32(4)
         if some_rounded or not aligned:
             if not aligned:
                 # The sample does not matter: its columns are a multiple of eight.
-                begin = int32(int32(x.early + signal.first_column + j) - int32(before + chunk * shift))
+                begin = int32(int32(x.early + samples.first_column + j) - int32(before + chunk * shift))
                 x_at = int32(x_at + (begin & (vector - 1)) * itemsize)
                 begins = int32(begin | int32(x.stride_c))  # of every row, modulo 4
                 together = int32(1 if begins & 1 else 2 if begins & 2 else 4)
             if x.fetch.boxed:
-                _, i, rounded = window_start(n, j, chunk, True, x.fetch.whole_tiles, signal.length, signal.columns,
-                                             signal.first_column)  # fmt: skip
+                _, i, rounded = window_start(n, j, chunk, True, x.fetch.whole_tiles, samples.length, samples.columns,
+                                             samples.first_column)  # fmt: skip
                 if not (aligned or ahead):
                     if rounded:
-                        beyond = beyond_of(int32(i + column + lead - halo), int32(signal.length))
+                        beyond = beyond_of(int32(i + column + lead - halo), int32(samples.length))
                     some = cuda.any_sync(0xFFFFFFFF, beyond != 0)
         if aligned and (rounded or not some_rounded):
             together = int32(ALIGNED)

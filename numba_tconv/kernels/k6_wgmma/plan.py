@@ -19,7 +19,7 @@ from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
 from . import tail as k6_tail
-from .arguments import Channels, Columns, Fetch, Grid, Input, Signal, Target, TensorMap, Weights, Window
+from .arguments import Channels, Columns, Fetch, Grid, Input, Samples, Target, TensorMap, Weights, Window
 from .boxes import geometry, template_map
 from .choose import choose, grid
 from .input import input_of
@@ -76,10 +76,10 @@ def plan_of(
     blocks, band = grid(config, group_tiles * p.groups, tiles_along, multiprocessors)
     g = geometry(config, rows)
     in_vectors = by_vectors(shape, strides, offset, tile) and shape[2] * tile.itemsize % ALIGNMENT == 0
-    signal = Signal(p.batch, p.length, columns, first)
+    samples = Samples(p.batch, p.length, columns, first)
     if config.joined:  # one sample, and more zeros than a window is wide
-        signal = Signal(1, p.batch * columns, p.batch * columns + WIDEST, 0)
-    whole_tiles = signal.columns % tile.advance == 0
+        samples = Samples(1, p.batch * columns, p.batch * columns + WIDEST, 0)
+    whole_tiles = samples.columns % tile.advance == 0
     packing = packing_of(p, tile, "wgmma", chunks, w)
     packed = alike((packing.size,), dtype)
     arguments = (
@@ -92,7 +92,7 @@ def plan_of(
             early=offset // tile.itemsize,
             window=Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, g.stages),
             fetch=Fetch(int(rows is not None), int(rows is None or rows.aligned), int(whole_tiles), int(in_vectors)),
-            signal=signal,
+            samples=samples,
         ),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, has_bias),
         Target(alike((p.batch, p.out_channels, p.out_length), tile.out_dtype), p.batch, p.out_length),

@@ -95,20 +95,20 @@ def make_fill(config: Config):
     @device_function
     def fill_in_vectors(x, origin, address, lane, barrier):
         """Fill from rows that begin and end at multiples of 16 bytes; a lane copies every 32nd vector."""
-        window, signal = x.window, x.signal
+        window, samples = x.window, x.samples
         e = recomputed(lane)  # saves registers
         while e < all_vectors:
             c = int32(e // row_vectors)
             p = int32((e - c * row_vectors) * vector)
             sample, element = int64(origin.sample), origin.element + p
-            while element >= signal.columns:
-                sample, element = sample + 1, element - signal.columns
+            while element >= samples.columns:
+                sample, element = sample + 1, element - samples.columns
             exists = (
                 c < origin.channels_left
                 and sample >= 0
-                and sample < signal.samples
+                and sample < samples.batch
                 and element >= 0
-                and element < signal.length
+                and element < samples.length
             )
             source = sample * x.stride_n + (origin.channel + c) * x.stride_c + element if exists else int64(0)
             row = int32(address + place(c, window.alike_log, window.pitch, window.shear))
@@ -137,7 +137,7 @@ def make_fill(config: Config):
     @device_function
     def fill(x, origin, base, region, shared, lane, barrier):
         """Fill from rows of any alignment; a lane copies every 32nd element."""
-        window, signal = x.window, x.signal
+        window, samples = x.window, x.samples
         early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))  # as in a box
         at = int32(region + early * itemsize)
         lane = recomputed(lane)  # saves registers
@@ -145,9 +145,9 @@ def make_fill(config: Config):
         p = int32(lane)
         while p < width:
             sample, element = int64(origin.sample), origin.element + p
-            while element >= signal.columns:
-                sample, element = sample + 1, element - signal.columns
-            inside = sample >= 0 and sample < signal.samples and element >= 0 and element < signal.length
+            while element >= samples.columns:
+                sample, element = sample + 1, element - samples.columns
+            inside = sample >= 0 and sample < samples.batch and element >= 0 and element < samples.length
             channels_left = int32(min(origin.channels_left, depth) if inside else 0)
             c = int32(0)
             while c < depth:
@@ -189,7 +189,7 @@ def make_produce(config: Config):
     def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
         channel_stages = grid.channel_chunks // config_depths
         boxed, aligned, apart, in_vectors = x.fetch
-        _, length, columns, first = x.signal
+        _, length, columns, first = x.samples
         full, region_bytes, slot, stages = pipe.full, x.window.region, x.window.slot, pipe.stages
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)

@@ -38,7 +38,7 @@ CHANNELS = 2048  # in shared memory at a time; a whole number of stages
 INPUTS = CHANNELS * SAMPLES
 
 
-class Signal(NamedTuple):
+class Input(NamedTuple):
     """x (N, C_in, L), contiguous along positions."""
 
     data: object
@@ -176,7 +176,7 @@ def make_kernel(tile: Tile) -> Kernel:
         return named(fields, **dict.fromkeys(fields._fields, types.int64) | others)
 
     layer = kind(Weights, packed=stored, bias=stored)
-    signature = kind(Signal, data=stored), layer, stored, *map(kind, (Sizes, RowTiles, LastColumn))
+    signature = kind(Input, data=stored), layer, stored, *map(kind, (Sizes, RowTiles, LastColumn))
     return Kernel("k6_tail", k6_tail, signature, THREADS, key=repr(tile))
 
 
@@ -194,7 +194,7 @@ def prepare(
     packed = alike((packed_size(tile, row_tiles * stages),), dtype)
     return make_kernel(tile).prepare(
         -(-p.batch // SAMPLES) * row_tiles,
-        Signal(alike(x_shape, dtype, x_strides), *x_strides[:2]),
+        Input(alike(x_shape, dtype, x_strides), *x_strides[:2]),
         Weights(packed, alike((p.out_channels,), dtype) if has_bias else packed, int(has_bias)),
         alike((p.batch, p.out_channels, p.out_length), dtype),
         Sizes(p.batch, p.length, p.in_channels_per_group, p.out_channels_per_group),

@@ -10,7 +10,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Signal, Window
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Origin, Samples, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from tests.kernels.test_tensor_store import cast_quickly
 
@@ -111,8 +111,8 @@ def input_of(x, problem, columns, geometry, early, aligned):
     """``x`` as a kernel takes it."""
     g, strides = geometry, (problem.in_channels * problem.length, problem.length)
     window = Window(g.alike.bit_length() - 1, g.pitch, g.shear, g.region, g.slot, 1)
-    signal = Signal(problem.batch, problem.length, columns, 0)
-    return Input(x, None, *strides, early, window, Fetch(False, aligned, False, False), signal)
+    samples = Samples(problem.batch, problem.length, columns, 0)
+    return Input(x, None, *strides, early, window, Fetch(False, aligned, False, False), samples)
 
 
 def check(memory, config, problem, columns, x, sample, begin, channels_left, rows, early):

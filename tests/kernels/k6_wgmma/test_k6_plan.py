@@ -6,7 +6,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import boxes, kernel, plan
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Channels, Columns, Fetch, Signal, TensorMap
+from numba_tconv.kernels.k6_wgmma.arguments import Channels, Columns, Fetch, Samples, TensorMap
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.kernel import GIVEN
@@ -34,7 +34,7 @@ def test_a_problem_is_told_by_name(monkeypatch, has_bias):
     tile, (first, per_sample) = config.tile, k6_config.sample_columns(p, config)
     assert tensor_map == TensorMap(TEMPLATE, GIVEN)
     assert (x.data.shape, x.address, x.stride_n, x.stride_c, x.early) == ((3, 96, 1024), GIVEN, 96 * 1024, 1024, 0)
-    assert x.signal == Signal(3, 1024, per_sample, first)
+    assert x.samples == Samples(3, 1024, per_sample, first)
     assert (y.data.shape, y.batch, y.length) == ((3, 80, p.out_length), 3, p.out_length)
     assert (weights.has_bias, weights.bias is weights.packed) == (has_bias, not has_bias)
     assert channels == Channels(48, 40, 2)

@@ -13,7 +13,7 @@ from numba_tconv.kernels.k6_wgmma import boxes as k6_box
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import schedule as k6_schedule
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Signal, Window
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Grid, Input, Samples, Window
 from numba_tconv.kernels.k6_wgmma.boxes import Rows
 from numba_tconv.kernels.k6_wgmma.choose import choose_whole
 from tests.kernels.test_tensor_store import cast_quickly
@@ -136,8 +136,8 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
     produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
     # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
-    fetch, signal = Fetch(True, rows.aligned, apart, False), Signal(p.batch, p.length, columns, first)
-    x = Input(None, None, p.in_channels * stride_c, stride_c, early, window, fetch, signal)
+    fetch, samples = Fetch(True, rows.aligned, apart, False), Samples(p.batch, p.length, columns, first)
+    x = Input(None, None, p.in_channels * stride_c, stride_c, early, window, fetch, samples)
     depths = k6_config.channel_chunks(p, config)
     grid = Grid(tap_chunks, tile.last_taps(p), depths, group_tiles, row_tiles, column_tiles, 1)
     by_place, together = defaultdict(list), min(k6_config.PRODUCERS, g.stages)

@@ -11,7 +11,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.k6_wgmma import operands as k6_operands
 from numba_tconv.kernels.k6_wgmma import producer as k6_load
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
-from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Signal
+from numba_tconv.kernels.k6_wgmma.arguments import Fetch, Input, Samples
 from numba_tconv.kernels.k6_wgmma.choose import choose
 from numba_tconv.kernels.k6_wgmma.operands import ALIGNED
 from numba_tconv.lab.measure import workloads
@@ -55,8 +55,8 @@ def check(problem, config, column_tile, chunk, column, boxed, early, stride_c):
     first, columns = k6_config.sample_columns(problem, config)
     n, j = divmod(column_tile * tile.advance, columns)
     apart, aligned = columns % tile.advance == 0, early is None
-    signal, fetch = Signal(problem.batch, length, columns, first), Fetch(boxed, aligned, apart, False)
-    x = Input(None, 0, 0, stride_c, early or 0, None, fetch, signal)
+    samples, fetch = Samples(problem.batch, length, columns, first), Fetch(boxed, aligned, apart, False)
+    x = Input(None, 0, 0, stride_c, early or 0, None, fetch, samples)
     view = k6_operands.make_view(config)(n, j, chunk, x, column, X_AT)
     outside = view.some_outside, view.outside
     _, start, in_box = k6_load.make_window_start(config)(n, j, chunk, boxed, apart, length, columns, first)

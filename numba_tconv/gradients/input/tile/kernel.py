@@ -23,10 +23,10 @@ import torch
 from numba import cuda, int32, int64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.arguments import Signal, integers, of_problem, tensor
 from numba_tconv.gradients.input.parts import second_stage, split
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.kernels.common import split_sums
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import (
     add_vectors,
@@ -209,7 +209,13 @@ def make_kernel(config: Config) -> Kernel:
         store(sums, shared, block, grad_input, sizes, grid)
 
     stored = element.storage
-    signature = (tensor(Signal, stored), flat(accumulator), flat(stored), integers(Sizes), integers(Grid))
+    signature = (
+        arguments(Signal, data=flat(stored)),
+        flat(accumulator),
+        flat(stored),
+        arguments(Sizes),
+        arguments(Grid),
+    )
     return Kernel(
         "grad_input_tile",
         grad_input_tile,

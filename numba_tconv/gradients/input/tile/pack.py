@@ -15,8 +15,8 @@ import torch
 from numba import cuda, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.arguments import integers, of_problem
 from numba_tconv.gradients.input.parts import split
+from numba_tconv.kernels.common.arguments import arguments, of_problem
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.ptx import SIMULATOR, device_function, griddepcontrol_launch_dependents
 from numba_tconv.runtime.elements import ELEMENTS
@@ -114,7 +114,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
         if square_m == 0 and cuda.threadIdx.x < w_stage - all_rows * block_m:
             packed[uint64(stage + all_rows * block_m + cuda.threadIdx.x)] = accumulator(0)
 
-    signature = (strided(element.storage, 3), flat(accumulator), integers(Grid))
+    signature = (strided(element.storage, 3), flat(accumulator), arguments(Grid))
     return Kernel("grad_input_pack", grad_input_pack, signature, THREADS, key=f"{config!r} {overlapped}")
 
 

@@ -28,7 +28,7 @@ class Grid(NamedTuple):
     tile_stages: int  # of a part
 
 
-class Signal(NamedTuple):
+class GradRows(NamedTuple):
     """grad_output's rows."""
 
     shear: int  # elements by which each row stands further to the right in a sheared map
@@ -73,4 +73,4 @@ class Lane(NamedTuple):
 
 SHAPE = named(Shape, **dict.fromkeys(Shape._fields, types.int64))
 GRID = named(Grid, **dict.fromkeys(Grid._fields, types.int64))
-SIGNAL = named(Signal, **dict.fromkeys(Signal._fields, types.int64))
+GRAD_ROWS = named(GradRows, **dict.fromkeys(GradRows._fields, types.int64))

@@ -67,7 +67,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import GIVEN, Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import NO_GPU, Layout, room
 
-from .arguments import GRID, SHAPE, SIGNAL, Grid, Place, Shape, Signal
+from .arguments import GRAD_ROWS, GRID, SHAPE, GradRows, Grid, Place, Shape
 from .choose import choose, choose_for, splits_of
 from .epilogue import make_aim, make_store
 from .operands import make_fill, make_lane, make_operands
@@ -111,7 +111,7 @@ def make_kernel(config: Config) -> Kernel:
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     descriptor_of = device_function(swizzled_descriptor)
 
-    def grad_input_wgmma(maps, grad, shape, grid, signal, splits):
+    def grad_input_wgmma(maps, grad, shape, grid, grad_rows, splits):
         shared = cuda.shared.array(0, dtype=float32)
         base = int32((shared_address(shared, 0) + 1023) & -1024)
         number = int32(cuda.threadIdx.x)
@@ -121,7 +121,7 @@ def make_kernel(config: Config) -> Kernel:
             setup(pipe, base)
         turns = int32(thread.base + words)  # mbarriers of the warpgroups' turns to multiply
         if through:
-            fill(int32(base + table), number, int32(signal.shear))
+            fill(int32(base + table), number, int32(grad_rows.shear))
         cuda.syncthreads()
         griddepcontrol_launch_dependents()  # the next kernel's blocks begin where one of these has ended
         tile, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
@@ -140,7 +140,7 @@ def make_kernel(config: Config) -> Kernel:
             phase = cuda.local.array(1, dtype=int32)
             first = cuda.local.array(all_rows, dtype=int32)
             meets = cuda.local.array(all_meets, dtype=uint64)
-            window = window_of(lane_rows, places, phase, shape, signal, thread.base, consumer)
+            window = window_of(lane_rows, places, phase, shape, grad_rows, thread.base, consumer)
             descriptor = descriptor_of(int64(thread.base))
             stage, parity, turn_parity = int32(0), int32(FULL), int32(1 - consumer.warpgroup)
             if alternate and consumer.warpgroup == 1:
@@ -153,7 +153,7 @@ def make_kernel(config: Config) -> Kernel:
                 if alternate:  # a warpgroup that ran ahead would mistake a stage's older phase for its own
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
                 place = place_of_tile(tile, grid, shape.groups, splits)
-                lane = begin_tile(window, first, meets, place, grid, shape, signal, consumer)
+                lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)
                 stage, parity, last = mainloop(sums, registers, lane, descriptor, stage, parity, tile_stages, pipe,
                                                thread.lane == 0)  # fmt: skip
                 if alternate and thread.lane == 0:
@@ -169,7 +169,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, turn_parity = int32(stage + tile_stages), int32(turn_parity ^ 1)
 
     stored = float32 if config.partial else ELEMENTS[config.dtype].storage
-    signature = (MAPS, flat(stored), SHAPE, GRID, SIGNAL, types.int64)
+    signature = (MAPS, flat(stored), SHAPE, GRID, GRAD_ROWS, types.int64)
     return Kernel("grad_input_wgmma", grad_input_wgmma, signature, THREADS, config.shared_bytes, key=repr(config))
 
 
@@ -272,9 +272,9 @@ def _prepared(
         group_channels=p.in_channels_per_group,
     )
     grid = Grid(position_tiles, channel_tiles, tiles * splits, tile_stages=config.stages_of(p) // splits)
-    signal = Signal(shear_of(g_strides, config), length=p.out_length if cropped else LONGEST_SIGNAL)
+    grad_rows = GradRows(shear_of(g_strides, config), length=p.out_length if cropped else LONGEST_SIGNAL)
     maps = TensorMaps(g_template, template_of_b(w, config), GIVEN, GIVEN, GIVEN)
-    return blocks, make_kernel(config).prepare(blocks, maps, sums, shape, grid, signal, splits), second
+    return blocks, make_kernel(config).prepare(blocks, maps, sums, shape, grid, grad_rows, splits), second
 
 
 def _second_stage(problem: Problem, config: Config, splits: int) -> split_sums.SecondStage:

@@ -93,7 +93,7 @@ def make_lane(config: Config):
     start, (bits_of, _) = make_start(config), make_bits(config)
 
     @device_function
-    def window_of(rows, places, phase, shape, signal, base, consumer):
+    def window_of(rows, places, phase, shape, grad_rows, base, consumer):
         lane = consumer.lane
         for z in range(2 * blocks):
             m = int32(16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup)
@@ -102,13 +102,13 @@ def make_lane(config: Config):
         for z in range(2 * PRODUCTS * lanes_entries):
             e = int32(entry(int32(z // lanes_entries), lane & 3, neighbours) + z % lanes_entries)
             e = int32(e if e < entries else 0)
-            places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(signal.shear)) * itemsize)
+            places[z] = int32(place(e, kernel_size, width, dilation, sheared, int32(grad_rows.shear)) * itemsize)
         first_entry = int32(entry(int32(0), lane & 3, neighbours))
         table = int32(base + table_offset + first_entry * table_bytes)
         return Window(rows, places, first_entry, table, phase)
 
     @device_function
-    def begin_tile(window, first, meets, tile, grid, shape, signal, consumer):
+    def begin_tile(window, first, meets, tile, grid, shape, grad_rows, consumer):
         window.phase[0], reached = int32(0), int32(0)
         if partial:
             _, begins = start(int32(tile.part * int32(grid.tile_stages)))
@@ -120,13 +120,13 @@ def make_lane(config: Config):
                     16 * consumer.warp + (lane >> 2) + z // 2 * BLOCK + z % 2 * 8 + group_rows * consumer.warpgroup
                 )
                 first[z] = int32((tile.position + m) * stride + shape.first)
-                reached |= int32(first[z] < 0 or first[z] + last_tap >= signal.length)
+                reached |= int32(first[z] < 0 or first[z] + last_tap >= grad_rows.length)
             reached = int32(cuda.any_sync(0xFFFFFFFF, reached))
             if reached:
                 for z in range(2 * blocks):
                     tap = int32(window.phase[0] // table_bytes % kernel_size)
-                    meets[z] = bits_of(first[z], tap, int32(signal.length))
-        return Lane(window, Ends(reached, first, meets, int32(signal.length)))
+                    meets[z] = bits_of(first[z], tap, int32(grad_rows.length))
+        return Lane(window, Ends(reached, first, meets, int32(grad_rows.length)))
 
     return window_of, begin_tile
 

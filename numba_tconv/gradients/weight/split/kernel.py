@@ -24,10 +24,10 @@ import torch
 from numba import cuda, int32, int64, types
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.arguments import Signal, integers, of_problem, tensor
 from numba_tconv.gradients.rung import GradientRung
 from numba_tconv.gradients.sum import accumulator_of, added_up
 from numba_tconv.gradients.sum import make_kernel as make_sum
+from numba_tconv.kernels.common.arguments import Signal, arguments, of_problem
 from numba_tconv.kernels.k4_register_tile.plan import vectors_align
 from numba_tconv.kernels.rung import Step, cuda_core_reason
 from numba_tconv.ptx import add_vectors, cp_async_commit, cp_async_wait, device_function, store_vectors
@@ -183,12 +183,12 @@ def make_blocks(config: Config) -> Callable:
 @cache
 def make_kernel(config: Config) -> Kernel:
     element = ELEMENTS[config.dtype]
-    signal = tensor(Signal, element.storage)
-    signature = (signal, signal, flat(element.accumulator), integers(Sizes), integers(Grid))
+    signal = arguments(Signal, data=flat(element.storage))
+    signature = (signal, signal, flat(element.accumulator), arguments(Sizes), arguments(Grid))
     function = make_blocks(config)
     if config.rest_tile:
         compute_whole, compute_rest = device_function(function), device_function(make_blocks(config.rest_tile))
-        signature += (integers(Grid), types.int64)
+        signature += (arguments(Grid), types.int64)
 
         def function(grad_output, x, result, sizes, grid, grid_of_rest, whole_blocks):
             if cuda.blockIdx.x < whole_blocks:

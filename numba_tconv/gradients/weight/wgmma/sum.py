@@ -15,7 +15,7 @@ import torch
 from numba import cuda, float32, float64, int32, int64, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
-from numba_tconv.gradients.arguments import integers
+from numba_tconv.kernels.common.arguments import arguments
 from numba_tconv.kernels.common.integer import divided
 from numba_tconv.kernels.common.tensor_map import ALIGNMENT
 from numba_tconv.ptx import device_function, griddepcontrol_wait, load_vector, recomputed, repeated, store_run
@@ -161,7 +161,7 @@ def make_kernel(config: Config) -> Kernel:
             cuda.syncthreads()
             group += cuda.gridDim.z
 
-    signature = flat(float32), flat(element.storage), integers(Splits), integers(Weight), integers(Tiling)
+    signature = flat(float32), flat(element.storage), arguments(Splits), arguments(Weight), arguments(Tiling)
     return Kernel("grad_weight_sum", grad_weight_sum, signature, THREADS, min_blocks=3, key=repr(config))
 
 
