@@ -1,4 +1,4 @@
-"""torch multiplies float32 without TF32; tests of many gigabytes take turns."""
+"""torch multiplies float32 without TF32; a list of packing launches; tests of many gigabytes take turns."""
 
 import fcntl
 import tempfile
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from numba_tconv.runtime.kernel import Prepared
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +23,17 @@ def much_memory():
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """A list of the launches of packing kernels, each the Prepared that was called."""
+    seen, launch = [], Prepared.__call__
+
+    def counted(prepared, *given):
+        if "pack" in prepared.kernel.name:
+            seen.append(prepared)
+        return launch(prepared, *given)
+
+    monkeypatch.setattr(Prepared, "__call__", counted)
+    return seen

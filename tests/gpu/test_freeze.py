@@ -7,7 +7,6 @@ import torch
 from torch.nn.utils import parametrizations
 
 import numba_tconv
-from numba_tconv.kernels.common import packed_weights
 
 from .common import LARGE, arithmetic
 
@@ -26,14 +25,6 @@ def layer(problem, dtype=torch.float32, precision=None):
 
 def signal(problem, dtype=torch.float32, length=None):
     return torch.randn(problem.batch, problem.in_channels, length or problem.length, device="cuda", dtype=dtype)
-
-
-@pytest.fixture
-def packed(monkeypatch):
-    """A list that grows by one entry for each packing."""
-    seen, pack = [], packed_weights.Packing.__call__
-    monkeypatch.setattr(packed_weights.Packing, "__call__", lambda self, w: seen.append(self) or pack(self, w))
-    return seen
 
 
 DENSE = "HiFi-GAN's third layer"
@@ -63,7 +54,7 @@ def test_a_frozen_layer_gives_the_same_bits(reason, dtype, precision):
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
-def test_weights_are_packed_once_for_each_order(precision, packed):
+def test_weights_are_packed_once_for_each_order(precision, packings):
     p = LARGE[DENSE]
     module = layer(p, precision=precision)
     report = numba_tconv.freeze(module)
@@ -71,13 +62,13 @@ def test_weights_are_packed_once_for_each_order(precision, packed):
     for length in (p.length, 40, p.length, 40):
         module(signal(p, length=length))
         module(signal(p, length=length))
-    assert 1 <= len(packed) == len(set(packed))
+    assert 1 <= len(packings) == len(set(packings))
     assert numba_tconv.freeze(module).bytes >= module.weight.nbytes // (2 if precision == "tf32x3" else 1)
-    packed.clear()
+    packings.clear()
     numba_tconv.unfreeze(module)
     for _ in range(3):
         module(signal(p))
-    assert len(packed) == 3
+    assert len(packings) == 3
 
 
 def test_another_stream_waits_for_the_packing():
@@ -98,7 +89,7 @@ def test_another_stream_waits_for_the_packing():
 
 
 @pytest.mark.parametrize("called_before", [True, False])
-def test_a_graph_of_a_frozen_layer(called_before, packed):
+def test_a_graph_of_a_frozen_layer(called_before, packings):
     p = LARGE[DENSE]
     module = layer(p, precision="tf32")
     x = signal(p)
@@ -106,11 +97,11 @@ def test_a_graph_of_a_frozen_layer(called_before, packed):
     numba_tconv.freeze(module)
     if called_before:
         module(x)
-    packed.clear()
+    packings.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = module(x)
-    assert len(packed) == (0 if called_before else 1)
+    assert len(packings) == (0 if called_before else 1)
     for _ in range(2):
         x.copy_(torch.randn_like(x))
         y.fill_(torch.nan)

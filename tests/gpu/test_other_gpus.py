@@ -9,7 +9,7 @@ from torch import nn
 import numba_tconv
 from numba_tconv.runtime import kernel as launch
 from numba_tconv.runtime.device import GPUS, current_device
-from numba_tconv.runtime.kernel import Kernel
+from numba_tconv.runtime.kernel import Prepared
 from numba_tconv.selection import gradient as gradients
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import functional
@@ -40,7 +40,7 @@ def turing(monkeypatch):
 @pytest.mark.parametrize("through", ["convert", "routed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dense_layers_of_older_gpus_are_torchs(turing, monkeypatch, dtype, through):
-    monkeypatch.setattr(Kernel, "_launch", lambda kernel, *_: pytest.fail(f"{kernel.name} was launched"))
+    monkeypatch.setattr(Prepared, "__call__", lambda launch, *_: pytest.fail(f"{launch.kernel.name} was launched"))
     theirs = nn.ConvTranspose1d(64, 32, 8, 4, 2, bias=False, device="cuda", dtype=dtype)
     ours = copy.deepcopy(theirs)
     if through == "convert":

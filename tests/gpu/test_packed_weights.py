@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import numba_tconv
-from numba_tconv.kernels.common import packed_weights
 from numba_tconv.kernels.common.packed_weights import FrozenWeights
 from numba_tconv.selection.registry import RUNGS
 from tests.parity import operands, parameters
@@ -29,19 +28,6 @@ def choice(request):
 @pytest.fixture
 def tensors():
     return operands(PROBLEM, torch.float32, "cuda")
-
-
-@pytest.fixture
-def packings(monkeypatch):
-    """A list that grows by one entry for each packing."""
-    seen, pack = [], packed_weights.Packing.__call__
-
-    def counted(packing, w):
-        seen.append(w.data_ptr())
-        return pack(packing, w)
-
-    monkeypatch.setattr(packed_weights.Packing, "__call__", counted)
-    return seen
 
 
 def compute(x, w, bias, choice):
