@@ -1,1 +1,1 @@
-"""From a Python function to a running kernel: compile, keep, load, launch on torch's stream."""
+"""Kernels: compile, cache, load, launch on torch's stream."""

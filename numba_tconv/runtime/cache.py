@@ -1,9 +1,8 @@
-"""Compiled kernels (PTX) on disk, shared by processes. The driver caches machine code itself.
+"""Compiled kernels (PTX) on disk. The driver caches machine code itself.
 
-A file's name is a digest of everything the PTX depends on: the source of LAYERS, the kernel's configuration, the
-compute capability, and the versions of Python and the compilers. The directory is ``NUMBA_TCONV_CACHE``, or
-``numba_tconv`` in the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is
-compiled anew; a directory that cannot be written costs one warning.
+A file's name is a digest of all that the PTX depends on. The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in
+the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is compiled anew; a
+directory that cannot be written costs one warning.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "cuda-toolkit", "numpy")
-LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # they decide what a kernel compiles to
+LAYERS = ("formula", "ptx", "runtime", "kernels", "gradients", "selection")  # all that a kernel compiles from
 
 
 def directory() -> Path | None:
@@ -32,7 +31,7 @@ def directory() -> Path | None:
 
 @cache
 def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
-    """Digest of the source of LAYERS in ``source`` and of the compilers' versions."""
+    """Digest of LAYERS' source in ``source`` and of the compilers' versions."""
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
@@ -45,10 +44,7 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
 
 
 def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
-    """The PTX of kernel ``name`` for compute capability ``cc``, from the cache or by ``compile``, which is then cached.
-
-    ``key`` tells the kernel's configurations apart.
-    """
+    """PTX of kernel ``name`` with the configuration ``key``, cached, or compiled by ``compile`` and then cached."""
     folder = directory()
     if folder is None:
         return compile()
@@ -62,7 +58,7 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
 
 
 def writable() -> Path:
-    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if it cannot be written."""
+    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if not writable."""
     folder = directory()
     if folder is None:
         raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
@@ -75,7 +71,7 @@ def writable() -> Path:
 
 
 def holds(name: str, key: str, cc: tuple) -> bool:
-    """Whether the cache has an undamaged file for ``ptx`` with these arguments."""
+    """Whether ``ptx`` would find an undamaged file."""
     folder = directory()
     return folder is not None and _read(_path(folder, name, key, cc)) is not None
 
@@ -86,7 +82,7 @@ def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The PTX in a file, whose first line is its digest; None if missing or damaged."""
+    """The PTX after a line with its digest; None if missing or damaged."""
     try:
         digest, _, text = path.read_text().partition("\n")
     except (OSError, UnicodeDecodeError):

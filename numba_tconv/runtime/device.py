@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-# Per multiprocessor, by compute capability: threads, blocks, shared memory in bytes. Registers: 65,536 everywhere.
+# Per multiprocessor: threads, blocks, shared memory in bytes.
 LIMITS = {
     (7, 5): (1024, 16, 64 * 1024),
     (8, 0): (2048, 32, 164 * 1024),
@@ -18,12 +18,12 @@ LIMITS = {
     (12, 0): (1536, 24, 100 * 1024),
 }
 REGISTERS = 65_536
-RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
+RESERVED_SHARED = 1024  # bytes that the system takes from each block
 
 
 @dataclass(frozen=True)
 class Device:
-    """The limits of a GPU."""
+    """A GPU's limits."""
 
     cc: tuple[int, int]  # compute capability
     multiprocessors: int
@@ -31,25 +31,24 @@ class Device:
 
     @property
     def shared_per_block(self) -> int:
-        """The most shared memory of one block, in bytes."""
+        """The most bytes of one block."""
         return self.shared_per_multiprocessor - RESERVED_SHARED
 
     @property
     def launches_early(self) -> bool:
-        """Whether a kernel's blocks can begin before the previous kernel has ended (Kernel.prepare)."""
+        """Whether a kernel can begin before the previous kernel has ended."""
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
-        """Whether ``blocks`` that begin beside ``others`` of the previous kernel spread over all multiprocessors.
+        """Whether ``blocks`` of ``shared_bytes`` each, begun beside ``others`` of the previous kernel, spread evenly.
 
-        Each block has ``shared_bytes``. True if a multiprocessor has room for one block only, or if there is one for
-        every block; else blocks gather where there is room first.
+        They do where a multiprocessor has room for one only, or where there is one for each; else they gather.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)
 
 
-# GPUs by name, one of each compute capability, which need not be present.
+# One of each compute capability; it need not be present.
 GPUS = {
     name: Device(cc, multiprocessors, LIMITS[cc][2])
     for name, cc, multiprocessors in (
@@ -67,7 +66,7 @@ H200, A100 = GPUS["NVIDIA H200"], GPUS["NVIDIA A100"]
 
 @cache
 def of(index: int | None) -> Device:
-    """The GPU with torch's ``index``; the constant ``H200`` for None or a negative index (the simulator)."""
+    """The GPU with torch's ``index``; ``H200`` for None or a negative index (simulator)."""
     if index is None or index < 0:
         return H200
     p = torch.cuda.get_device_properties(index)
@@ -75,10 +74,10 @@ def of(index: int | None) -> Device:
 
 
 def is_current(index: int) -> bool:
-    """Whether the GPU with torch's ``index`` is current; true for a negative index (the simulator)."""
+    """Whether torch's GPU ``index`` is current; true for a negative index (simulator)."""
     return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def current_device() -> Device:
-    """torch's current GPU; the constant ``H200`` if there is none."""
+    """torch's current GPU; ``H200`` if there is none."""
     return of(torch.cuda.current_device() if torch.cuda.is_available() else None)

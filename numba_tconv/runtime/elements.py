@@ -1,4 +1,4 @@
-"""How each torch dtype is stored, accumulated and converted in kernels."""
+"""Storage, accumulation and conversion of each torch dtype in kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numba_tconv.ptx import bf16_to_f32, device_function, f32_to_bf16
 
 @dataclass(frozen=True)
 class Element:
-    """Types of a dtype in a kernel: ``storage`` in memory, ``accumulator`` for sums.
+    """Numba types of a dtype: ``storage`` in memory, ``accumulator`` for sums.
 
-    ``load`` and ``store`` convert between them. Half types are summed in float32.
+    ``load`` and ``store`` convert between them. Half types accumulate in float32.
     """
 
     name: str
@@ -26,7 +26,6 @@ class Element:
     store: Callable[[Any], Any]
 
 
-# Inlined device functions, so that one kernel serves all dtypes.
 @device_function
 def _same(value):
     return value

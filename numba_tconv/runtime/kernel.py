@@ -1,7 +1,7 @@
-"""From torch tensors to a running kernel: compile once, launch on the caller's stream.
+"""Kernels compiled once and launched on the caller's stream.
 
-Kernels are launched through the driver, with arguments in Numba's calling convention. Numba's own launch path is slow
-and knows neither bfloat16 nor torch's streams.
+Launches go through the driver, with arguments in Numba's layout: Numba's own launch is slow and knows neither bfloat16
+nor torch's streams.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _compiling = threading.RLock()
-UNKNOWN = None, -1  # (function, allowed shared memory) of a kernel that is not loaded
-ADDRESS = 4  # slot of a tensor's address
-STATIC_SHARED_LIMIT = 48 * 1024  # bytes of static and dynamic shared memory that a kernel gets without asking
+UNKNOWN = None, -1  # (function, allowed shared memory) of an unloaded kernel
+ADDRESS = 4  # a tensor's slot that holds its address
+STATIC_SHARED_LIMIT = 48 * 1024  # bytes, static and dynamic, that a block gets without asking
 
 
 def strided(storage: types.Type, ndim: int) -> types.Array:
-    """Type of an argument read through its strides."""
+    """An argument read through its strides."""
     return types.Array(storage, ndim, "A")
 
 
 def contiguous(storage: types.Type, ndim: int) -> types.Array:
-    """Type of a contiguous argument."""
+    """A contiguous argument."""
     return types.Array(storage, ndim, "C")
 
 
 def flat(storage: types.Type) -> types.Array:
-    """Type of an argument passed as the span of memory from its first to its last element."""
+    """An argument passed as the memory from its first to its last element."""
     return types.Array(storage, 1, "C")
 
 
 def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
-    """Type of an argument that is a NamedTuple ``fields``, given the type of each field. Fields may be tensors."""
+    """A NamedTuple argument ``fields``, given each field's type."""
     ordered = tuple(kinds[name] for name in fields._fields)
     return (
         types.NamedUniTuple(ordered[0], len(ordered), fields)
@@ -73,25 +73,25 @@ def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
 
 
 def target(cc: tuple[int, int]) -> tuple:
-    """The compute capability that PTX is compiled for on a GPU of ``cc``; "a" adds wgmma on 9.0.
+    """Compute capability that PTX is compiled for on a GPU of ``cc``.
 
-    Above 9.0 it is plain 9.0, because NVVM for newer GPUs keeps local arrays in memory; ptxas does the rest.
+    Above 9.0 it is plain 9.0: for newer GPUs NVVM keeps local arrays in memory.
     """
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
 
 def architecture(cc: tuple) -> tuple:
-    """The target of machine code for a GPU of compute capability ``cc``."""
+    """Target of machine code for a GPU of ``cc``; "a" adds wgmma."""
     return (*cc, "a") if cc == (9, 0) else cc
 
 
 @dataclass(eq=False)
 class Kernel:
-    """A ``@cuda.jit`` function with everything fixed that its machine code depends on.
+    """A ``@cuda.jit`` function and all that its machine code depends on.
 
-    ``signature``: the Numba type of each argument; ``threads``: the block size; ``shared_bytes``: dynamic shared memory
-    of a block, unless the launch states it; ``min_blocks``: blocks that must fit on a multiprocessor (launch bounds);
-    ``key`` tells kernels of one name apart in the cache, "" keeps it out of the cache.
+    ``signature``: Numba type of each argument; ``threads``: of a block; ``shared_bytes``: dynamic, of a block, unless
+    the launch states it; ``min_blocks``: that must fit on a multiprocessor (launch bounds); ``key`` tells kernels of
+    one name apart in the cache, "" is never cached.
     """
 
     name: str
@@ -119,21 +119,21 @@ class Kernel:
             ptx, _ = cuda.compile_ptx(
                 self.function, self.signature, cc=cc, launch_bounds=bounds, fastmath=self.fastmath
             )
-        # The instructions of early launches do not exist below 9.0.
+        # Early launches do not exist below 9.0.
         return ptx if cc >= (9, 0) else re.sub(r"griddepcontrol\.\w+;", "", ptx)
 
     def kept_ptx(self, cc: tuple) -> str:
-        """PTX from the cache, or compiled now and cached."""
+        """Cached PTX, else compiled now and cached."""
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
-        """The driver's function for ``device``, compiled and loaded at the first call.
+        """The driver's function, compiled and loaded at the first call.
 
-        Raises RuntimeError if it would be loaded during the capture of a CUDA graph.
+        Raises RuntimeError if it would be loaded during a graph capture.
         """
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
-            # Concurrent threads wait for one compilation, and none lowers another's shared memory.
+            # Threads wait for one compilation, and none lowers another's limit.
             with self._lock:
                 known = self._handles.get(device, UNKNOWN)
                 if known[1] < shared_bytes:
@@ -152,19 +152,19 @@ class Kernel:
     def _load(self, device: int, shared_bytes: int):
         """Compile, load on the current ``device``, and allow blocks ``shared_bytes``.
 
-        The driver assembles the PTX as a whole program; Numba's linker would ignore setmaxnreg and serialise wgmma.
+        The driver assembles a whole program; Numba's linker would ignore setmaxnreg and serialise wgmma.
         """
         ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
         function = _check(driver.cuModuleGetFunction(module, entry.encode()))
-        if shared_bytes:  # even if few: static shared memory counts against the limit too
+        if shared_bytes:  # static shared memory counts against the limit too
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         return int(function)
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream and device. Arguments are tensors, integers and tuples of both."""
+        """Run on torch's current stream and device. Arguments: tensors, integers, tuples of both."""
         tensors = [value for kind, value in _leaves(self.signature, arguments) if isinstance(kind, types.Array)]
         self.prepare(blocks, *arguments, shared_bytes=shared_bytes)(*tensors)
 
@@ -173,30 +173,26 @@ class Kernel:
     ) -> Prepared:
         """A launch to be repeated with other tensors of the same layout.
 
-        ``arguments`` are those of ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later,
-        inside tuples too.
-        ``early``: blocks may begin before the previous kernel on the stream has ended (ptx/grids.py; from compute
-        capability 9.0). An early kernel must itself wait before it reads that kernel's results, and in any case before
-        it ends.
+        ``arguments``: as for ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later.
+        ``early``: blocks may begin before the previous kernel on the stream has ended (from compute capability 9.0);
+        the kernel must wait (ptx/grids.py) before it reads that kernel's results, and in any case before it ends.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
 
 
-GIVEN = object()  # stands for an integer told at each launch
+GIVEN = object()  # an integer told at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """A tensor without memory that stands for one told at each launch. ``strides`` None: contiguous."""
+    """A tensor told at each launch, without memory. ``strides`` None: contiguous."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 class Prepared:
-    """A launch with everything but the addresses worked out: see Kernel.prepare.
-
-    ``slots``: the arguments as Numba reads them, eight bytes each (an int32 uses the lower four)."""
+    """A launch that lacks only addresses (Kernel.prepare). ``slots``: Numba's arguments, eight bytes each."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
@@ -223,7 +219,7 @@ class Prepared:
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
-        """Launch with the open tensors and integers, in order. Raises ValueError for a wrong number of them."""
+        """Launch with the open arguments in order. Raises ValueError for a wrong number of them."""
         if SIMULATOR:
             arguments = _filled(self.arguments, iter(given))
             views = [_simulated(t, a) for t, a in zip(self.kernel.signature, arguments, strict=True)]
@@ -253,10 +249,9 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result; an interrupt is raised after it has ended, or at a second one.
+    """The function's result; a first interrupt is raised only after it has ended.
 
-    Interrupted, Numba could break its registries for the whole process. Only the main thread is interrupted, so the
-    function runs in another.
+    Interrupted, Numba could break its registries. Only the main thread is interrupted, so another runs the function.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
@@ -267,7 +262,7 @@ def _to_the_end(function: Callable, *arguments):
 
 @contextlib.contextmanager
 def _no_collection():
-    """No garbage collection meanwhile: each round would walk the compiler's millions of objects."""
+    """Each garbage collection would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -279,7 +274,7 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    """Compile called device functions for ``cc`` instead of the current GPU, which need not exist."""
+    """Compile called device functions for ``cc`` instead of the current GPU."""
     dispatcher = sys.modules[Dispatcher.__module__]
     with _compiling:
         current, dispatcher.get_current_device = (
@@ -294,7 +289,7 @@ def _compiling_for(cc: tuple):
 
 @contextlib.contextmanager
 def capture_ignored():
-    """Let this thread make driver calls that a capture forbids, for work outside the capture."""
+    """Let this thread make driver calls that a capture forbids, outside the capture."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
     try:
@@ -304,7 +299,7 @@ def capture_ignored():
 
 
 def _check(result):
-    """The value that a driver call returned, if any. Raises RuntimeError if it failed."""
+    """A driver call's value, if any. Raises RuntimeError if it failed."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA driver: {driver.cuGetErrorString(status)[1].decode()} ({status.name})")
@@ -312,7 +307,7 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give torch's context to a thread without one, which the driver's launches and tensor maps need."""
+    """Give a thread without a context torch's, which driver calls need."""
     if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
@@ -321,14 +316,14 @@ def enter_context(device: int):
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one, inclusive."""
+    """Elements from first to last, inclusive."""
     if tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _tensor_slots(kind: types.Array, tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor in Numba's layout; slot ADDRESS holds its address."""
+    """Numba's layout of a tensor."""
     itemsize = tensor.element_size()
     if _is_flat(kind):  # an expanded tensor has more elements than memory
         span = _span(tensor)
@@ -342,7 +337,7 @@ def _is_flat(kind: types.Array) -> bool:
 
 
 def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
-    """Tensors and numbers with their types, in Numba's order: the fields of a tuple follow each other."""
+    """Tensors and numbers with their types, tuples flattened as Numba does."""
     for kind, argument in zip(kinds, arguments, strict=True):
         if isinstance(kind, types.BaseTuple):
             yield from _leaves(kind, argument)
@@ -351,19 +346,19 @@ def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
 
 
 def _like(argument: tuple, fields) -> tuple:
-    """A tuple of ``fields`` of the type of ``argument``, which may be a NamedTuple."""
+    """``fields`` as a tuple, or NamedTuple, like ``argument``."""
     return type(argument)(*fields) if hasattr(argument, "_fields") else tuple(fields)
 
 
 def _filled(argument, given: Iterator):
-    """``argument`` with the next of ``given`` in the place of each open tensor and integer."""
+    """``argument`` with the next of ``given`` for each open one."""
     if isinstance(argument, tuple):
         return _like(argument, [_filled(field, given) for field in argument])
     return next(given) if argument is GIVEN or isinstance(argument, torch.Tensor) else argument
 
 
 def _simulated(kind: types.Type, argument):
-    """The argument as the simulator takes it: tensors as its arrays over the same memory."""
+    """The simulator's argument: tensors as arrays over the same memory."""
     if isinstance(kind, types.BaseTuple):
         return _like(argument, [_simulated(*field) for field in zip(kind, argument, strict=True)])
     if not isinstance(kind, types.Array):

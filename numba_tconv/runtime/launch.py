@@ -1,4 +1,4 @@
-"""What the driver reads to launch a kernel: CUlaunchConfig and the addresses of the arguments."""
+"""What the driver reads to launch a kernel."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 from array import array
 from collections.abc import Callable
 
-EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
+EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Launch:
-    """Memory from which the driver reads the arguments and the configuration of one launch."""
+    """Memory of one launch's arguments and configuration."""
 
     def __init__(self, slots: array, config: Config):
         self.slots, self.config = slots, config
-        first, count = slots.buffer_info()  # the array never grows, so its memory stays in place
+        first, count = slots.buffer_info()  # the array never grows, so it stays in place
         self._pointers = array("q", range(first, first + 8 * count, 8))
         self.addresses, _ = self._pointers.buffer_info()
         self.config_address = ctypes.addressof(config)
@@ -53,9 +53,7 @@ class Config(ctypes.Structure):
 
 @functools.cache
 def launch_kernel() -> Callable[[int, int, int, None], int]:
-    """The driver's cuLaunchKernelEx(config, function, arguments, extra).
-
-    It is called without the bindings, whose conversions take the host as long as the driver does."""
+    """The driver's cuLaunchKernelEx(config, function, arguments, extra), without the bindings' slow conversions."""
     function = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuLaunchKernelEx
     function.argtypes, function.restype = [ctypes.c_void_p] * 4, ctypes.c_int
     return function

@@ -1,4 +1,4 @@
-"""How tensors lie in memory: everything a launch depends on except addresses."""
+"""How tensors lie in memory: all that a launch depends on but addresses."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 import torch
 
 NO_GPU = -1  # torch's index of a CPU tensor
-PLACES = 32  # bytes: kernels depend on an address modulo this; torch allocates at multiples of it
+PLACES = 32  # bytes: kernels depend on an address modulo PLACES; torch allocates at multiples
 
-# The allocator of torch's compiled code, which skips the dispatcher.
+# Allocates without the dispatcher.
 _empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def layout_of(tensor: torch.Tensor) -> tuple:
-    """The fields of the tensor's Layout as a plain tuple, a cheap key for remembered calls."""
+    """The fields of the tensor's Layout, a cheap key."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % PLACES
 
 
 class Layout(NamedTuple):
     """How a tensor lies in memory.
 
-    ``strides`` in elements; ``index``: torch's of the GPU (negative: none); ``offset``: the address modulo PLACES.
+    ``strides``: in elements; ``index``: torch's of the GPU, negative for none; ``offset``: the address modulo PLACES.
     """
 
     shape: tuple[int, ...]
@@ -43,13 +43,13 @@ class Layout(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements are adjacent, in torch's order."""
+        """Whether elements are adjacent, in torch's order."""
         wanted = _strides(self.shape)
         return all(own == w or n == 1 for n, own, w in zip(self.shape, self.strides, wanted, strict=True))
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> Callable[[], torch.Tensor]:
-    """A function that allocates a contiguous tensor on the GPU ``index``, which must be current."""
+    """A function that allocates a contiguous tensor on GPU ``index``, which must be current."""
     if index < 0:
         return partial(torch.empty, shape, dtype=dtype)
     if _empty_on_gpu is None:

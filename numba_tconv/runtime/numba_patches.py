@@ -1,8 +1,4 @@
-"""Remember the types of calls while a kernel is compiled.
-
-Numba infers the type of every call and operator at each place, several times over. A kernel has thousands of places and
-a few hundred distinct cases.
-"""
+"""Patches of Numba."""
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ from numba.cuda.descriptor import cuda_target
 
 @contextlib.contextmanager
 def remembered_call_types():
-    """Ask Numba once for the result type of a function and argument types. Errors are not remembered.
+    """Ask Numba once for the result type of a function and argument types, while one thread compiles.
 
-    For one compiling thread at a time.
+    Numba infers it at each of thousands of calls. Errors are not remembered.
     """
     cuda_target.typing_context.refresh()  # sets the context up in a new process
     kind = type(cuda_target.typing_context.resolve_value_type(operator.add))

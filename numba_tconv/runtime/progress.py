@@ -1,4 +1,4 @@
-"""Progress bars for slow work."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DELAY_S = 2
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-    """``items``; on a terminal with a bar on stderr after DELAY_S seconds, else with one line at the start."""
+    """``items``, with a bar on a terminal after DELAY_S seconds, else one line on stderr."""
     if sys.stderr.isatty():
         return iter(tqdm(items, desc=label, total=total, leave=False, delay=DELAY_S))
     print(f"{label} ...", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A result ready to be computed: rung chosen, launches prepared, size of the result known."""
+"""Prepared computations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .layout import room
 
 
 class Ready:
-    """Computes a result from operands of fixed layouts on the GPU with torch's ``index``.
+    """Computes a contiguous result of ``shape`` and ``dtype`` on torch's GPU ``index``.
 
-    ``shape`` and ``dtype`` are the result's, which is contiguous. ``fill(*operands, result)`` computes it.
+    ``fill(*operands, result)`` computes it from operands of fixed layouts.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int, fill: Callable[..., None]):

@@ -1,6 +1,6 @@
-"""Work for several processors, in processes that know nothing of the calling program.
+"""Work for several processors.
 
-multiprocessing would import the program's ``__main__`` in each process and so run a plain script again.
+multiprocessing would import the program's ``__main__`` and so run a plain script again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from .progress import progress
 
-# A terminal interrupts all its processes. Workers ignore it; the parent sends them no more work.
+# A terminal interrupts all its processes; the parent stops sending work.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -27,7 +27,7 @@ serve()
 
 
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
-    """Call ``function(*task)`` for every task, in up to ``jobs`` processes; in this one if jobs or tasks are one.
+    """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for one task or job in this one.
 
     ``function`` and tasks are pickled; results are dropped. After an exception or interrupt, calls under way finish and
     no others begin. Raises what a call raises, and RuntimeError if a process ends before its call does.
@@ -41,7 +41,7 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
         idle = deque(stack.enter_context(_process()) for _ in range(jobs))
 
         def call(task):
-            process = idle.pop()  # as many as threads
+            process = idle.pop()
             try:
                 _call(process, function, task)
             finally:
@@ -58,9 +58,9 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
 
 
 def serve() -> None:
-    """Make the calls that arrive on stdin; answer each with its exception or None. Runs in a worker process."""
+    """A worker's loop: call what arrives on stdin, answer with the exception or None."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints go to stderr, so that they are no answers
+    os.dup2(2, 1)  # prints are no answers
     while True:
         try:
             function, task = pickle.load(sys.stdin.buffer)
@@ -97,7 +97,7 @@ def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:
 
 
 def _pickled(error: Exception | None) -> bytes:
-    """The exception, or a RuntimeError with its text if it cannot be pickled."""
+    """The exception; a RuntimeError with its text if it cannot be pickled."""
     try:
         text = pickle.dumps(error)
         pickle.loads(text)

@@ -1,1 +1,1 @@
-"""All rungs by name, and which of them computes a problem."""
+"""Which rung computes a problem."""

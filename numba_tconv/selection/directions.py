@@ -1,4 +1,4 @@
-"""Directions to compute, check and measure: the forward pass, its gradients, and a training step."""
+"""Directions to compute, check and measure: forward pass, gradients, training step."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ DIRECTIONS = (FORWARD, "grad_input", "grad_weight", STEP)
 
 
 def results_of(direction: str, p: Problem) -> tuple[str, ...]:
-    """The results that make up ``direction``."""
+    """The results of which ``direction`` consists."""
     if direction != STEP:
         return (direction,)
     return RESULTS if p.bias else RESULTS[:-1]
 
 
 def rungs_of(direction: str) -> dict[str, Rung]:
-    """The rungs, by name, that compute ``direction``, one result; a step has none."""
+    """The rungs, by name, for ``direction``, one result; a step has none."""
     if direction == FORWARD:
         return RUNGS
     return {name: rung for name, rung in GRADIENTS.items() if rung.of == direction}
 
 
 def rung_direction(name: str) -> str:
-    """The result that the named rung computes. Raises ValueError for an unknown name."""
+    """The named rung's result. Raises ValueError for an unknown name."""
     if name in RUNGS:
         return FORWARD
     if name in GRADIENTS:

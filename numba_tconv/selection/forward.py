@@ -15,18 +15,17 @@ from numba_tconv.runtime.device import Device
 
 from .registry import RUNGS
 
-# Below SMALL_FLOPS, sums of at most SHORT_SUM products gain less by tensor cores or k4 than packing costs.
+# Smaller problems with sums of at most SHORT_SUM products gain less than packing costs.
 SMALL_FLOPS, SHORT_SUM = 10_000_000, 64
-OLDEST = 8, 0  # compute capability; on older GPUs torch is faster on dense layers
-STRONGER = {"k4_register_tile", "k5_mma"}  # preferred to a depthwise rung that cannot keep its weights in registers
+OLDEST = 8, 0  # compute capability; below, torch is faster on dense layers
+STRONGER = {"k4_register_tile", "k5_mma"}  # than depthwise without its weights in registers
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung that computes a problem, and the reason against every other rung.
+    """The rung for a problem, and the reason against every other.
 
-    ``rung`` is None where torch's operator computes the problem (``by_torch``) and where no rung can in that
-    precision.
+    ``rung`` is None where torch computes (``by_torch``) or no rung has the precision.
     """
 
     rung: Rung | None
@@ -35,7 +34,7 @@ class Decision:
 
 
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
-    """The rung of ``decide``, or None."""
+    """The rung of ``decide``."""
     return decide(problem, dtype, precision, device).rung
 
 
@@ -63,8 +62,7 @@ def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: str, device: Device) -> str:
     """``precision``, with TF32_ALLOWED resolved: "tf32" where a rung gains by it, else "ieee".
 
-    ``variant`` is the only rung allowed, or "". Without it, "tf32x3" becomes "ieee", which is no less exact, where no
-    rung has it.
+    ``variant``: the only rung allowed, or "". Without it, "tf32x3" becomes "ieee" where no rung has it.
     """
     if precision == "tf32x3" and not variant:
         return precision if select(problem, dtype, precision, device) else "ieee"
@@ -79,9 +77,9 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung among ``able`` where the upper rungs do not suit, and the reason against the others; else None."""
-    # depthwise packs nothing, so it takes small problems too. With weights beyond its registers, it takes short sums,
-    # and what no stronger rung takes.
+    """The rung where the upper ones do not suit, and the reason against the others; else None."""
+    # depthwise packs nothing, so small problems suit it. With weights beyond its registers, it takes short sums, and
+    # what no stronger rung takes.
     if "depthwise" in able:
         if choose(problem, dtype).keeps_weights:
             return able["depthwise"], "depthwise is for few channels a group, whose weights its registers hold"
@@ -98,7 +96,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why ``rung``, which can compute the problem, is not meant for it; None if it is."""
+    """Why ``rung``, able to compute the problem, is not meant for it."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

@@ -1,4 +1,4 @@
-"""The gradients' rungs by name, and one function for each gradient.
+"""Rungs and functions for each gradient.
 
 torch_api/operators.py decides which gradients torch computes.
 """
@@ -25,7 +25,7 @@ from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
 
-# For each gradient from the simplest rung to the fastest.
+# For each gradient from the simplest to the fastest.
 GRADIENTS: dict[str, GradientRung] = {
     rung.name: rung
     for rung in (
@@ -42,33 +42,33 @@ GRADIENTS: dict[str, GradientRung] = {
 }
 
 
-# The default precision of a dtype: no operand is rounded.
+# Default precision: no operand is rounded.
 EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the input, (N, C_in, L), contiguous, with the dtype and device of ``grad_output``.
+    """The gradient for the input, (N, C_in, L), contiguous, with dtype and device of ``grad_output``.
 
     grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
-    ``variant`` names a rung of GRADIENTS, None selects one; ``config`` is a configuration of the rung; ``precision``
-    None is EXACT's. Equal calls give equal bits.
+    ``variant``: a rung of GRADIENTS, None selects; ``config``: the rung's; ``precision`` None: EXACT's. Equal calls
+    give equal bits.
 
-    Raises ValueError for another gradient's variant, and NotImplementedError where no rung, or not the named one, takes
-    the dtype in that precision on the GPU.
+    Raises ValueError for another gradient's variant, NotImplementedError where no rung, or not the named one, has that
+    precision on the GPU.
     """
     return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
 
 
 def grad_weight(grad_output, x, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the weight, (C_in, C_out/groups, K), from grad_output and the input; else as ``grad_input``.
+    """The gradient for the weight, (C_in, C_out/groups, K); else as ``grad_input``.
 
-    As in torch, an infinity or NaN may also reach taps that do not use it, through zeros beyond the signal's ends.
+    As in torch, an infinity or NaN may also reach taps that do not use it.
     """
     return _compute("grad_weight", variant, (grad_output, x), problem, config, precision)
 
 
 def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the bias, (C_out,), from grad_output; else as ``grad_input``. Nothing is rounded."""
+    """The gradient for the bias, (C_out,), unrounded; else as ``grad_input``."""
     return _compute("grad_bias", variant, (grad_output,), problem, config, precision)
 
 
@@ -77,7 +77,7 @@ def select(
 ) -> GradientRung:
     """The rung for the gradient ``of``: the named one, or the last that can do the problem and is meant for it.
 
-    Raises ValueError and NotImplementedError as ``grad_input`` does.
+    Raises as ``grad_input`` does.
     """
     if variant is not None and variant not in GRADIENTS:
         raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
@@ -96,9 +96,9 @@ def _compute(of: str, variant, operands, problem: Problem, config, precision) ->
     return ready(of, problem, *map(layout_of, operands), variant=variant, config=config, precision=precision)(*operands)
 
 
-@lru_cache(maxsize=1024)  # one look-up for a repeated call
+@lru_cache(maxsize=1024)
 def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
-    """The Ready of the gradient ``of`` for operands of these layouts (tuples); zeros if grad_output is empty.
+    """Computes the gradient ``of`` for these layouts (tuples); zeros if grad_output is empty.
 
     Raises what ``grad_input`` raises.
     """

@@ -1,7 +1,4 @@
-"""Compile kernels before their first use into the cache on disk, by several processes.
-
-Sizes, precision and GPU alone determine the kernels, so any machine can compile them.
-"""
+"""Compile kernels ahead into the cache on disk, on any machine: sizes, precision and GPU determine them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from .noted import Noted
 
 @dataclass(frozen=True)
 class Call:
-    """A rung's computation of contiguous tensors, forward or gradient. Unlike kernels, it can be pickled."""
+    """A rung's computation of contiguous tensors. Unlike kernels, it can be pickled."""
 
     rung: str
     problem: Problem
@@ -33,14 +30,14 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that the rung may launch for contiguous tensors, in order."""
+        """Every kernel that may be launched, in order."""
         rung = RUNGS.get(self.rung) or gradients.GRADIENTS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
         return [step.kernel for step in rung.steps(config, self.problem, self.device)]
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
-    """The calls that ``noted`` leads to on ``device``, each once; with all gradients for the direction "step".
+    """The calls that ``noted`` leads to on ``device``, each once; a "step" has all gradients.
 
     Raises NotImplementedError for a variant that cannot do its problem.
     """
@@ -62,9 +59,9 @@ def parts(direction: str) -> tuple[str, ...]:
 
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
-    """The call that the operator makes for the forward pass or one gradient; empty where torch computes it.
+    """The operator's call for the forward pass or one gradient; empty where torch computes it.
 
-    ``precision`` is one of PRECISIONS or TF32_ALLOWED.
+    ``precision``: one of PRECISIONS or TF32_ALLOWED.
     """
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
@@ -81,9 +78,9 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
-    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes; a single one in this process.
+    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes.
 
-    Returns how many were compiled and how many were there. Kernels without a key are never cached nor counted.
+    Returns how many were compiled and how many were there. Kernels without a key are not counted.
     """
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]

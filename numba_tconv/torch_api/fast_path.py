@@ -1,7 +1,7 @@
-"""Operator calls that skip torch's dispatcher, which costs more host time than a small problem takes on the GPU.
+"""Calls that skip torch's dispatcher, which costs more than a small problem takes on the GPU.
 
-``is_clear`` looks for other work of the dispatcher: modes, transforms, a trace, special tensors, a profiler. Without
-any, the implementation is called directly, or as a torch.autograd.Function.
+``is_clear`` looks for other work of the dispatcher. Without any, the implementation is called directly, or as a
+torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.parameter import Parameter
 
 @dataclass
 class _Ways:
-    """Direct ways to one operator: implementations by device, and their Function."""
+    """Direct ways to one operator."""
 
     implementations: dict[str, Callable] = field(default_factory=dict)
     differentiable: Callable | None = None
@@ -36,7 +36,7 @@ class _Ways:
 _ways: defaultdict[torch._ops.OpOverload, _Ways] = defaultdict(_Ways)
 
 
-# The key by which routed.py catches an operator. No operator of torch uses it.
+# routed.py's key, which no operator of torch uses.
 ROUTED_NAME = "TESTING_ONLY_GenericMode"
 
 
@@ -45,7 +45,7 @@ def _bits(*names: str) -> int:
     return reduce(or_, (key.raw_repr() for key in keys))
 
 
-# Dispatch keys of an ordinary tensor. Others mean a trace, a mode, a pending negation, or zeros without memory.
+# An ordinary tensor's. Others mean a trace, a mode, a pending negation, or zeros without memory.
 USUAL = _bits(
     *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
     *("ADInplaceOrView", "BackendSelect", ROUTED_NAME),
@@ -57,7 +57,7 @@ NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Decorator: register ``operator`` on ``device``, for the dispatcher and for direct calls."""
+    """Decorator: register ``operator`` on ``device``, for the dispatcher and direct calls."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -68,7 +68,7 @@ def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
 
 
 class Call(NamedTuple):
-    """A call with everything but its tensors worked out."""
+    """A call that lacks only its tensors."""
 
     compute: Callable[..., torch.Tensor]  # tensors -> result
     keep: Callable[..., None]  # (context, *tensors): save for the backward pass
@@ -86,10 +86,7 @@ def call(operator: torch._ops.OpOverload, compute: Callable, keep: Callable) -> 
 
 
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> None:
-    """Make ``operator`` differentiable without the dispatcher.
-
-    As torch.library's, but ``setup_context`` gets None as output.
-    """
+    """Make ``operator`` differentiable without the dispatcher; ``setup_context`` gets None as output."""
 
     count = _tensors(operator)
 
@@ -110,18 +107,18 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
 
 
 def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
-    """Whether the dispatcher would only call the implementation and record a wanted gradient."""
+    """Whether the dispatcher would only call the implementation and record a gradient."""
     if (
         forward_ad._current_level >= 0
         or functorch_is_active()
         or included().raw_repr() & UNUSUAL
         or functions_that_override()
         or is_profiled()
-        # torch records nothing inside another operator's implementation.
+        # Inside another operator's implementation nothing is recorded.
         or (torch.is_grad_enabled() and is_excluded(AUTOGRAD))
     ):
         return False
-    # Written out: a loop is slower.
+    # Faster than a loop.
     return (
         type(first) in PLAIN
         and not keys_of(first).raw_repr() & UNUSUAL
@@ -160,7 +157,7 @@ def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
 
 @cache
 def _tensors(operator: torch._ops.OpOverload) -> int:
-    """The number of tensor arguments; they come first."""
+    """Tensor arguments, which come first."""
     return sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 

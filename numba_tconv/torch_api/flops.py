@@ -1,4 +1,4 @@
-"""The operators' FLOPs for torch.utils.flop_counter, equal to those of torch's operators."""
+"""The operators' FLOPs for torch.utils.flop_counter: those of torch's operators."""
 
 from __future__ import annotations
 

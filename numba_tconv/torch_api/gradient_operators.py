@@ -1,4 +1,4 @@
-"""The operators of the backward pass: grad_input, grad_weight and grad_bias, differentiable themselves.
+"""The gradient operators, differentiable themselves.
 
 The forward pass T(x, w) is linear in each operand, so the derivatives of each gradient are T and the gradients again:
 
@@ -6,8 +6,7 @@ The forward pass T(x, w) is linear in each operand, so the derivatives of each g
     sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)
     grad_bias(g): its gradient for g repeats one number a channel
 
-The operators take batched operands and plain integers, in ops.conv_transpose1d's order. torch computes them on the CPU;
-operators.py registers the GPU's implementations.
+Operands are batched, parameters plain integers in ops.conv_transpose1d's order. torch computes on the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from numba_tconv.formula.problem import Problem
 from . import fast_path as direct
 from . import transforms
 
-# `precision` is the forward pass's, which second derivatives use too.
+# `precision`: the forward pass's, which second derivatives use too.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
 SCHEMAS = {
     "grad_input": f"(Tensor grad_output, Tensor weight, SymInt length, {PARAMETERS}) -> Tensor",
@@ -45,7 +44,7 @@ def forward(x, weight, parameters):
 
 
 def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Problem:
-    """The forward problem with output shape ``grad_output``. Raises RuntimeError if the lengths differ."""
+    """The forward problem with output shape ``grad_output``. Raises RuntimeError if lengths differ."""
     batch, out_channels, out_length = grad_output
     problem = Problem(batch, in_channels, out_channels, kernel_size, length, *parameters[:-1])
     if problem.out_length != out_length:
@@ -159,10 +158,7 @@ def setup_context(ctx, inputs, output):
 
 
 def constants_of(input, weight, others) -> tuple:
-    """The numbers that ``backward`` needs: length, kernel size, parameters of the gradients.
-
-    ``input`` and ``weight`` are shapes.
-    """
+    """What ``backward`` needs, from two shapes: length, kernel size, parameters of the gradients."""
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 
@@ -174,7 +170,7 @@ def keep(constants, ctx, input, weight, bias=None):
 
 
 def backward(ctx, grad_output, input, weight):
-    """Wanted gradients for input, weight and bias; None for the others."""
+    """Wanted gradients for input, weight, bias; None for others."""
     length, kernel_size, *parameters = ctx.constants
     wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     return (
@@ -210,7 +206,7 @@ def torchs_weight(grad_output, input, kernel_size: int, parameters):
 
 
 def _shape_alone(shape, like):
-    """A contiguous tensor that only lends its shape, on memory of ``like`` if it is enough."""
+    """A contiguous tensor that lends its shape, on memory of ``like`` where enough."""
     if like.is_contiguous() and like.numel() >= math.prod(shape):
         return like.view(-1)[: math.prod(shape)].view(shape)
     return like.new_empty(shape)

@@ -1,4 +1,4 @@
-"""Find the transposed convolutions that a function computes, without computing them."""
+"""Find a function's transposed convolutions without computing them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ class Noted(NamedTuple):
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
     """The 1-D transposed convolutions that ``function(*arguments, **keywords)`` computes, each once.
 
-    Finds torch's operator and this package's, in dtypes of PRECISIONS. The tensors are fake, with sizes and no values;
-    small integer buffers keep theirs.
-
-    Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
+    Finds torch's operator and this package's, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep
+    their values. Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
@@ -56,9 +54,9 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake parameters and buffers; yield the copies of small integer buffers.
+    """Give the modules fake parameters and buffers; yield copies of small integer buffers.
 
-    Afterwards everything is as before, and autocast has cached no fake cast.
+    Restores everything afterwards; autocast caches no fake cast.
     """
     real = {}
 
@@ -88,10 +86,7 @@ def _has_values(one: torch.Tensor) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Sees operators below autocast and tensor wrappers.
-
-    Computes only those of small integer tensors; may write ``real``.
-    """
+    """Sees operators below autocast and tensor wrappers; computes those of small integers, may write only ``real``."""
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()

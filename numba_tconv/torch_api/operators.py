@@ -1,7 +1,7 @@
 """The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs.
 
-torch.library registers one opaque operator for autograd, torch.compile, torch.export and FakeTensor. It takes batched
-input and plain integers; ``functional.conv_transpose1d`` is its public face.
+torch.library registers it as opaque for autograd, torch.compile, torch.export and FakeTensor. It takes batched input
+and plain integers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ torch.library.define(
     "(Tensor input, Tensor weight, Tensor? bias, SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, "
     "SymInt dilation, str variant, str precision) -> Tensor",
 )
-# `variant`: a rung's name, or "" to select one. `precision`: one of PRECISIONS, or TF32_ALLOWED. The operator reads no
-# switch of torch, so that a traced graph keeps its meaning.
+# `variant`: a rung's name, or "" to select. `precision`: one of PRECISIONS, or TF32_ALLOWED. The operator reads no
+# switch of torch, so a traced graph keeps its meaning.
 conv_transpose1d = torch.ops.numba_tconv.conv_transpose1d.default
 
 
 def check(input, weight, bias, stride, padding, output_padding, groups, dilation) -> Problem:
-    """The validated problem, by shapes, dtypes and devices alone.
+    """The problem, validated by shapes, dtypes and devices.
 
-    Raises RuntimeError, where torch does, and names the argument at fault.
+    Raises RuntimeError, where torch does, naming the argument.
     """
     _check_kinds(input, weight, bias)
     shapes = input.shape, weight.shape, None if bias is None else bias.shape
@@ -89,9 +89,9 @@ def _cuda(input, weight, bias, *parameters):
     return ready(*laid_out, *parameters)(input, weight, bias)
 
 
-@lru_cache(maxsize=1024)  # one look-up for a repeated call
+@lru_cache(maxsize=1024)
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
-    """The function from tensors of these layouts (tuples; None without a bias), of one dtype and GPU, to the output.
+    """Computes the output for tensors of these layouts (tuples; None without a bias), of one dtype and GPU.
 
     A Ready, or torch's operator. Raises what the operator raises.
     """
@@ -145,11 +145,11 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 
 @lru_cache(maxsize=1024)
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
-    """The precision in which this package computes the gradient ``of`` on ``gpu``; None: torch computes it.
+    """Precision of the gradient ``of`` ("grad_input", "grad_weight", "grad_bias") on ``gpu``; None: torch computes it.
 
-    ``of`` is "grad_input", "grad_weight" or "grad_bias". Tensor-core precisions need a suited rung that uses tensor
-    cores or is limited by memory, whatever the forward pass uses. "tf32x3" has gradients in "ieee". torch computes what
-    no kernel can and, except grad_bias, the gradients of a forward pass that it computes.
+    Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory, whatever the forward pass
+    uses. "tf32x3" becomes "ieee". torch computes what no kernel can and, except grad_bias, the gradients of a forward
+    pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -174,7 +174,7 @@ def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: d
 
 @lru_cache(maxsize=1024)
 def ready_input(grad_output, weight, length, *parameters) -> Callable:
-    """The function that computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
+    """Computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
     return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
@@ -203,7 +203,7 @@ def ready_bias(grad_output, precision) -> Callable:
 
 
 def sum_problem(shape: tuple[int, int, int]) -> Problem:
-    """A problem whose output has ``shape``: grad_bias depends on nothing else."""
+    """A problem with output ``shape``, on which alone grad_bias depends."""
     batch, channels, length = shape
     return Problem(batch, channels, channels, 1, length, groups=channels)
 
@@ -254,7 +254,7 @@ def backward(ctx, grad_output):
 
 @lru_cache(maxsize=1024)
 def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
-    """Functions for the gradients for input, weight, bias; None where not wanted.
+    """Compute the gradients for input, weight, bias; None where not wanted.
 
     ``input`` is None without the weight's gradient, ``weight`` without the input's.
     """

@@ -1,7 +1,6 @@
-"""``routed``: this package computes calls of torch's functional transposed convolution for a while.
+"""``routed``: this package computes torch's functional transposed convolution for a while.
 
-torch's dispatcher looks at a thread's keys before the tensors'. A key of our own routes one operator here; all others
-pass at no cost.
+A dispatch key of our own in the thread's set routes one operator here; all others pass at no cost.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from . import fast_path as direct
 from . import sharding
 from .functional import conv_transpose1d
 
-# torch's cache of compiled graphs does not record which implementation computes.
+# torch's cache of compiled graphs does not tell implementations apart.
 CACHE_TAG = "numba_tconv.routed"
 TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 
 
 def routed():
-    """Context in which this package computes calls of ``torch.nn.functional.conv_transpose1d``.
-
-    For models that call the function, also as ``torch.conv_transpose1d``. torch's layers call it too.
+    """Context in which this package computes ``torch.nn.functional.conv_transpose1d``, as torch's layers call it too.
 
         >>> vocoder, spectrogram = torch.nn.ConvTranspose1d(80, 1, 8, stride=4), torch.ones(1, 80, 10)
         >>> with routed():
@@ -42,7 +39,7 @@ def routed():
 
 
 class _Routed(threading.local):
-    """The key in the thread's set. torch.compile's guards compare it; threads of a backward pass inherit it."""
+    """The key in the thread's set, which torch.compile's guards compare and backward passes inherit."""
 
     def __init__(self):
         self.before = []  # of each open entry: whether the key was set, tag of torch's caches
@@ -75,7 +72,7 @@ _lock, _libraries = threading.Lock(), []
 
 
 def _register() -> None:
-    """Register the operator's kernel at the key, at the first entry."""
+    """Register the operator's kernel at the first entry."""
     if _libraries:
         return
     with _lock:
@@ -88,7 +85,7 @@ def _register() -> None:
 
 
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The kernel at the key. The key is out meanwhile, so calls handed to torch stay there."""
+    """The kernel at the key, which is out meanwhile, so that torch computes what it is handed."""
     ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
@@ -100,12 +97,12 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 
 def _number(value):
-    """The number in a list of one; any other value as it is, for a later error."""
+    """The number in a list of one; other values as they are, for a later error."""
     return value[0] if type(value) is list and len(value) == 1 else value
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` computes as a plain tensor; a subclass may know only torch's operators."""
+    """Whether ``tensor`` computes as a plain one; a subclass may know only torch's operators."""
     return (
         type(tensor) in direct.PLAIN
         or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -1,8 +1,8 @@
 """Sharding rules: how the operators compute DTensors.
 
-An operator is linear in each operand, so the batch, the output channels or (for partial sums) the input channels can be
-shared. With groups only the batch is, as all shares have the same ``groups``. Rules are registered late, because
-torch.distributed.tensor is slow to import.
+An operator is linear in each operand, so shares may split the batch, output channels, or input channels (partial sums);
+with groups only the batch, as all shares have the same ``groups``. Registration waits until torch.distributed.tensor,
+slow to import, is loaded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def prepare() -> None:
-    """Register the rules, if the module of DTensors is loaded."""
+    """Register the rules, if DTensors are loaded."""
     if MODULE in sys.modules:
         register()
 
 
-# The mark of torch.compiler.assume_constant_result, which would import torch._dynamo.
+# As torch.compiler.assume_constant_result, which would import torch._dynamo.
 prepare._dynamo_marked_constant = True
 
 
@@ -43,15 +43,12 @@ def register() -> None:
     by_input, by_output = Shard(0), Shard(1)  # of a weight's channels
 
     def rules(numbers, groups, always, alone):
-        """Pairs of placements, of the result and of the arguments, of which the last ``numbers`` are no tensors.
-
-        ``alone`` holds for one group only.
-        """
+        """Placements of result and arguments; the last ``numbers`` are no tensors. ``alone``: for one group only."""
         return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
 
     @register_sharding(ops.conv_transpose1d)
     def _forward(input, weight, bias, stride, padding, output_padding, groups, *_):
-        # A bias added to partial sums is one itself: one share holds it, others zeros.
+        # One share holds the bias, others zeros.
         always = (
             (whole, whole, whole, whole),
             (batch, batch, whole, whole),

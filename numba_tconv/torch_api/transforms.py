@@ -1,7 +1,6 @@
-"""Derivatives of the operators in reverse mode, forward mode and under torch.func.
+"""Derivatives in reverse mode, forward mode and under torch.func.
 
-torch.library registers reverse mode only: torch.func refuses the operator, forward mode drops its tangents. Where
-either is active, ``apply`` computes it as a torch.autograd.Function.
+torch.library registers reverse mode only. Where another is active, ``apply`` uses a torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
     """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them.
 
-    ``jvp`` takes the tangents (zeros for a tensor without one) and the arguments.
+    ``jvp`` takes tangents (zeros for a tensor without one) and arguments.
     """
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
     direct.register(operator, backward, setup_context)
@@ -62,5 +61,5 @@ def _applied(operator: torch._ops.OpOverload, *arguments):
     return _functions[operator].apply(*arguments)
 
 
-# The mark of torch.compiler.disable, which would import torch._dynamo: a Function with a forward mode is not traceable.
+# As torch.compiler.disable, which would import torch._dynamo: a Function with a forward mode is not traceable.
 _applied._torchdynamo_disable = True

@@ -1,4 +1,4 @@
-"""``warm``: compile the kernels of a model ahead, on all processors."""
+"""``warm``: compile a model's kernels ahead."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
     """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
 
     The model is called once on tensors without values, so size costs nothing. torch's transposed convolutions count as
-    this package's (see ``convert``, ``routed``). Use the dtypes, torch.autocast and TF32 switch of later calls. Other
-    lengths and batches mostly need the same kernels; tensors that are not contiguous may need a few more.
+    this package's. Use the dtypes, torch.autocast and TF32 switch of later calls. Other lengths and batches mostly need
+    the same kernels; tensors that are not contiguous may need more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)
         numba_tconv.warm(model, torch.empty(1, 80, 1000, device="cuda"))
 
-    Kernels are compiled for the current GPU, or for compute capability 9.0 where there is none, as in a container's
-    build. Compiling processes import nothing of the caller.
+    Kernels are for the current GPU; without one, as in a container's build, for compute capability 9.0.
 
     Args:
         model: a module or any other callable.
         inputs, keywords: its arguments; tensors on any device, meta included.
-        training: also compile the kernels of the gradients.
-        jobs: number of processes; None: one for each processor; 1: this process compiles.
+        training: also compile the gradients.
+        jobs: processes; None: one for each processor; 1: this one.
 
     Returns:
-        The number of kernels compiled; the others were in the cache.
+        The number of kernels compiled; the others were cached.
 
     Raises:
         TypeError: ``model`` cannot be called, or ``jobs`` is no integer.
         ValueError: ``jobs`` is not positive.
         NotImplementedError: a layer's ``variant`` cannot do its problem.
-        RuntimeError: the model refuses its inputs, asks for values, or has lazy parameters; the cache is off
-            (``NUMBA_TCONV_CACHE`` is empty); or the simulator is used, which compiles nothing.
+        RuntimeError: the model refuses its inputs, asks for values, or has lazy parameters; the cache is off; or the
+            simulator is used.
         OSError: the cache cannot be written.
     """
     if not callable(model):
