@@ -23,7 +23,7 @@ TRACED = (FakeTensor, FunctionalTensor)  # under torch.compile
 
 
 def routed():
-    """Context in which this package computes ``torch.nn.functional.conv_transpose1d``, as torch's layers call it too.
+    """Context in which this package computes ``torch.nn.functional.conv_transpose1d``, also called by torch's layers.
 
         >>> vocoder, spectrogram = torch.nn.ConvTranspose1d(80, 1, 8, stride=4), torch.ones(1, 80, 10)
         >>> with routed():

@@ -1,4 +1,4 @@
-"""The command that compiles ahead, for workloads, sizes of a layer, or a model."""
+"""Compile ahead: workloads, sizes of a layer, or a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_compile(arguments) -> int:
 
 
 def _for_problems(arguments) -> list[str]:
-    """Flags that do not apply to a model."""
+    """Given flags that do not apply to a model."""
     given = [*commands.given_sizes(arguments), *(f for f in ("rung", "dtype", "precision") if getattr(arguments, f))]
     return ["--" + name.replace("_", "-") for name in given]
 
@@ -79,7 +79,7 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
 
 
 def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
-    """Calls of the model that "module:function" returns with its inputs, found as ``warm`` does."""
+    """Calls of the model and inputs that "module:function" returns."""
     if arguments.direction not in (FORWARD, STEP):
         raise Mistake(f"a model is compiled for the forward pass or a step, not for {arguments.direction} alone")
     with _theirs(name):
@@ -97,7 +97,7 @@ def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.
 
 
 def _function(name: str):
-    """The function called "module:function". Raises Mistake if there is none."""
+    """The function "module:function". Raises Mistake if there is none."""
     module, _, function = name.partition(":")
     try:
         found = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The command line: parses arguments; a mistake gives one line and an exit code."""
+"""The command line; a mistake gives one line and an exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KERNELBENCH = DATA / kernelbench_rows.FILE
 DECODERS = DATA / decoder_times.FILE
 TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
 TRAINING = DATA / "training" / "decoder.csv"
-# Names for --rung; a step has none.
+# A step has no rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
 
 
@@ -104,7 +104,7 @@ def duration(text: str) -> float:
 
 
 def typed() -> str:
-    """The command as it was typed: the console script's name, or the module's."""
+    """The command as typed: the console script's name, or the module's."""
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
 
 

@@ -1,4 +1,4 @@
-"""``explain``: which rung computes a problem, and why, by the rules of calls."""
+"""``explain``: which rung computes a problem, and why."""
 
 from __future__ import annotations
 
@@ -41,18 +41,12 @@ def explain(
         'k4_register_tile'
 
     Args:
-        what: a Problem, a workload's name, or a layer (torch's, or this package's with its ``variant`` and
-            ``precision``).
+        what: a Problem, a workload's name, or a layer (torch's or this package's).
         input_shape: (N, C_in, L) or (C_in, L); only for a layer.
-        dtype: of all tensors; None is the layer's, else float32.
-        precision: as in ``conv_transpose1d``; None is the layer's, else as torch's switch allows.
-        variant: as in ``conv_transpose1d``; None is the layer's, else the selected rung.
-        device: torch's name or index of a GPU, or limits of any (``runtime.device.GPUS``); None is torch's current GPU,
-            else an H200.
+        dtype, precision, variant: as in ``conv_transpose1d``; None is the layer's, else the call's default.
+        device: torch's name or index of a GPU, or a ``runtime.device.Device``; None is torch's current GPU, else an
+            H200.
         data: directory of recorded rows; None is a checkout's. Rows of the same sizes count, with or without bias.
-
-    Returns:
-        An Explanation.
 
     Raises:
         TypeError: ``what`` cannot be explained.
@@ -175,7 +169,7 @@ def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> st
 
 
 def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:
-    """Each rung's newest row for these sizes, preferably of the default call."""
+    """Each rung's newest row for these sizes, preferably of CALL."""
     arithmetic_of = name_of(dtype), precision if len(PRECISIONS[dtype]) > 1 else name_of(dtype)
     fitting = (
         row

@@ -21,9 +21,9 @@ SHOWN_PHASES, SHOWN_TAPS = 8, 8  # most in the text
 class Candidate:
     """A rung, for one problem.
 
-    ``refusal``: why it is not taken; None for the one that is. ``tile`` (a block's work in words) and ``config``: None
-    where the rung cannot do the problem. ``predicted_ms`` excludes launch overhead; None without a cost model or where
-    the rung is not meant for the problem. ``recorded``: the newest row on the same GPU, or None.
+    ``refusal``: why it is not taken, or None. ``tile`` (a block's work in words) and ``config``: None where it cannot
+    do the problem. ``predicted_ms`` excludes launch overhead; None without a cost model or where the rung is not meant
+    for the problem. ``recorded``: the newest row on the same GPU, or None.
     """
 
     rung: str
@@ -38,9 +38,9 @@ class Candidate:
 class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture of taps and phases.
 
-    ``device`` holds the GPU's limits, ``candidates`` are all rungs in the ladder's order. Times are in ms. A roofline
-    share is floor / time, the floor an H200's. ``by_torch``: torch computes the problem, because no rung is as fast.
-    ``has_rows``: the directory of rows exists. ``assumed``: the limits are those of ``gpu``: there is no GPU here.
+    ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
+    H200's. ``by_torch``: torch computes the problem. ``has_rows``: the directory of rows exists. ``assumed``: there is
+    no GPU here, so the limits are those of ``gpu``.
     """
 
     problem: Problem
@@ -56,7 +56,7 @@ class Explanation:
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes the problem; None where torch does or ``conv_transpose1d`` would refuse."""
+        """The rung that computes the problem; None for torch or a refused call."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
@@ -66,7 +66,7 @@ class Explanation:
 
     @property
     def bytes(self) -> int:
-        """Input, weight and bias read once, and the output written once."""
+        """Operands read once, the output written once."""
         return self.problem.min_bytes(self.dtype.itemsize)
 
     @property
@@ -76,18 +76,18 @@ class Explanation:
 
     @property
     def bound(self) -> str:
-        """The limit that sets the floor: "memory" or "arithmetic"."""
+        """What sets the floor: "memory" or "arithmetic"."""
         memory = self.bytes / COPY_BANDWIDTH >= self.flops / PEAK_FLOPS[self.precision]
         return "memory" if memory else "arithmetic"
 
     @property
     def predicted_ms(self) -> float | None:
-        """The taken rung's predicted time, or None."""
+        """The taken rung's, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property
     def predicted_roofline(self) -> float | None:
-        """Roofline share of ``predicted_ms``, or None."""
+        """Roofline share of ``predicted_ms``."""
         return self.floor_ms / self.predicted_ms if self.predicted_ms else None
 
     @property
@@ -97,7 +97,7 @@ class Explanation:
 
     @property
     def recorded_roofline(self) -> float | None:
-        """Roofline share of that row, by its run's copy bandwidth, or None."""
+        """That row's roofline share, by its run's copy bandwidth."""
         return self.taken and self.taken.recorded and self.taken.recorded.roofline
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ def _recorded(row: Row) -> str:
 
 
 def _verdict(one: Candidate) -> list[str]:
-    """ "taken" or the refusal, then the known times."""
+    """ "taken" or the refusal, then known times."""
     times = [f"predicted {one.predicted_ms:.3g} ms"] if one.predicted_ms else []
     times += [f"recorded {one.recorded.ms_p50:.3g} ms"] if one.recorded else []
     return ["taken" if one.refusal is None else one.refusal, *([", ".join(times)] if times else [])]

@@ -12,7 +12,7 @@ from numba_tconv.kernels.k4_register_tile.choose import blocks
 
 @dataclass(frozen=True)
 class Traffic:
-    """Averages for one output; blocks at the signal's ends count as whole.
+    """Averages for one output.
 
     ``turns`` of the inner loop, one for each input channel and tap: all taps in k1, the longest phase's in k2 and k3,
     in k4 also the tile's padding. ``from_global`` and ``from_shared`` are elements loaded.

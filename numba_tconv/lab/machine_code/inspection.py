@@ -24,10 +24,11 @@ REPORT_HEADER = ["compiled for", "threads", "registers", "spilled B", "local B",
 def compiled(
     name: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device = H200, changes: dict | None = None
 ) -> tuple:
-    """A rung's configuration for a problem, and reports of its kernels: all of a gradient's, or the forward kernel that
-    multiplies. ``changes``: fields of the configuration, or of its tile, with other values.
+    """A rung's configuration for a problem, and reports of a gradient's kernels, or of the forward main kernel.
 
-    Raises offline.ToolMissing, and ValueError for changes that the configuration does not have."""
+    ``changes``: other values of fields of the configuration or its tile. Raises offline.ToolMissing, and ValueError for
+    changes that the configuration does not have.
+    """
     rung, precision = RUNGS.get(name) or GRADIENTS[name], bench.peak_name(dtype, precision)
     config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
     steps = rung.steps(config, problem, device)
@@ -36,7 +37,7 @@ def compiled(
 
 
 def change(text: str) -> tuple[str, object]:
-    """The field and the value of "FIELD=VALUE". Raises ValueError for other text."""
+    """Field and value of "FIELD=VALUE". Raises ValueError for other text."""
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
@@ -45,7 +46,7 @@ def change(text: str) -> tuple[str, object]:
 
 
 def changed(config, changes: dict):
-    """``config`` with other values of its fields, or of its tile's. Raises ValueError for other names and types."""
+    """``config`` with other values of its fields, or its tile's. Raises ValueError for other names and types."""
     for name, value in changes.items():
         owner = config if name in _fields(config) else getattr(config, "tile", None)
         if name not in _fields(owner):
@@ -60,7 +61,7 @@ def changed(config, changes: dict):
 
 
 def _fields(config) -> list[str]:
-    """The fields whose values can be written in a command."""
+    """Fields whose values a command can state."""
     plain = bool, int, float, str, tuple
     if not is_dataclass(config):
         return []

@@ -1,6 +1,6 @@
 """Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm.
 
-The ptxas of nvidia-cuda-nvcc comes first: NVVM may write newer PTX than a toolkit's ptxas accepts.
+The ptxas of nvidia-cuda-nvcc comes first: NVVM may write newer PTX than a toolkit's accepts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ToolMissing(RuntimeError):
 class Report:
     """A compiled kernel.
 
-    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block. ``log`` is ptxas's output. ``seconds``
-    is the compilers' processor time, without PTX that was on disk.
+    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block; ``log`` is ptxas's output; ``seconds``
+    is the compilers' processor time, without PTX from disk.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Report:
 
     @cached_property
     def sass(self) -> str | None:
-        """The machine code as text; None without nvdisasm."""
+        """Machine code as text; None without nvdisasm."""
         disassembler = tool("nvdisasm", optional=True)
         if disassembler is None:
             return None
@@ -59,7 +59,7 @@ class Report:
 
     @cached_property
     def instruction_mix(self) -> Counter:
-        """Occurrences of each SASS instruction with modifiers; empty without nvdisasm."""
+        """SASS instructions with modifiers, counted; empty without nvdisasm."""
         return instructions(self.sass or "")
 
     @cached_property
@@ -77,14 +77,14 @@ class Report:
 
     @property
     def occupancy(self) -> float:
-        """Resident threads as a share of a multiprocessor's limit."""
+        """Resident threads as a share of the limit."""
         return self.blocks_per_multiprocessor * self.threads / LIMITS[self.cc[:2]][0]
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
     """Compile ``kernel`` as a GPU of compute capability ``cc`` would.
 
-    ``shared_bytes``: a block's dynamic shared memory where the launch decides it. ``ptx``: the kernel's PTX, if known.
+    ``shared_bytes``: a block's dynamic shared memory where the launch decides it; ``ptx``: the kernel's, if known.
     Raises ToolMissing without ptxas.
     """
     before = _processor_seconds()
@@ -139,12 +139,12 @@ def _processor_seconds() -> float:
 
 
 def instructions(sass: str) -> Counter:
-    """Occurrences of each SASS instruction with modifiers."""
+    """SASS instructions with modifiers, counted."""
     return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
 
 
 def loops(code: str) -> list[str]:
-    """Each loop in PTX or SASS, from a label to the last branch back to it."""
+    """Loops in PTX or SASS, from a label to the last branch back."""
     lines = code.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
@@ -164,7 +164,7 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of a program such as ptxas: from NVIDIA's Python packages, else from PATH.
+    """Path of a program: from NVIDIA's Python packages, else from PATH.
 
     Raises ToolMissing if there is none; with ``optional``, returns None.
     """

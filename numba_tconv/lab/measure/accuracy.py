@@ -14,11 +14,11 @@ from numba_tconv.selection.directions import FORWARD
 
 from .directions import Operands, by_torch, shape_of
 
-ORACLE_ELEMENTS = 1 << 27  # float64 elements held at once, 1 GiB
-NO_TF32 = 1e-5  # relative norm below which torch did not round to TF32
+ORACLE_ELEMENTS = 1 << 27  # float64 elements at once, 1 GiB
+NO_TF32 = 1e-5  # relative norm of results not rounded to TF32
 
-# Upper bound of a rounding error's standard deviation, relative to the product: b bits are off by up to 2**-b; a split
-# operand has 22, and the product of low parts is left out.
+# Upper bound of a rounding error's standard deviation relative to the product. b bits are off by up to 2**-b; a split
+# operand has 22 bits, and the product of low halves is left out.
 OPERANDS_SPREAD = {"tf32": 2**-11 * math.sqrt(2 / 3), "tf32x3": 2**-22 * math.sqrt(2 / 3 + 1 / 9)}
 MOST = math.sqrt(6)  # deviations that one product may be off by
 FEW = 64  # fewer numbers may all be off by more than one deviation
@@ -28,7 +28,7 @@ FEW_TERMS = 64  # products that may be added serially and nearly cancel
 
 @dataclass(frozen=True)
 class Error:
-    """Distance from float64: ``norm`` is relative, ``largest`` the largest element error over the largest element."""
+    """Distance from float64: relative ``norm``, and ``largest`` element error over the largest element."""
 
     norm: float
     largest: float
@@ -37,11 +37,11 @@ class Error:
         return f"error norm {self.norm:.2e}, largest {self.largest:.2e}"
 
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
-        """Whether both measures are at most twice torch's error in the same precision.
+        """Whether both measures are at most twice torch's in the same precision.
 
-        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR, the cost of rounding operands to 11 bits. It
-        is never below the dtype's spacing; in float64, whose reference is rounded too, times the root of ``terms``, the
-        products in the longest sum.
+        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR, the cost of operands of 11 bits. It is never
+        below the dtype's spacing; in float64, whose reference is rounded too, times the root of ``terms``, the longest
+        sum's products.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -51,7 +51,7 @@ class Error:
         return self.at_most(Error(max(2 * of_torch.norm, spacing), max(2 * of_torch.largest, spacing)))
 
     def at_most(self, limit: Error) -> bool:
-        """Whether both measures are within ``limit``; False for NaN."""
+        """False for NaN."""
         return self.norm <= limit.norm and self.largest <= limit.largest
 
 
@@ -59,10 +59,9 @@ TF32_ERROR = Error(4e-4, 6e-4)
 
 
 def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
-    """Whether a result is close enough to float64: ``error.within(of_torch, ...)``, or within ``rounding`` for float32
-    sums of at most FEW_TERMS products."""
+    """``error.within(of_torch, ...)``, or within ``rounding`` for float32 sums of at most FEW_TERMS products."""
     if result == "grad_bias":
-        precision = "ieee"  # it has no products
+        precision = "ieee"
     dtype = operands.x.dtype
     if error.within(of_torch, dtype, precision, p.terms(result)):
         return True
@@ -73,8 +72,8 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Rounding errors are independent: an element's error grows with the root of the sum of its products' squares, and
-    exceeds the element where they nearly cancel.
+    Rounding errors are independent: an element's grows with the root of the sum of its products' squares, and exceeds
+    the element where they nearly cancel.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
@@ -91,7 +90,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
-    """Errors of ``outputs``, all the same result, against torch in float64 without cuDNN. NaN stays NaN."""
+    """Errors of ``outputs``, all one result, against torch in float64 without cuDNN. NaN stays NaN."""
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero
@@ -115,7 +114,7 @@ def _relative(value, to) -> float:
 def _in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield pieces of the float64 result, with operands under ``change``, and their slices of the first dimension.
+    """Yield slices of the first dimension and their float64 result, with operands under ``change``.
 
     Output and grad_input come a few samples at a time, other gradients whole.
     """

@@ -1,4 +1,4 @@
-"""One problem by every rung, torch and the scatter reference, against float64."""
+"""One problem by every rung, torch and the reference, against float64."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .accuracy import Error, errors, right
 from .directions import Operands, by_torch, shape_of
 from .workloads import Workload
 
-# Most products of each: some seconds.
+# Products of each: some seconds.
 SIMULATOR_PRODUCTS = 100_000
 REFERENCE_PRODUCTS = 500_000
 REFERENCE_TOLERANCE = 1e-12
 
-# Phases without taps, and dilation; more than SUM_CHANNELS output, then input channels.
+# Phases without taps, dilation; more than SUM_CHANNELS output, then input channels.
 SMALL = (
     Problem(2, 4, 6, 5, 15, stride=6, padding=2, output_padding=1, groups=2, dilation=4, bias=True),
     Problem(1, 3, 70, 3, 20),
@@ -33,7 +33,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way's result. ``error`` is None where it cannot compute; ``note`` says why."""
+    """``error`` is None where the problem cannot be computed; ``note`` says why."""
 
     name: str
     error: Error | None
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def where() -> str:
-    """Where rungs run: the GPU's name, or the simulator."""
+    """The GPU's name, or the simulator."""
     return "in the CUDA simulator" if SIMULATOR else f"on {torch.cuda.get_device_name()}"
 
 
@@ -58,7 +58,7 @@ def require_checkable(problem: Problem) -> None:
 
 
 def require_simulable(problem: Problem) -> None:
-    """Raise ValueError for a problem of minutes in the simulator."""
+    """Raise ValueError for a problem that takes the simulator minutes."""
     products = problem.flops // 2
     if products > SIMULATOR_PRODUCTS:
         raise ValueError(
@@ -72,10 +72,9 @@ def steps() -> int:
 
 
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
-    """Compute every result of ``problem`` on random data by the reference, torch and every rung; yield each result's
-    name and outcome.
+    """Compute every result of random data by the reference, torch and every rung; yield its name and outcome.
 
-    Runs on the GPU, or in the simulator where that is on. Rungs write into NaN; accuracy.right judges.
+    Runs on the GPU or in the simulator. Rungs write into NaN; accuracy.right judges.
     """
     device = "cpu" if SIMULATOR else "cuda"
     operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)
@@ -107,7 +106,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
-    """The plain loops of ``reference``, which is not installed."""
+    """The plain loops of ``reference``, which may not be installed."""
     try:
         import reference
     except ImportError:

@@ -1,7 +1,4 @@
-"""Operands, shapes, costs and implementations of each direction.
-
-A problem has four results, the output and three gradients. A direction is one result, or a step, which is all.
-"""
+"""Operands, shapes, costs and implementations of each direction: one result, or a step, which is all."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 
 
 class Operands(NamedTuple):
-    """Operands of all results; ``grad_output`` may be None for the forward pass."""
+    """Operands of all results."""
 
     x: torch.Tensor  # (N, C_in, L)
     weight: torch.Tensor  # (C_in, C_out/groups, K)
     bias: torch.Tensor | None  # (C_out,)
-    grad_output: torch.Tensor | None = None  # (N, C_out, L_out)
+    grad_output: torch.Tensor | None = None  # (N, C_out, L_out); None: forward only
 
     def of(self, result: str) -> tuple:
         """The operands of one of RESULTS, in the rungs' order."""
@@ -50,7 +47,7 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
 def costs_of(direction: str, p: Problem) -> list[Problem]:
     """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's.
 
-    The gradients for input and weight each cost one without bias, the bias's nothing: a step reads grad_output anyway.
+    The bias's gradient costs nothing: a step reads grad_output anyway.
     """
     without_bias = replace(p, bias=False)
     return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])
@@ -79,7 +76,7 @@ def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
 
 
 def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
-    """The public function; TF32_ALLOWED names no precision, so torch's switch decides."""
+    """The public function; TF32_ALLOWED leaves precision to torch's switch."""
     named = None if precision == TF32_ALLOWED else precision
     return functional.conv_transpose1d(
         *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=named
@@ -100,7 +97,7 @@ def by_selection(result: str, operands: Operands, p: Problem, precision: str) ->
 
 
 def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:
-    """A step's results by name: ``forward(x, weight, bias)`` and its gradients by torch.autograd."""
+    """A step's results: ``forward(x, weight, bias)`` and its gradients by torch.autograd."""
     inputs = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in operands[:3]]
     with torch.enable_grad():
         y = forward(*inputs)

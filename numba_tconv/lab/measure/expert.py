@@ -1,4 +1,4 @@
-"""Transposed convolution as torch's conv1d, as an expert writes it for speed.
+"""Transposed convolution by torch's conv1d, as an expert writes it.
 
 Stride 1 flips the taps and complements the padding. ``m * stride`` undilated taps become a conv1d whose output channels
 are the phases, shuffled into the signal and cropped.
@@ -18,7 +18,7 @@ def applies(problem: Problem) -> bool:
 
 
 def pack(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """conv1d's weight, (C_out*stride, C_in/groups, K/stride), from ``weight`` (C_in, C_out/groups, K)."""
+    """conv1d's weight, (C_out*stride, C_in/groups, K/stride), from (C_in, C_out/groups, K)."""
     stride, groups, taps = problem.stride, problem.groups, problem.kernel_size // problem.stride
     phases = weight.reshape(groups, problem.in_channels_per_group, problem.out_channels_per_group, taps, stride)
     stacked = phases.flip(3).permute(0, 2, 4, 1, 3)  # group, output channel, phase, input channel, tap
@@ -31,7 +31,7 @@ def pack_bias(bias: torch.Tensor | None, problem: Problem) -> torch.Tensor | Non
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem) -> torch.Tensor:
-    """The output (N, C_out, L_out) of x (N, C_in, L), packed weight and bias; a view where stride > 1."""
+    """The output (N, C_out, L_out) of x (N, C_in, L); a view where stride > 1."""
     reach = problem.dilation * (problem.kernel_size // problem.stride - 1)
     if problem.stride == 1:
         before, after = reach - problem.padding, reach - problem.padding + problem.output_padding

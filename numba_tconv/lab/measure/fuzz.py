@@ -1,7 +1,7 @@
 """Random problems, strides and precisions on every rung and gradient, against float64.
 
-Seed and number determine a case; a failing one is printed as a line of Python. Stride, taps and channels of a group
-come from a list, since kernels are compiled for them.
+Seed and number determine a case. Kernels are compiled for stride, taps and channels of a group, so these come from a
+list.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ REPORT_S = 30  # seconds between reports
 
 
 class Mismatch(AssertionError):
-    """A result differs from the oracle by more than any order of its sums allows."""
+    """A result that no order of its sums explains."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of a tensor of three dimensions.
+    """Memory layout of a three-dimensional tensor.
 
-    ``order``: dimensions, outermost first. ``gaps`` multiplies each dense stride (0 repeats one number). ``shift``:
+    ``order``: dimensions, outermost first; ``gaps``: factors of dense strides (0 repeats one number); ``shift``:
     elements before the tensor.
     """
 
@@ -67,7 +67,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and its rung or gradient. ``layouts`` are of input, weight, grad_output; ``dtype`` is a name."""
+    """A problem and its rung or gradient; ``layouts`` are of input, weight, grad_output."""
 
     rung: str
     problem: Problem
@@ -99,7 +99,7 @@ class Case:
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
-    """The oracle of the result ``of``, from its operands, on their device."""
+    """The oracle of the result ``of``, on the operands' device."""
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
@@ -113,7 +113,7 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 
 
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
-    """The most that each element may differ from the oracle, for any order of its sum.
+    """The most that each element may differ from the oracle, in any order of its sum.
 
     Relative to the sum of the products' magnitudes: rounded operands, loss of each addition (doubled: tensor cores
     truncate), rounded result.
@@ -159,12 +159,12 @@ def _problem(drawn: random.Random) -> Problem:
 
 
 def _layout(drawn: random.Random) -> Layout:
-    """A layout; half are contiguous, perhaps unaligned."""
+    """Half of the layouts are contiguous, perhaps unaligned."""
     shift = drawn.choice((0, 0, drawn.randrange(16)))
     if drawn.random() < 0.5:
         return Layout(shift=shift)
     order = drawn.choice(list(itertools.permutations(range(3))))
-    # At most one gap, to limit memory, and perhaps one stride of zero.
+    # At most one gap, to limit memory.
     gaps = [drawn.choice((1, 2, 3)), drawn.choice((0, 1, 1)), 1]
     drawn.shuffle(gaps)
     return Layout(order, tuple(gaps), shift)

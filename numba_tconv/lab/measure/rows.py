@@ -19,7 +19,7 @@ WEIGHTS = CALL, FROZEN
 
 
 class RowsError(Exception):
-    """A rows file cannot be read or written; the message says which and why."""
+    """A rows file cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row(machine.Measured):
     * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
     * ``direction``: one of directions.DIRECTIONS
     * ``rung``: a name, ``auto`` for the selection, or "cudnn" where no rung has the precision
-    * ``weights``: "call" if packed in the timed call, as for gradients, steps and "cudnn"; "frozen" if before
+    * ``weights``: CALL, as for gradients, steps and "cudnn", or FROZEN
     * ``cudnn_ms_p50``: torch's op, gradient or step; ``conv1d_ms_p50``: forward pass only
     * ``roofline``: floor time / ``ms_p50``
     * ``relerr``: relative norm against float64, a step's worst
@@ -63,7 +63,7 @@ class Row(machine.Measured):
 
     @property
     def floor_ms(self) -> float | None:
-        """The roofline's time in ms, by the run's copy bandwidth."""
+        """The roofline's ms, by the run's copy bandwidth."""
         return None if self.roofline is None else self.roofline * self.ms_p50
 
 
@@ -84,12 +84,12 @@ def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
-    """The rows of every ``*.csv`` in ``directory``, by file name; none without it. Raises RowsError."""
+    """The rows of every ``*.csv`` in ``directory``, by file name. Raises RowsError."""
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, which is created with its directory if need be.
+    """Add ``rows`` to the file at ``path``, created with its directory if need be.
 
     Raises RowsError, leaving the file as it was, for other columns or a failed write.
     """
@@ -97,7 +97,7 @@ def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row
 
 
 def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Write ``rows`` in place of the file at ``path``. Raises RowsError as ``append`` does."""
+    """Write ``rows`` in place of the file. Raises RowsError as ``append`` does."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_columns(kind))
@@ -107,7 +107,7 @@ def replace(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Ro
 
 
 def check_writable(path: str | os.PathLike, kind: type = Row) -> None:
-    """Raise RowsError where ``append`` would, before a measurement."""
+    """Raise RowsError where ``append`` would."""
     existing(path, kind)
     check_replaceable(path)
 
@@ -143,8 +143,7 @@ def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """For each (workload, direction, rung, dtype, precision, length) the newest row of the default call, else with
-    frozen weights."""
+    """By (workload, direction, rung, dtype, precision, length): the newest row of CALL, else FROZEN."""
 
     def rank(row):
         return row.weights == CALL, row.time

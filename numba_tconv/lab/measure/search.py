@@ -1,6 +1,6 @@
-"""The exhaustive search that k6's cost model is tested against: every configuration of a workload, in one run.
+"""Exhaustive search to test k6's cost model: every configuration of a workload, in one run.
 
-Weights are packed before, since the model leaves packing out.
+Weights are packed before, as the model leaves packing out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
-    """Add rows, in place of older ones of the same workloads and precisions. Raises rows.RowsError."""
+    """Add rows, replacing those of the same workloads and precisions. Raises rows.RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)
@@ -83,7 +83,7 @@ def described(config: Config) -> dict:
 
 
 def is_of(tried: Tried, config: Config) -> bool:
-    """Whether the row has that configuration; workload and precision are not compared."""
+    """Whether the row has that configuration."""
     return all(getattr(tried, column) == value for column, value in described(config).items())
 
 
@@ -97,7 +97,7 @@ def _compile(config: Config, cc: tuple) -> None:
 
 
 def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
-    """Rows of all configurations, timed in turns as in ``bench``.
+    """Rows of all configurations, timed as in ``bench``.
 
     Raises bench.WrongResult if one is wrong on the first or last sample.
     """

@@ -1,4 +1,4 @@
-"""Timing on the GPU: contestants take turns, to meet the same clocks, each call between two events on a cold cache.
+"""GPU timing: contestants take turns, to meet the same clocks, each call between two events on a cold cache.
 
 Events are queued behind the cache flush, which hides Python's launch time.
 """
@@ -33,7 +33,7 @@ class Contestant:
 
 
 class Flush:
-    """Evict the L2 cache by reading eight times its size, ``times`` times, while Python queues a call."""
+    """Evict the L2 cache by reading eight times its size, ``times`` times."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -61,7 +61,7 @@ def timed_call(contestant: Contestant, flush: Flush) -> None:
 def interleave(
     contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
 ) -> None:
-    """Time the contestants in turns, ``repeats`` times each, after ``flushes`` cache flushes a call.
+    """Time the contestants in turns, ``repeats`` times each, with ``flushes`` cache flushes before a call.
 
     One that would exceed ``budget_s`` seconds sits out rounds, but gets FEWEST_REPEATS calls (``repeats``, if fewer).
     """

@@ -11,11 +11,7 @@ from numba_tconv.formula.problem import Problem
 
 @dataclass(frozen=True)
 class Workload:
-    """A problem with a name.
-
-    ``family`` groups workloads; ``note`` names the layer. With ``expanded_weight`` one filter serves all channels, by a
-    stride of 0 over the input channels.
-    """
+    """A named problem. ``note``: the layer; ``expanded_weight``: one filter serves all channels, by a stride of 0."""
 
     name: str
     problem: Problem
@@ -93,8 +89,7 @@ def get(name: str) -> Workload:
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
-    """The workloads of ``names`` (or SETS), each once; ``at_length`` gives them the ``batch``. Raises ValueError for an
-    unknown name."""
+    """The workloads of ``names`` (or SETS), each once, with ``batch`` if given. Raises ValueError for other names."""
     single = [
         get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name.lower(), (name.lower(),)))
     ]
@@ -102,7 +97,7 @@ def expand(names: list[str], batch: int | None = None) -> list[Workload]:
 
 
 def at_length(workload: Workload, length: int, batch: int | None = None) -> Workload:
-    """``workload`` at another input length, for a sweep.
+    """``workload`` at another input length.
 
     The name gains ``@batch<N>``, or without ``batch`` ``@total``: batch * length is kept. Raises ValueError where
     ``length`` does not divide it.
@@ -116,7 +111,7 @@ def at_length(workload: Workload, length: int, batch: int | None = None) -> Work
 
 
 def of_row(name: str, length: int) -> Workload | None:
-    """The workload of a row with that name and length; None if there is none, or it has other sizes now."""
+    """The row's workload; None if unknown or of other sizes now."""
     parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
     if not parts or parts[1] not in WORKLOADS:
         return None

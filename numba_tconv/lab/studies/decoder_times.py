@@ -1,8 +1,7 @@
-"""Whole decoders timed: torch's transposed convolutions and ours in the same model, on the same input, in turns.
+"""Whole decoders timed: torch's transposed convolutions against ours in the same model, on the same input, in turns.
 
-A torch function mode computes each transposed convolution between two events, with the decoder's caches and layouts.
-Wall times run without events, from the call until the GPU is idle: the model as it is, against a copy under ``convert``
-and ``routed``.
+A torch function mode times each transposed convolution, with the decoder's caches and layouts. Wall times run without
+events, from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and ``routed``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours.
 
     Times are median ms, of the whole decoder and of its ``calls`` transposed convolutions together; ``wall_ms_p50`` may
-    be None. ``seconds`` is each input's length. ``weights`` is rows.CALL or rows.FROZEN. Errors are the waveform's
+    be None. ``seconds`` is each input's length. ``weights``: rows.CALL or rows.FROZEN. Errors are the waveform's
     relative norms against float64.
     """
 
@@ -115,9 +114,9 @@ def measure(
 ) -> Timed:
     """The row of the decoder called ``name`` on torch's current GPU, both sides timed in turns and checked.
 
-    ``seconds`` is each input's length; ``budget_s`` limits a side's GPU seconds. float32 is computed in TF32. Raises
-    ValueError for an unknown name, RuntimeError without transformers, and bench.WrongResult where our error is more
-    than twice torch's.
+    ``seconds`` is each input's length, ``budget_s`` a side's GPU seconds. float32 is computed in TF32. Raises
+    ValueError for an unknown name, RuntimeError without transformers, bench.WrongResult where our error is more than
+    twice torch's.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()
@@ -203,8 +202,7 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
 
 
 def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
-    """Each decoder's newest row, grouped by GPU, dtype (float32 first), precision and input size, in the order of
-    DECODERS."""
+    """Newest rows in the order of DECODERS, grouped by GPU, dtype (float32 first), precision and input size."""
 
     def group(row):
         return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds

@@ -1,7 +1,6 @@
-"""Decoders of published models with transposed convolutions, built by transformers with random weights.
+"""Published decoders, built by transformers in their default sizes with random weights.
 
-Sizes are the configurations' defaults. BigVGAN calls the function, with one filter expanded over channels, which takes
-``routed``.
+BigVGAN calls the function, with one filter expanded over channels, which takes ``routed``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MISSING = "the decoders are built by transformers, which is not installed: pip i
 
 
 class Built(NamedTuple):
-    """A model, its waveform samples for each input frame, and ``draw(batch, frames)``, a random input."""
+    """A model, waveform samples for each input frame, and ``draw(batch, frames)``, a random input."""
 
     model: nn.Module
     hop: int
@@ -37,7 +36,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """``family`` is transformers' name, ``sampling_rate`` is in Hz, ``construct(module, **sizes)`` returns Built."""
+    """``family``: transformers' name; ``sampling_rate``: Hz; ``construct(module, **sizes)`` returns Built."""
 
     title: str
     family: str
@@ -48,12 +47,11 @@ class Decoder:
         return importlib.import_module(f"transformers.models.{self.family}.modeling_{self.family}")
 
     def build(self, **sizes) -> Built:
-        """The model of the published sizes; ``sizes`` override its configuration."""
+        """The model; ``sizes`` override its configuration."""
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
-        """A model with random weights, in evaluation mode, and an input for ``seconds`` of sound, on torch's default
-        device."""
+        """A random model in evaluation mode, and an input for ``seconds`` of sound, on torch's default device."""
         model, hop, draw = self.build(**sizes)
         randomise(model)
         return model.eval(), draw(batch, max(1, round(seconds * self.sampling_rate / hop)))

@@ -1,6 +1,6 @@
 """Entries for KernelBench, level 1, problems 64, 74 and 79, and their run under its rules.
 
-The benchmark looks for ``ModelNew`` in a source file of one line:
+The benchmark looks for ``ModelNew`` in a source file:
 
     from numba_tconv.lab.studies.kernelbench import ModelNew64 as ModelNew
 """
@@ -77,7 +77,7 @@ class ModelNew79(ModelNew74):
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem: our class, its constructor's arguments, and the workload of its sizes."""
+    """Our class, its constructor's arguments, and the workload of its sizes."""
 
     model: type[torch.nn.Module]
     arguments: tuple
@@ -93,8 +93,7 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """An entry's result. Errors are the largest over the trials, against float64; times are mean ms; ``passed`` counts
-    trials in which our output has torch's shape and is allclose to torch's."""
+    """An entry's largest errors over the trials, against float64; mean ms; ``passed`` trials allclose to torch."""
 
     number: int
     passed: int
@@ -128,10 +127,7 @@ def torch_model(number: int) -> torch.nn.Module:
 
 
 def run(number: int) -> Verdict:
-    """Judge and time problem ``number`` at full size on the GPU, with torch's switches as they are.
-
-    CORRECTNESS_TRIALS inputs from torch.rand, then ``mean_ms`` of torch's layer and ours.
-    """
+    """Judge and time problem ``number`` at full size on the GPU, with torch's switches as they are."""
     entry = ENTRIES[number]
     p = get(entry.workload).problem
     torch.manual_seed(SEED)
@@ -172,6 +168,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest of each measure; NaN if any is NaN or there are no trials."""
+    """The largest of each measure; NaN if any is NaN or there are none."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

@@ -1,6 +1,6 @@
 """A small decoder trained to rebuild synthetic waveforms, with torch's layers and with ours.
 
-Both start from the same parameters, see the same batches and step in turns, so losses and times compare.
+Both start from the same parameters, see the same batches and step in turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECORDED_EVERY = 5  # steps
 
 @dataclass(frozen=True)
 class Sizes:
-    """``samples`` of a waveform are whole frames; ``widths`` are the channels between layers."""
+    """``samples`` of a waveform are whole frames; ``widths``: channels between layers."""
 
     batch: int = 32
     samples: int = 32_768
@@ -45,11 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step(machine.Measured):
-    """The loss after a step, and the median ms of the steps since the last row.
-
-    ``layers`` is in LAYERS, ``arithmetic`` in ARITHMETICS: float32 without TF32, with TF32, or autocast. The loss is
-    the error's share of the waveforms' power.
-    """
+    """The loss after a step, as a share of the waveforms' power, and the median ms of the steps since the last row."""
 
     layers: str
     arithmetic: str
@@ -99,7 +95,7 @@ class Snake(nn.Module):
 
 
 def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequential:
-    """(N, COEFFICIENTS, L) to (N, 1, FRAME*L), through three transposed convolutions with K = 2*stride."""
+    """(N, COEFFICIENTS, L) to (N, 1, FRAME*L), by transposed convolutions with K = 2*stride."""
     channels, modules = (COEFFICIENTS, *widths, 1), []
     for (before, after), stride in zip(pairwise(channels), STRIDES, strict=True):
         modules += [weight_norm(layer(before, after, 2 * stride, stride, stride // 2)), Snake(after)]
@@ -131,8 +127,7 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile the kernels of training ahead, in ``jobs`` processes (default: all processors); returns their number, or
-    0 where the cache on disk cannot be written."""
+    """Compile the kernels of training ahead; returns their number, or 0 where the cache cannot be written."""
     try:
         cache.writable()
     except (RuntimeError, OSError):
