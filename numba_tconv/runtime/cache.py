@@ -1,8 +1,8 @@
-"""Compiled kernels (PTX) on disk. The driver caches machine code itself.
+"""Compiled kernels (PTX) on disk.
 
 A file's name is a digest of all that the PTX depends on. The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in
-the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is compiled anew; a
-directory that cannot be written costs one warning.
+the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is compiled anew; failing
+to write costs one warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def directory() -> Path | None:
 
 @cache
 def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
-    """Digest of LAYERS' source in ``source`` and of the compilers' versions."""
+    """Digest of LAYERS' source and the compilers' versions."""
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(path for layer in LAYERS for path in (source / layer).rglob("*.py")):
         digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
@@ -44,7 +44,7 @@ def fingerprint(source: Path = Path(__file__).parents[1]) -> str:
 
 
 def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
-    """PTX of kernel ``name`` with the configuration ``key``, cached, or compiled by ``compile`` and then cached."""
+    """PTX of kernel ``name`` with the configuration ``key``: cached, or from ``compile``."""
     folder = directory()
     if folder is None:
         return compile()
@@ -58,7 +58,7 @@ def ptx(name: str, key: str, cc: tuple, compile: Callable[[], str]) -> str:
 
 
 def writable() -> Path:
-    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError if not writable."""
+    """The directory, created if missing. Raises RuntimeError if the cache is off, OSError."""
     folder = directory()
     if folder is None:
         raise RuntimeError("the cache of compiled kernels is off: NUMBA_TCONV_CACHE is empty")
@@ -82,7 +82,7 @@ def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The PTX after a line with its digest; None if missing or damaged."""
+    """The PTX; None if missing or damaged."""
     try:
         digest, _, text = path.read_text().partition("\n")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""GPU limits on which the choice of a tile rests."""
+"""GPU limits."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Device:
         return self.cc >= (9, 0)
 
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
-        """Whether ``blocks`` of ``shared_bytes`` each, begun beside ``others`` of the previous kernel, spread evenly.
+        """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
 
-        They do where a multiprocessor has room for one only, or where there is one for each; else they gather.
+        They do where a multiprocessor has room for one, or where there is one for each.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)

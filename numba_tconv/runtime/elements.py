@@ -1,4 +1,4 @@
-"""Storage, accumulation and conversion of each torch dtype in kernels."""
+"""Storage and accumulation of each torch dtype."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numba_tconv.ptx import bf16_to_f32, device_function, f32_to_bf16
 
 @dataclass(frozen=True)
 class Element:
-    """Numba types of a dtype: ``storage`` in memory, ``accumulator`` for sums.
+    """Numba types: ``storage`` in memory, ``accumulator`` for sums.
 
-    ``load`` and ``store`` convert between them. Half types accumulate in float32.
+    ``load`` and ``store`` convert. Half types accumulate in float32.
     """
 
     name: str

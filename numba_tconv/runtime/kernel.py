@@ -1,7 +1,6 @@
 """Kernels compiled once and launched on the caller's stream.
 
-Launches go through the driver, with arguments in Numba's layout: Numba's own launch is slow and knows neither bfloat16
-nor torch's streams.
+Numba's own launch is slow and knows neither bfloat16 nor torch's streams.
 """
 
 from __future__ import annotations
@@ -89,9 +88,9 @@ def architecture(cc: tuple) -> tuple:
 class Kernel:
     """A ``@cuda.jit`` function and all that its machine code depends on.
 
-    ``signature``: Numba type of each argument; ``threads``: of a block; ``shared_bytes``: dynamic, of a block, unless
-    the launch states it; ``min_blocks``: that must fit on a multiprocessor (launch bounds); ``key`` tells kernels of
-    one name apart in the cache, "" is never cached.
+    ``signature``: Numba's types; ``threads``: of a block; ``shared_bytes``: dynamic, of a block, unless the launch
+    states it; ``min_blocks``: on a multiprocessor (launch bounds); ``key``: tells kernels of one name apart in the
+    cache, "" is never cached.
     """
 
     name: str
@@ -110,7 +109,7 @@ class Kernel:
         return cuda.jit(self.function)
 
     def ptx(self, cc: tuple) -> str:
-        """PTX for a compute capability such as (8, 0) or (9, 0, "a"); needs no GPU."""
+        """PTX for (8, 0) or (9, 0, "a"); needs no GPU."""
         return _to_the_end(self._compile, cc)
 
     def _compile(self, cc: tuple) -> str:
@@ -127,10 +126,7 @@ class Kernel:
         return cache.ptx(self.name, self.key, cc, lambda: self.ptx(cc)) if self.key else self.ptx(cc)
 
     def handle(self, device: int, shared_bytes: int) -> int:
-        """The driver's function, compiled and loaded at the first call.
-
-        Raises RuntimeError if it would be loaded during a graph capture.
-        """
+        """The driver's function, loaded at the first call. Raises RuntimeError during a graph capture."""
         known = self._handles.get(device, UNKNOWN)
         if known[1] < shared_bytes:
             # Threads wait for one compilation, and none lowers another's limit.
@@ -142,7 +138,7 @@ class Kernel:
         return known[0]
 
     def _refuse_capture(self):
-        """Loading allocates and may wait for the GPU, which a capture forbids."""
+        """A capture forbids loading, which allocates."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{self.name} is not compiled and loaded yet, which cannot be done while a CUDA graph is captured: "
@@ -152,7 +148,7 @@ class Kernel:
     def _load(self, device: int, shared_bytes: int):
         """Compile, load on the current ``device``, and allow blocks ``shared_bytes``.
 
-        The driver assembles a whole program; Numba's linker would ignore setmaxnreg and serialise wgmma.
+        Numba's linker would ignore setmaxnreg and serialise wgmma.
         """
         ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
@@ -164,7 +160,7 @@ class Kernel:
         return int(function)
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream and device. Arguments: tensors, integers, tuples of both."""
+        """Run on torch's current stream and device."""
         tensors = [value for kind, value in _leaves(self.signature, arguments) if isinstance(kind, types.Array)]
         self.prepare(blocks, *arguments, shared_bytes=shared_bytes)(*tensors)
 
@@ -173,9 +169,9 @@ class Kernel:
     ) -> Prepared:
         """A launch to be repeated with other tensors of the same layout.
 
-        ``arguments``: as for ``launch``, with ``alike`` for each tensor and GIVEN for each integer told later.
-        ``early``: blocks may begin before the previous kernel on the stream has ended (from compute capability 9.0);
-        the kernel must wait (ptx/grids.py) before it reads that kernel's results, and in any case before it ends.
+        ``arguments``: tensors, integers and tuples of both, with ``alike`` for each tensor and GIVEN for each integer
+        told later. ``early``: blocks may begin before the previous kernel has ended (from compute capability 9.0); the
+        kernel must wait (ptx/grids.py) before it reads that kernel's results, and before it ends.
         """
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         return Prepared(self, blocks if isinstance(blocks, tuple) else (blocks, 1, 1), shared_bytes, arguments, early)
@@ -185,14 +181,14 @@ GIVEN = object()  # an integer told at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """A tensor told at each launch, without memory. ``strides`` None: contiguous."""
+    """A tensor told at each launch. ``strides`` None: contiguous."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 class Prepared:
-    """A launch that lacks only addresses (Kernel.prepare). ``slots``: Numba's arguments, eight bytes each."""
+    """A launch that lacks only addresses. ``slots``: Numba's arguments, eight bytes each."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, arguments: tuple, early: bool = False
@@ -219,7 +215,7 @@ class Prepared:
         return Prepared(self.kernel, self.grid, self.shared_bytes, self.arguments) if self.early else self
 
     def __call__(self, *given):
-        """Launch with the open arguments in order. Raises ValueError for a wrong number of them."""
+        """Launch with the open arguments. Raises ValueError for a wrong number of them."""
         if SIMULATOR:
             arguments = _filled(self.arguments, iter(given))
             views = [_simulated(t, a) for t, a in zip(self.kernel.signature, arguments, strict=True)]
@@ -249,9 +245,9 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result; a first interrupt is raised only after it has ended.
+    """The function's result; a first interrupt is raised after it.
 
-    Interrupted, Numba could break its registries. Only the main thread is interrupted, so another runs the function.
+    Interrupted, Numba could break its registries. Only the main thread is interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
@@ -262,7 +258,7 @@ def _to_the_end(function: Callable, *arguments):
 
 @contextlib.contextmanager
 def _no_collection():
-    """Each garbage collection would walk the compiler's millions of objects."""
+    """A collection would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -274,7 +270,7 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    """Compile called device functions for ``cc`` instead of the current GPU."""
+    """Compile device functions for ``cc``, not the current GPU."""
     dispatcher = sys.modules[Dispatcher.__module__]
     with _compiling:
         current, dispatcher.get_current_device = (
@@ -299,7 +295,7 @@ def capture_ignored():
 
 
 def _check(result):
-    """A driver call's value, if any. Raises RuntimeError if it failed."""
+    """A driver call's value. Raises RuntimeError."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA driver: {driver.cuGetErrorString(status)[1].decode()} ({status.name})")
@@ -307,7 +303,7 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give a thread without a context torch's, which driver calls need."""
+    """Give a thread torch's context, which driver calls need."""
     if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
@@ -337,7 +333,7 @@ def _is_flat(kind: types.Array) -> bool:
 
 
 def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
-    """Tensors and numbers with their types, tuples flattened as Numba does."""
+    """Arguments with their types, tuples flattened as Numba does."""
     for kind, argument in zip(kinds, arguments, strict=True):
         if isinstance(kind, types.BaseTuple):
             yield from _leaves(kind, argument)

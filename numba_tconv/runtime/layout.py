@@ -1,4 +1,4 @@
-"""How tensors lie in memory: all that a launch depends on but addresses."""
+"""How tensors lie in memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ def layout_of(tensor: torch.Tensor) -> tuple:
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory.
-
-    ``strides``: in elements; ``index``: torch's of the GPU, negative for none; ``offset``: the address modulo PLACES.
-    """
+    """``strides``: in elements; ``index``: torch's GPU, negative for none; ``offset``: the address modulo PLACES."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

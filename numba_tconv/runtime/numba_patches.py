@@ -12,7 +12,7 @@ from numba.cuda.descriptor import cuda_target
 def remembered_call_types():
     """Ask Numba once for the result type of a function and argument types, while one thread compiles.
 
-    Numba infers it at each of thousands of calls. Errors are not remembered.
+    Numba infers it at each call.
     """
     cuda_target.typing_context.refresh()  # sets the context up in a new process
     kind = type(cuda_target.typing_context.resolve_value_type(operator.add))

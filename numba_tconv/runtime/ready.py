@@ -11,10 +11,7 @@ from .layout import room
 
 
 class Ready:
-    """Computes a contiguous result of ``shape`` and ``dtype`` on torch's GPU ``index``.
-
-    ``fill(*operands, result)`` computes it from operands of fixed layouts.
-    """
+    """Computes a contiguous result on GPU ``index`` by ``fill(*operands, result)``, for operands of fixed layouts."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int, fill: Callable[..., None]):
         self.index, self.room, self.fill = index, room(shape, dtype, index), fill

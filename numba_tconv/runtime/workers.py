@@ -29,8 +29,8 @@ serve()
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
     """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for one task or job in this one.
 
-    ``function`` and tasks are pickled; results are dropped. After an exception or interrupt, calls under way finish and
-    no others begin. Raises what a call raises, and RuntimeError if a process ends before its call does.
+    Both are pickled; results are dropped. After an exception or interrupt, no further calls begin. Raises what a call
+    raises, and RuntimeError if a process ends early.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -58,7 +58,7 @@ def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
 
 
 def serve() -> None:
-    """A worker's loop: call what arrives on stdin, answer with the exception or None."""
+    """A worker's loop: call what stdin brings, answer with the exception or None."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints are no answers
     while True:
@@ -97,7 +97,7 @@ def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:
 
 
 def _pickled(error: Exception | None) -> bytes:
-    """The exception; a RuntimeError with its text if it cannot be pickled."""
+    """The exception, or a RuntimeError with its text."""
     try:
         text = pickle.dumps(error)
         pickle.loads(text)

@@ -1,4 +1,4 @@
-"""Directions to compute, check and measure: forward pass, gradients, training step."""
+"""Directions: forward pass, gradients, training step."""
 
 from __future__ import annotations
 

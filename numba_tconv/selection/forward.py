@@ -77,7 +77,7 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung where the upper ones do not suit, and the reason against the others; else None."""
+    """The rung that small or depthwise problems take, and the reason against the others; else None."""
     # depthwise packs nothing, so small problems suit it. With weights beyond its registers, it takes short sums, and
     # what no stronger rung takes.
     if "depthwise" in able:

@@ -1,7 +1,4 @@
-"""Rungs and functions for each gradient.
-
-torch_api/operators.py decides which gradients torch computes.
-"""
+"""Rungs and functions for each gradient."""
 
 from __future__ import annotations
 
@@ -47,11 +44,10 @@ EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", to
 
 
 def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the input, (N, C_in, L), contiguous, with dtype and device of ``grad_output``.
+    """The gradient for the input, (N, C_in, L), contiguous.
 
     grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
-    ``variant``: a rung of GRADIENTS, None selects; ``config``: the rung's; ``precision`` None: EXACT's. Equal calls
-    give equal bits.
+    ``variant``: a rung of GRADIENTS, None selects; ``precision`` None: EXACT's. Equal calls give equal bits.
 
     Raises ValueError for another gradient's variant, NotImplementedError where no rung, or not the named one, has that
     precision on the GPU.
@@ -75,7 +71,7 @@ def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=
 def select(
     of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
 ) -> GradientRung:
-    """The rung for the gradient ``of``: the named one, or the last that can do the problem and is meant for it.
+    """The rung for the gradient ``of``: the named one, or the last that suits the problem.
 
     Raises as ``grad_input`` does.
     """

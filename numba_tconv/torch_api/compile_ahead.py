@@ -1,4 +1,4 @@
-"""Compile kernels ahead into the cache on disk, on any machine: sizes, precision and GPU determine them."""
+"""Compile kernels ahead, on any machine: sizes, precision and GPU determine them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Call:
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
-    """The calls that ``noted`` leads to on ``device``, each once; a "step" has all gradients.
+    """The calls that ``noted`` leads to on ``device``, each once.
 
     Raises NotImplementedError for a variant that cannot do its problem.
     """
@@ -80,7 +80,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes.
 
-    Returns how many were compiled and how many were there. Kernels without a key are not counted.
+    Returns how many were compiled and how many were there.
     """
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]

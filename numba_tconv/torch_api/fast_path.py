@@ -1,7 +1,6 @@
-"""Calls that skip torch's dispatcher, which costs more than a small problem takes on the GPU.
+"""Calls that skip torch's dispatcher, which costs more than a small problem.
 
-``is_clear`` looks for other work of the dispatcher. Without any, the implementation is called directly, or as a
-torch.autograd.Function.
+Where ``is_clear`` finds no other work for it, the implementation is called directly, or as a torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Decorator: register ``operator`` on ``device``, for the dispatcher and direct calls."""
+    """Register ``operator`` on ``device``, for the dispatcher and direct calls."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)
@@ -169,7 +168,7 @@ set_routed = partial(torch._C._dispatch_tls_set_dispatch_key_included, _ROUTED)
 
 
 def pass_routed_key() -> None:
-    """Let torch's higher-order operators, present and future, pass the key."""
+    """Let torch's higher-order operators pass the key."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_ROUTED)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_ROUTED)

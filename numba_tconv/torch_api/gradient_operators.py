@@ -1,6 +1,6 @@
 """The gradient operators, differentiable themselves.
 
-The forward pass T(x, w) is linear in each operand, so the derivatives of each gradient are T and the gradients again:
+T(x, w) is linear in each operand, so the derivatives of each gradient are T and the gradients again:
 
     sum of grad_input(g, w) * v  = sum of g * T(v, w)    its gradient for g: T(v, w);   for w: grad_weight(g, v)
     sum of grad_weight(g, x) * v = sum of g * T(x, v)    its gradient for g: T(x, v);   for x: grad_input(g, v)

@@ -35,8 +35,8 @@ class Noted(NamedTuple):
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
     """The 1-D transposed convolutions that ``function(*arguments, **keywords)`` computes, each once.
 
-    Finds torch's operator and this package's, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep
-    their values. Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
+    Finds torch's operator and ours, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep their values.
+    Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
     """
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
@@ -54,9 +54,9 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake parameters and buffers; yield copies of small integer buffers.
+    """Give the modules fake parameters and buffers for a while; yield copies of small integer buffers.
 
-    Restores everything afterwards; autocast caches no fake cast.
+    Autocast caches no fake cast.
     """
     real = {}
 

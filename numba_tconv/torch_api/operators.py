@@ -1,7 +1,6 @@
 """The operator ``numba_tconv::conv_transpose1d``, and the gradient operators on GPUs.
 
-torch.library registers it as opaque for autograd, torch.compile, torch.export and FakeTensor. It takes batched input
-and plain integers.
+It takes batched input and plain integers, and is opaque for torch.compile and torch.export.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def _cuda(input, weight, bias, *parameters):
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
     """Computes the output for tensors of these layouts (tuples; None without a bias), of one dtype and GPU.
 
-    A Ready, or torch's operator. Raises what the operator raises.
+    Raises what the operator raises.
     """
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
@@ -148,8 +147,7 @@ def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision:
     """Precision of the gradient ``of`` ("grad_input", "grad_weight", "grad_bias") on ``gpu``; None: torch computes it.
 
     Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory, whatever the forward pass
-    uses. "tf32x3" becomes "ieee". torch computes what no kernel can and, except grad_bias, the gradients of a forward
-    pass that it computes.
+    uses. torch computes what no kernel can and, except grad_bias, the gradients of a forward pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:

@@ -29,11 +29,9 @@ def routed():
         >>> with routed():
         ...     waveform = vocoder(spectrogram)
 
-    Arguments and errors are those of ``numba_tconv.conv_transpose1d``, which hands to torch what it does not compute.
-    Tensor subclasses that compute the function themselves still do, except DTensor.
-
-    The context holds in its thread and in backward passes that start there. It may be nested and entered again. Code
-    that torch.compile compiled inside is not used outside, nor the reverse.
+    Arguments and errors are those of ``numba_tconv.conv_transpose1d``. Tensor subclasses that compute the function
+    themselves still do, except DTensor. The context holds in its thread and in backward passes that start there. It may
+    be nested and entered again. Code that torch.compile compiled inside is not used outside, nor the reverse.
     """
     return _Traced() if torch.compiler.is_dynamo_compiling() else _Routed()
 

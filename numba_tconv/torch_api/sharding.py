@@ -1,8 +1,8 @@
-"""Sharding rules: how the operators compute DTensors.
+"""How the operators compute DTensors.
 
 An operator is linear in each operand, so shares may split the batch, output channels, or input channels (partial sums);
-with groups only the batch, as all shares have the same ``groups``. Registration waits until torch.distributed.tensor,
-slow to import, is loaded.
+with groups only the batch, as all shares have the same ``groups``. Registration waits for torch.distributed.tensor,
+slow to import.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def register() -> None:
     by_input, by_output = Shard(0), Shard(1)  # of a weight's channels
 
     def rules(numbers, groups, always, alone):
-        """Placements of result and arguments; the last ``numbers`` are no tensors. ``alone``: for one group only."""
+        """Placements of result and arguments; the last ``numbers`` are no tensors. ``alone``: for one group."""
         return [([y], [*of, *[None] * numbers]) for y, *of in (*always, *(alone if groups == 1 else ()))]
 
     @register_sharding(ops.conv_transpose1d)

@@ -18,9 +18,9 @@ from .noted import transposed_convolutions
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
     """Compile the kernels that ``model(*inputs, **keywords)`` launches into the cache on disk, so that no call waits.
 
-    The model is called once on tensors without values, so size costs nothing. torch's transposed convolutions count as
-    this package's. Use the dtypes, torch.autocast and TF32 switch of later calls. Other lengths and batches mostly need
-    the same kernels; tensors that are not contiguous may need more.
+    The model is called once on tensors without values. torch's transposed convolutions count as this package's. Use the
+    dtypes, torch.autocast and TF32 switch of later calls. Other lengths and batches mostly need the same kernels;
+    tensors that are not contiguous may need more.
 
         model = vocoder.eval().cuda()
         numba_tconv.convert(model)

@@ -39,7 +39,7 @@ DEVICES = {".".join(map(str, gpu.cc)): gpu for gpu in GPUS.values()}  # by --cc
 
 
 class Mistake(Exception):
-    """The command cannot be carried out; the message is one line."""
+    """The command cannot be carried out."""
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def checked_precision(dtypes: list[str], precision: str | None) -> str | None:
 
 
 def named_precision(arguments) -> str:
-    """--precision, else "ieee". Raises Mistake where the dtype does not have it."""
+    """--precision, else "ieee". Raises Mistake."""
     return checked_precision([arguments.dtype], arguments.precision) or "ieee"
 
 
@@ -131,7 +131,7 @@ def record(chosen: list[Workload], arguments) -> int:
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
-    """``rungs_for``; with several ``workloads`` (their number), skips a named rung that cannot do one."""
+    """``rungs_for``; among several ``workloads``, skips a named rung that cannot do one."""
     if workloads == 1:
         return named.rungs_for(names, problem, dtype, precision, direction=direction)
     chosen, left_out = [], []
@@ -206,7 +206,7 @@ def require_sizes(arguments) -> None:
 
 
 def in_simulator(argv: list[str]) -> int:
-    """Run this command line in Numba's simulator, chosen before numba is imported; returns the exit code."""
+    """Run this command line in Numba's simulator; returns the exit code."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     return subprocess.run([sys.executable, "-m", "numba_tconv", *argv], env=environment).returncode
 
@@ -306,7 +306,7 @@ def run_inspect(arguments) -> int:
 
 
 def own_precision(name: str, direction: str, problem: Problem, dtype: torch.dtype, device: Device) -> str:
-    """The first precision in which the rung can do the problem; without one, the dtype's first."""
+    """The rung's first precision for the problem; without one, the dtype's."""
     precisions, rung = PRECISIONS[dtype], rungs_of(direction).get(name)
     able = (one for one in precisions if rung and rung.refusal(problem, dtype, one, device) is None)
     return next(able, precisions[0]) if dtype == torch.float32 else "ieee"

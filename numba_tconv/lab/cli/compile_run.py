@@ -1,4 +1,4 @@
-"""Compile ahead: workloads, sizes of a layer, or a model."""
+"""Compile ahead."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _function(name: str):
 
 @contextlib.contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Turn exceptions of the user's code into Mistake, with their traceback."""
+    """Turn exceptions of the user's code into Mistake."""
     try:
         yield
     except Mistake:

@@ -1,4 +1,4 @@
-"""The machine's tools and versions, and advice."""
+"""Tools and versions of the machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def facts() -> list[tuple[str, str]]:
 
 
 def advice() -> list[str]:
-    """A line for each thing that is missing or does not fit, with the remedy."""
+    """Remedies for what is missing or does not fit."""
     lines = misfits() + gpu_advice()
     if not tool("ptxas", optional=True):
         lines.append("ptxas is missing, so `inspect` does not work: pip install nvidia-cuda-nvcc")

@@ -1,4 +1,4 @@
-"""The calls that names on a command line stand for."""
+"""Calls named on a command line."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def calls(
     device: Device,
     direction: str = FORWARD,
 ) -> list[Call]:
-    """Calls of every problem in each dtype and precision (None: unnamed), by the rungs that ``names`` stand for.
+    """Calls of every problem in each dtype and precision, by the rungs that ``names`` stand for.
 
-    "auto" is the selection's choice, in a step one for each part. Rungs that cannot do a problem are skipped. Raises
-    ValueError for a name that is unknown or of another direction.
+    Rungs that cannot do a problem are skipped. Raises ValueError as ``rungs_for``.
     """
     found = []
     for problem in problems:
@@ -44,7 +43,7 @@ def calls(
 
 
 def _by_rungs(name: str, problem: Problem, dtype: torch.dtype, asked: str, device: Device, direction: str):
-    """Calls of the rungs that ``name`` stands for; TF32_ALLOWED means TF32 where the rung has it."""
+    """As ``calls``, for one; TF32_ALLOWED means TF32 where the rung has it."""
     found = {}
     for precision in ("tf32", "ieee") if asked == TF32_ALLOWED else (asked,):
         with contextlib.suppress(NotImplementedError):

@@ -1,4 +1,4 @@
-"""The command line; a mistake gives one line and an exit code."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line (default ``sys.argv``); returns the exit code."""
+    """Run a command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
@@ -104,7 +104,7 @@ def duration(text: str) -> float:
 
 
 def typed() -> str:
-    """The command as typed: the console script's name, or the module's."""
+    """The command as typed."""
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
 
 

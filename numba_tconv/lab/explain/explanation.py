@@ -1,4 +1,4 @@
-"""The result of ``explain``: as a value, text, and HTML for Jupyter."""
+"""The result of ``explain``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Candidate:
     """A rung, for one problem.
 
     ``refusal``: why it is not taken, or None. ``tile`` (a block's work in words) and ``config``: None where it cannot
-    do the problem. ``predicted_ms`` excludes launch overhead; None without a cost model or where the rung is not meant
-    for the problem. ``recorded``: the newest row on the same GPU, or None.
+    do the problem. ``predicted_ms``: without launch overhead; None without a cost model or for an unsuited rung.
+    ``recorded``: the GPU's newest row, or None.
     """
 
     rung: str
@@ -36,11 +36,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a problem is computed; ``str`` gives text, Jupyter a picture of taps and phases.
+    """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
     ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
-    H200's. ``by_torch``: torch computes the problem. ``has_rows``: the directory of rows exists. ``assumed``: there is
-    no GPU here, so the limits are those of ``gpu``.
+    H200's. ``by_torch``: torch computes. ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
     """
 
     problem: Problem
@@ -56,7 +55,7 @@ class Explanation:
 
     @property
     def taken(self) -> Candidate | None:
-        """The rung that computes the problem; None for torch or a refused call."""
+        """The rung that computes the problem, or None."""
         return next((one for one in self.candidates if one.refusal is None), None)
 
     @property
@@ -76,7 +75,7 @@ class Explanation:
 
     @property
     def bound(self) -> str:
-        """What sets the floor: "memory" or "arithmetic"."""
+        """ "memory" or "arithmetic", whichever sets the floor."""
         memory = self.bytes / COPY_BANDWIDTH >= self.flops / PEAK_FLOPS[self.precision]
         return "memory" if memory else "arithmetic"
 

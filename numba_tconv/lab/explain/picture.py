@@ -16,11 +16,7 @@ OTHER = "#f4f4f4"  # phase not shown
 
 
 def picture(problem: Problem) -> str:
-    """An ``<svg>`` element.
-
-    Above, a line for each phase holds its taps, each below the input that it reads for column j. Below, the first
-    outputs have their phases' colours. What does not fit is counted.
-    """
+    """An ``<svg>``: above, each phase's taps below the inputs that they read for column j; below, the first outputs."""
     taps, outputs = problem.taps, range(min(problem.out_length, MOST_OUTPUTS))
     phases = range(min(taps.stride, MOST_PHASES))
     deepest = max(taps.shift(k) for k in range(taps.kernel_size))

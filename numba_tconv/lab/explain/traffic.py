@@ -1,4 +1,4 @@
-"""Loads of k1 to k4, counted from a problem and a tile."""
+"""Loads of k1 to k4."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numba_tconv.kernels.k4_register_tile.choose import blocks
 
 @dataclass(frozen=True)
 class Traffic:
-    """Averages for one output.
+    """Averages for one output: ``turns`` of the inner loop, elements loaded.
 
-    ``turns`` of the inner loop, one for each input channel and tap: all taps in k1, the longest phase's in k2 and k3,
-    in k4 also the tile's padding. ``from_global`` and ``from_shared`` are elements loaded.
+    A turn is one input channel and tap: all taps in k1, the longest phase's in k2 and k3, in k4 also the tile's
+    padding.
     """
 
     turns: float
@@ -27,8 +27,7 @@ class Traffic:
 def traffic(name: str, problem: Problem, config) -> Traffic:
     """Traffic of the rung ``name`` with ``config``. Raises ValueError for rungs other than k1 to k4.
 
-    Global loads count even where a cache answers; elements in shared memory count as global once, as shared at each
-    read.
+    Global loads count even where a cache answers.
     """
     p = problem
     outputs = p.batch * p.out_channels * p.out_length

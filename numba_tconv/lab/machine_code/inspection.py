@@ -1,4 +1,4 @@
-"""The output of `inspect`: a rung's configuration and compiled kernels."""
+"""The output of `inspect`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def compiled(
 ) -> tuple:
     """A rung's configuration for a problem, and reports of a gradient's kernels, or of the forward main kernel.
 
-    ``changes``: other values of fields of the configuration or its tile. Raises offline.ToolMissing, and ValueError for
-    changes that the configuration does not have.
+    ``changes``: as for ``changed``. Raises offline.ToolMissing and ValueError.
     """
     rung, precision = RUNGS.get(name) or GRADIENTS[name], bench.peak_name(dtype, precision)
     config = changed(rung.config_on(device, problem, dtype, precision), changes or {})
@@ -37,7 +36,7 @@ def compiled(
 
 
 def change(text: str) -> tuple[str, object]:
-    """Field and value of "FIELD=VALUE". Raises ValueError for other text."""
+    """Field and value of "FIELD=VALUE". Raises ValueError."""
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)

@@ -1,7 +1,4 @@
-"""Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm.
-
-The ptxas of nvidia-cuda-nvcc comes first: NVVM may write newer PTX than a toolkit's accepts.
-"""
+"""Compilation without a GPU: PTX by NVVM, machine code by ptxas, SASS by nvdisasm."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ class ToolMissing(RuntimeError):
 class Report:
     """A compiled kernel.
 
-    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block; ``log`` is ptxas's output; ``seconds``
-    is the compilers' processor time, without PTX from disk.
+    ``registers`` and ``local_bytes`` are per thread, ``shared_bytes`` per block; ``seconds`` is processor time, without
+    PTX from disk.
     """
 
     name: str
@@ -82,10 +79,9 @@ class Report:
 
 
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
-    """Compile ``kernel`` as a GPU of compute capability ``cc`` would.
+    """Compile ``kernel`` for a GPU of compute capability ``cc``. Raises ToolMissing without ptxas.
 
-    ``shared_bytes``: a block's dynamic shared memory where the launch decides it; ``ptx``: the kernel's, if known.
-    Raises ToolMissing without ptxas.
+    ``shared_bytes``: dynamic, where the launch decides it; ``ptx``: the kernel's, if known.
     """
     before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
@@ -108,7 +104,7 @@ def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = N
 
 
 def spill_bytes_with_fewer(report: Report, registers: int) -> int:
-    """Bytes spilled if setmaxnreg.inc gave ``registers`` fewer. Raises ValueError for a kernel without it."""
+    """Bytes spilled with ``registers`` fewer by setmaxnreg.inc. Raises ValueError without it."""
     fewer = re.compile(r"(setmaxnreg\.inc\.sync\.aligned\.u32 )(\d+)")
     ptx, replaced = fewer.subn(lambda found: f"{found[1]}{int(found[2]) - registers}", report.ptx)
     if not replaced:
@@ -144,7 +140,7 @@ def instructions(sass: str) -> Counter:
 
 
 def loops(code: str) -> list[str]:
-    """Loops in PTX or SASS, from a label to the last branch back."""
+    """Loops, from a label to the last branch back."""
     lines = code.splitlines()
     labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"\s*([$.]L\w+):", line))}
     ends = {}
@@ -156,7 +152,7 @@ def loops(code: str) -> list[str]:
 
 
 def product_loops(code: str) -> list[str]:
-    """The loops that multiply and add. Raises ValueError without one."""
+    """Loops that multiply and add. Raises ValueError without one."""
     found = [loop for loop in loops(code) if re.search(r"\bfma\.rn\.f|\b[FD]FMA\b", loop)]
     if not found:
         raise ValueError("no loop of this code multiplies and adds")
@@ -164,9 +160,9 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of a program: from NVIDIA's Python packages, else from PATH.
+    """Path of a program: NVIDIA's Python packages come first, as NVVM may write newer PTX than PATH's ptxas accepts.
 
-    Raises ToolMissing if there is none; with ``optional``, returns None.
+    Raises ToolMissing; with ``optional``, returns None.
     """
     spec = find_spec("nvidia")
     for folder in spec.submodule_search_locations if spec else ():

@@ -39,9 +39,8 @@ class Error:
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
         """Whether both measures are at most twice torch's in the same precision.
 
-        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR, the cost of operands of 11 bits. It is never
-        below the dtype's spacing; in float64, whose reference is rounded too, times the root of ``terms``, the longest
-        sum's products.
+        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR. It is at least the dtype's spacing; in
+        float64, whose reference is rounded too, times the root of ``terms``, the longest sum's products.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -72,8 +71,8 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Rounding errors are independent: an element's grows with the root of the sum of its products' squares, and exceeds
-    the element where they nearly cancel.
+    Errors are independent: an element's grows with the root of the sum of its products' squares, even where products
+    cancel.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))
@@ -90,7 +89,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
 
 
 def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, result: str = FORWARD) -> dict[str, Error]:
-    """Errors of ``outputs``, all one result, against torch in float64 without cuDNN. NaN stays NaN."""
+    """Errors of ``outputs``, all one result, against torch in float64 without cuDNN."""
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero
@@ -114,10 +113,7 @@ def _relative(value, to) -> float:
 def _in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield slices of the first dimension and their float64 result, with operands under ``change``.
-
-    Output and grad_input come a few samples at a time, other gradients whole.
-    """
+    """Yield the float64 result, with operands under ``change``, in slices of the first dimension."""
     x, weight, bias, grad_output = operands
 
     def changed(tensor):

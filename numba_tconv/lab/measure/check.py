@@ -1,4 +1,4 @@
-"""One problem by every rung, torch and the reference, against float64."""
+"""One problem by every rung, against float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """``error`` is None where the problem cannot be computed; ``note`` says why."""
+    """``error`` None: not computed; ``note`` says why."""
 
     name: str
     error: Error | None
@@ -58,7 +58,7 @@ def require_checkable(problem: Problem) -> None:
 
 
 def require_simulable(problem: Problem) -> None:
-    """Raise ValueError for a problem that takes the simulator minutes."""
+    """Raise ValueError for a problem of minutes."""
     products = problem.flops // 2
     if products > SIMULATOR_PRODUCTS:
         raise ValueError(
@@ -72,7 +72,7 @@ def steps() -> int:
 
 
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
-    """Compute every result of random data by the reference, torch and every rung; yield its name and outcome.
+    """Yield name and outcome of every result of random data, by the reference, torch and every rung.
 
     Runs on the GPU or in the simulator. Rungs write into NaN; accuracy.right judges.
     """
@@ -106,7 +106,7 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
-    """The plain loops of ``reference``, which may not be installed."""
+    """The plain loops of ``reference``, perhaps not installed."""
     try:
         import reference
     except ImportError:

@@ -1,4 +1,4 @@
-"""Operands, shapes, costs and implementations of each direction: one result, or a step, which is all."""
+"""Operands, costs and implementations of each direction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Operands(NamedTuple):
     grad_output: torch.Tensor | None = None  # (N, C_out, L_out); None: forward only
 
     def of(self, result: str) -> tuple:
-        """The operands of one of RESULTS, in the rungs' order."""
+        """The operands of a result, in the rungs' order."""
         g = self.grad_output
         return {
             FORWARD: (self.x, self.weight, self.bias),
@@ -45,10 +45,7 @@ def shape_of(result: str, p: Problem) -> tuple[int, ...]:
 
 
 def costs_of(direction: str, p: Problem) -> list[Problem]:
-    """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's.
-
-    The bias's gradient costs nothing: a step reads grad_output anyway.
-    """
+    """Forward passes whose FLOPs, minimum bytes and roofline times add up to the direction's."""
     without_bias = replace(p, bias=False)
     return {FORWARD: [p], STEP: [p, without_bias, without_bias]}.get(direction, [without_bias])
 
@@ -84,7 +81,7 @@ def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
 
 
 def by_selection(result: str, operands: Operands, p: Problem, precision: str) -> torch.Tensor:
-    """One of RESULTS by the public function, or a gradient's operator."""
+    """A result by the public function, or a gradient's operator."""
     if result == FORWARD:
         return our_forward(*operands.of(result), p, precision)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
@@ -97,7 +94,7 @@ def by_selection(result: str, operands: Operands, p: Problem, precision: str) ->
 
 
 def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:
-    """A step's results: ``forward(x, weight, bias)`` and its gradients by torch.autograd."""
+    """A step's results by torch.autograd."""
     inputs = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in operands[:3]]
     with torch.enable_grad():
         y = forward(*inputs)

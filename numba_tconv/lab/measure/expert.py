@@ -1,7 +1,7 @@
 """Transposed convolution by torch's conv1d, as an expert writes it.
 
-Stride 1 flips the taps and complements the padding. ``m * stride`` undilated taps become a conv1d whose output channels
-are the phases, shuffled into the signal and cropped.
+For stride 1 the taps are flipped. ``m * stride`` undilated taps become a conv1d whose output channels are the phases,
+shuffled and cropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pack_bias(bias: torch.Tensor | None, problem: Problem) -> torch.Tensor | Non
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem) -> torch.Tensor:
-    """The output (N, C_out, L_out) of x (N, C_in, L); a view where stride > 1."""
+    """(N, C_out, L_out) from x (N, C_in, L); a view where stride > 1."""
     reach = problem.dilation * (problem.kernel_size // problem.stride - 1)
     if problem.stride == 1:
         before, after = reach - problem.padding, reach - problem.padding + problem.output_padding

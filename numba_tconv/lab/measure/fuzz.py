@@ -1,7 +1,6 @@
-"""Random problems, strides and precisions on every rung and gradient, against float64.
+"""Random problems on every rung and gradient, against float64.
 
-Seed and number determine a case. Kernels are compiled for stride, taps and channels of a group, so these come from a
-list.
+Seed and number determine a case. Kernels are compiled for STRUCTURES, so these come from a list.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory layout of a three-dimensional tensor.
+    """Memory layout of three dimensions.
 
-    ``order``: dimensions, outermost first; ``gaps``: factors of dense strides (0 repeats one number); ``shift``:
-    elements before the tensor.
+    ``order``: outermost first; ``gaps``: factors of dense strides (0 repeats one number); ``shift``: elements before
+    the tensor.
     """
 
     order: tuple[int, int, int] = (0, 1, 2)
@@ -67,7 +66,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and its rung or gradient; ``layouts`` are of input, weight, grad_output."""
+    """``layouts``: of input, weight, grad_output."""
 
     rung: str
     problem: Problem
@@ -80,7 +79,7 @@ class Case:
         return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
 
     def check(self) -> None:
-        """Compute the case. Raises Mismatch if the result is wrong."""
+        """Compute the case. Raises Mismatch."""
         p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
         shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
@@ -99,7 +98,7 @@ class Case:
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
-    """The oracle of the result ``of``, on the operands' device."""
+    """The oracle of the result ``of``."""
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
@@ -115,8 +114,7 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
 def bound(of: str, operands, problem: Problem, dtype: torch.dtype, precision: str) -> torch.Tensor:
     """The most that each element may differ from the oracle, in any order of its sum.
 
-    Relative to the sum of the products' magnitudes: rounded operands, loss of each addition (doubled: tensor cores
-    truncate), rounded result.
+    Operands, additions (doubled: tensor cores truncate) and the result are rounded.
     """
     magnitude = in_float64(of, [None if t is None else t.abs() for t in operands], problem)
     operands_rounding = 2**-10 + 2**-20 if precision == "tf32" else 0
@@ -173,7 +171,7 @@ def _layout(drawn: random.Random) -> Layout:
 def run_fuzz(arguments) -> int:
     """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python.
 
-    Any other exception ends the run: it may have spoilt the GPU's context.
+    Any other exception ends the run: it may spoil the GPU's context.
     """
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)

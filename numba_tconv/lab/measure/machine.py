@@ -14,7 +14,7 @@ from numba_tconv import requirements
 
 @dataclass(frozen=True)
 class Machine:
-    """A run's columns; words such as ``unknown`` stand for missing values."""
+    """A run's columns."""
 
     commit: str
     gpu: str
@@ -52,7 +52,7 @@ def _output_of(*command: str) -> str:
 
 
 def _commit() -> str:
-    """NUMBA_TCONV_COMMIT (for copies without history), else git's, with "+" for a changed tree."""
+    """NUMBA_TCONV_COMMIT, for copies without history, else git's; "+": a changed tree."""
     if given := os.environ.get("NUMBA_TCONV_COMMIT"):
         return given
     commit = _output_of("git", "rev-parse", "--short", "HEAD")

@@ -1,4 +1,4 @@
-"""Rows: one measurement each, in CSV files that are replaced whole."""
+"""Measurements in CSV files, which are replaced whole."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class Row(machine.Measured):
     operations/s. None: not applicable or not measured.
 
     * ``workload``: a name, with a sweep's suffix ``@total`` or ``@batch<N>``
-    * ``direction``: one of directions.DIRECTIONS
     * ``rung``: a name, ``auto`` for the selection, or "cudnn" where no rung has the precision
-    * ``weights``: CALL, as for gradients, steps and "cudnn", or FROZEN
     * ``cudnn_ms_p50``: torch's op, gradient or step; ``conv1d_ms_p50``: forward pass only
     * ``roofline``: floor time / ``ms_p50``
     * ``relerr``: relative norm against float64, a step's worst
@@ -84,12 +82,12 @@ def read(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
 
 
 def read_all(directory: str | os.PathLike) -> list[Row]:
-    """The rows of every ``*.csv`` in ``directory``, by file name. Raises RowsError."""
+    """The rows of every ``*.csv`` in ``directory``. Raises RowsError."""
     return [row for path in sorted(Path(directory).glob("*.csv")) for row in read(path)]
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, created with its directory if need be.
+    """Add ``rows`` to the file at ``path``, created if need be.
 
     Raises RowsError, leaving the file as it was, for other columns or a failed write.
     """
@@ -123,7 +121,7 @@ def replace_text(path: str | os.PathLike, text: str) -> bool:
 
 
 def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
-    """Write beside ``path`` and rename over it; returns whether the content changed. Raises RowsError."""
+    """Replace ``path`` at once; returns whether the content changed. Raises RowsError."""
     path = Path(path)
     try:
         if path.exists() and path.read_bytes() == content:
@@ -143,7 +141,7 @@ def replace_bytes(path: str | os.PathLike, content: bytes) -> bool:
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """By (workload, direction, rung, dtype, precision, length): the newest row of CALL, else FROZEN."""
+    """By (workload, direction, rung, dtype, precision, length): the newest of CALL, else FROZEN."""
 
     def rank(row):
         return row.weights == CALL, row.time
@@ -152,7 +150,7 @@ def latest(rows: Iterable[Row]) -> dict[tuple, Row]:
 
 
 def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
-    """Rows of the GPU with the most; of equals, the one with the newest."""
+    """Rows of the GPU with the most; of equals, with the newest."""
     by_gpu: dict[str, list[Kind]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)
@@ -162,7 +160,7 @@ def of_main_gpu(rows: Iterable[Kind]) -> list[Kind]:
 def newest(
     rows: Iterable[Kind], key: Callable[[Kind], tuple], rank: Callable[[Kind], object] = lambda row: row.time
 ) -> dict[tuple, Kind]:
-    """The row of highest ``rank`` for each ``key``, in the order of keys."""
+    """The row of highest ``rank`` for each ``key``, ordered by keys."""
     found: dict[tuple, Kind] = {}
     for row in rows:
         if key(row) not in found or rank(row) >= rank(found[key(row)]):
@@ -171,7 +169,7 @@ def newest(
 
 
 def existing(path: str | os.PathLike, kind: type[Kind] = Row) -> list[Kind]:
-    """The rows of the file at ``path``; none without it. Raises RowsError."""
+    """``read``; none without the file. Raises RowsError."""
     return read(path, kind) if Path(path).exists() else []
 
 

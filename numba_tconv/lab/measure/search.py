@@ -1,7 +1,4 @@
-"""Exhaustive search to test k6's cost model: every configuration of a workload, in one run.
-
-Weights are packed before, as the model leaves packing out.
-"""
+"""Exhaustive search to test k6's cost model: a workload's configurations in one run, without packing."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
-    """Add rows, replacing those of the same workloads and precisions. Raises rows.RowsError."""
+    """Add rows, replacing those of the same workloads and precisions. Raises RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)
@@ -97,10 +94,7 @@ def _compile(config: Config, cc: tuple) -> None:
 
 
 def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Tried]:
-    """Rows of all configurations, timed as in ``bench``.
-
-    Raises bench.WrongResult if one is wrong on the first or last sample.
-    """
+    """Rows of all configurations, timed as in ``bench``. Raises WrongResult if the first or last sample is wrong."""
     p, name = workload.problem, bench.peak_name(dtype, precision)
     found, chosen, rung = configs(p, name), choose_whole(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():

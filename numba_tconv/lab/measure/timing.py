@@ -1,7 +1,4 @@
-"""GPU timing: contestants take turns, to meet the same clocks, each call between two events on a cold cache.
-
-Events are queued behind the cache flush, which hides Python's launch time.
-"""
+"""GPU timing: contestants take turns, to meet the same clocks, each call between two events on a cold cache."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Contestant:
 
 
 class Flush:
-    """Evict the L2 cache by reading eight times its size, ``times`` times."""
+    """Evict the L2 cache ``times`` times, which hides Python's launch time."""
 
     def __init__(self, times: int):
         size = 8 * torch.cuda.get_device_properties().L2_cache_size
@@ -61,9 +58,9 @@ def timed_call(contestant: Contestant, flush: Flush) -> None:
 def interleave(
     contestants: list[Contestant], repeats: int, budget_s: float, label: str, flushes: int = FLUSHES
 ) -> None:
-    """Time the contestants in turns, ``repeats`` times each, with ``flushes`` cache flushes before a call.
+    """Time the contestants in turns, ``repeats`` times each, ``flushes`` cache flushes before each call.
 
-    One that would exceed ``budget_s`` seconds sits out rounds, but gets FEWEST_REPEATS calls (``repeats``, if fewer).
+    One that would exceed ``budget_s`` seconds sits out rounds, but gets FEWEST_REPEATS calls.
     """
     flush = Flush(flushes)
     for contestant in progress(contestants, f"{label}: compile and warm up"):

@@ -1,4 +1,4 @@
-"""The named problems that are measured."""
+"""The measured problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba_tconv.formula.problem import Problem
 
 @dataclass(frozen=True)
 class Workload:
-    """A named problem. ``note``: the layer; ``expanded_weight``: one filter serves all channels, by a stride of 0."""
+    """``note``: the layer; ``expanded_weight``: one filter serves all channels, by a stride of 0."""
 
     name: str
     problem: Problem
@@ -81,7 +81,7 @@ SETS = {"kernelbench": KERNELBENCH, "audio": AUDIO, "all": tuple(WORKLOADS)}
 
 
 def get(name: str) -> Workload:
-    """The workload called ``name``, in any case. Raises ValueError, with close names."""
+    """The workload ``name``, in any case. Raises ValueError."""
     if name.lower() not in WORKLOADS:
         close = difflib.get_close_matches(name.lower(), WORKLOADS, n=3) or sorted(WORKLOADS)
         raise ValueError(f"no workload is called {name!r}; did you mean {', '.join(close)}?")
@@ -89,7 +89,7 @@ def get(name: str) -> Workload:
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
-    """The workloads of ``names`` (or SETS), each once, with ``batch`` if given. Raises ValueError for other names."""
+    """The workloads of ``names`` or SETS, each once. Raises ValueError for other names."""
     single = [
         get(name) for name in dict.fromkeys(one for name in names for one in SETS.get(name.lower(), (name.lower(),)))
     ]
@@ -111,7 +111,7 @@ def at_length(workload: Workload, length: int, batch: int | None = None) -> Work
 
 
 def of_row(name: str, length: int) -> Workload | None:
-    """The row's workload; None if unknown or of other sizes now."""
+    """The row's workload; None if unknown or changed."""
     parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
     if not parts or parts[1] not in WORKLOADS:
         return None

@@ -1,7 +1,7 @@
-"""Whole decoders timed: torch's transposed convolutions against ours in the same model, on the same input, in turns.
+"""Whole decoders timed, with torch's transposed convolutions and with ours, in turns.
 
-A torch function mode times each transposed convolution, with the decoder's caches and layouts. Wall times run without
-events, from the call until the GPU is idle: the model as it is, against a copy under ``convert`` and ``routed``.
+A torch function mode times each transposed convolution. Wall times run without events, until the GPU is idle: the model
+as it is, against a copy under ``convert`` and ``routed``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ HEADER = [
 class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours.
 
-    Times are median ms, of the whole decoder and of its ``calls`` transposed convolutions together; ``wall_ms_p50`` may
-    be None. ``seconds`` is each input's length. ``weights``: rows.CALL or rows.FROZEN. Errors are the waveform's
-    relative norms against float64.
+    Times are median ms, of the decoder and of its ``calls`` transposed convolutions together; ``wall_ms_p50`` may be
+    None. ``seconds``: each input's. Errors are the waveform's relative norms against float64.
     """
 
     transformers: str
@@ -66,7 +65,7 @@ class Timed(machine.Measured):
 
 
 class Stopwatch(TorchFunctionMode):
-    """While active, computes torch.conv_transpose1d by ``function``, each call between two events in ``spans``."""
+    """Computes torch.conv_transpose1d by ``function``, each call between two events in ``spans``."""
 
     def __init__(self, function: Callable[..., torch.Tensor]):
         super().__init__()
@@ -98,7 +97,7 @@ class Side(Contestant):
         return y
 
     def layers_times(self) -> list[float]:
-        """ms of all transposed convolutions together, for each timed call."""
+        """ms of the transposed convolutions in each timed call."""
         timed = self.spans[len(self.spans) - len(self.events) :]
         return [sum(start.elapsed_time(stop) for start, stop in spans) for spans in timed]
 
@@ -112,11 +111,10 @@ def measure(
     repeats: int = 20,
     budget_s: float = 2.0,
 ) -> Timed:
-    """The row of the decoder called ``name`` on torch's current GPU, both sides timed in turns and checked.
+    """The row of the decoder ``name`` on torch's current GPU, both sides timed in turns and checked.
 
-    ``seconds`` is each input's length, ``budget_s`` a side's GPU seconds. float32 is computed in TF32. Raises
-    ValueError for an unknown name, RuntimeError without transformers, bench.WrongResult where our error is more than
-    twice torch's.
+    ``seconds`` is each input's length, ``budget_s`` a side's GPU time. float32 is computed in TF32. Raises ValueError
+    for an unknown name, RuntimeError without transformers, WrongResult where our error exceeds twice torch's.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()
@@ -169,7 +167,7 @@ def measure(
 
 
 def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
-    """Median ms until the GPU is idle, of ``model`` and of ``converted`` under ``routed``, in turns."""
+    """Median ms until the GPU is idle, of ``model`` and of ``converted`` under ``routed``."""
 
     def routed_call():
         with routed():
@@ -202,7 +200,7 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
 
 
 def grouped(timed: Iterable[Timed]) -> list[list[Timed]]:
-    """Newest rows in the order of DECODERS, grouped by GPU, dtype (float32 first), precision and input size."""
+    """Newest rows in DECODERS' order, grouped by GPU, dtype (float32 first), precision and input size."""
 
     def group(row):
         return row.gpu, row.dtype != "float32", row.dtype, row.precision, row.batch, row.seconds

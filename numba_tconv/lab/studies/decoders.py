@@ -1,7 +1,4 @@
-"""Published decoders, built by transformers in their default sizes with random weights.
-
-BigVGAN calls the function, with one filter expanded over channels, which takes ``routed``.
-"""
+"""Published decoders in transformers' default sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ MISSING = "the decoders are built by transformers, which is not installed: pip i
 
 
 class Built(NamedTuple):
-    """A model, waveform samples for each input frame, and ``draw(batch, frames)``, a random input."""
+    """``hop``: waveform samples for each input frame; ``draw(batch, frames)``: a random input."""
 
     model: nn.Module
     hop: int
@@ -51,7 +48,7 @@ class Decoder:
         return self.construct(self.classes(), **sizes)
 
     def make(self, batch: int, seconds: float, **sizes) -> tuple[nn.Module, torch.Tensor]:
-        """A random model in evaluation mode, and an input for ``seconds`` of sound, on torch's default device."""
+        """A random model for evaluation, and ``seconds`` of input, on torch's default device."""
         model, hop, draw = self.build(**sizes)
         randomise(model)
         return model.eval(), draw(batch, max(1, round(seconds * self.sampling_rate / hop)))
@@ -72,7 +69,7 @@ def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def randomise(model: nn.Module) -> None:
     """Draw weights with which every layer affects the waveform and none clips it.
 
-    transformers' own include zeros, and layers too small to be heard.
+    Some of transformers' are zero or too small.
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):

@@ -25,7 +25,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class ModelNew64(torch.nn.Module):
-    """Problem 64: transposed 1-D convolution. A seed gives the weights of the benchmark's ``Model``."""
+    """Problem 64. A seed gives the weights of the benchmark's ``Model``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelNew64(torch.nn.Module):
 
 
 class ModelNew74(torch.nn.Module):
-    """Problem 74: dilated. A seed gives the weights of the benchmark's ``Model``."""
+    """Problem 74: dilated. Seeds as in ModelNew64."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ModelNew79(ModelNew74):
 
 @dataclass(frozen=True)
 class Entry:
-    """Our class, its constructor's arguments, and the workload of its sizes."""
+    """Our class, its arguments, and the workload of its sizes."""
 
     model: type[torch.nn.Module]
     arguments: tuple
@@ -93,7 +93,7 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """An entry's largest errors over the trials, against float64; mean ms; ``passed`` trials allclose to torch."""
+    """Largest errors over the trials, against float64; mean ms; ``passed`` trials allclose to torch."""
 
     number: int
     passed: int
@@ -113,7 +113,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether our output has torch's shape and passes ``Error.within`` in TF32."""
+        """Whether our output has torch's shape and passes ``Error.within``."""
         return self.same_shape and self.error.within(self.torch_error, torch.float32, "tf32", terms=1)
 
 
@@ -127,7 +127,7 @@ def torch_model(number: int) -> torch.nn.Module:
 
 
 def run(number: int) -> Verdict:
-    """Judge and time problem ``number`` at full size on the GPU, with torch's switches as they are."""
+    """Judge and time problem ``number`` on the GPU, with torch's switches as they are."""
     entry = ENTRIES[number]
     p = get(entry.workload).problem
     torch.manual_seed(SEED)
@@ -150,7 +150,7 @@ def run(number: int) -> Verdict:
 
 
 def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
-    """Mean ms of TIMED_TRIALS calls between CUDA events, on a cold L2."""
+    """Mean ms of TIMED_TRIALS calls on a cold L2."""
     flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(3):
@@ -168,6 +168,6 @@ def mean_ms(model: torch.nn.Module, x: torch.Tensor) -> float:
 
 
 def _largest(found: list[dict[str, Error]], name: str) -> Error:
-    """The largest of each measure; NaN if any is NaN or there are none."""
+    """The largest of each measure; NaN if any is, or without trials."""
     measures = [(trial[name].norm, trial[name].largest) for trial in found] or [(math.nan, math.nan)]
     return Error(*torch.tensor(measures, dtype=torch.float64).amax(0).tolist())

@@ -18,10 +18,10 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 
 @dataclass(frozen=True)
 class Result(machine.Measured):
-    """An entry's row: mean ms with torch's default switches; ``weights``: rows.CALL or rows.FROZEN.
+    """Mean ms with torch's default switches; ``passed`` of ``trials`` outputs allclose to torch's.
 
-    ``passed`` of ``trials`` outputs were allclose to torch's. Errors against float64 are the largest over the trials:
-    relative norms, and element errors relative to the largest element.
+    Errors against float64 are the largest over the trials: relative norms, and element errors relative to the largest
+    element.
     """
 
     problem: int

@@ -1,6 +1,6 @@
-"""A small decoder trained to rebuild synthetic waveforms, with torch's layers and with ours.
+"""A small decoder trained to rebuild synthetic waveforms, with torch's layers and with ours, in turns.
 
-Both start from the same parameters, see the same batches and step in turns.
+Parameters and batches are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step(machine.Measured):
-    """The loss after a step, as a share of the waveforms' power, and the median ms of the steps since the last row."""
+    """The loss as a share of the waveforms' power, and median ms of the steps since the last row."""
 
     layers: str
     arithmetic: str
@@ -58,7 +58,7 @@ class Step(machine.Measured):
 
 
 def waveforms(count: int, samples: int, generator: torch.Generator) -> torch.Tensor:
-    """(count, 1, samples) in [-1, 1], on the generator's device: harmonics of 80 to 400 Hz, and a chirp below 2 kHz."""
+    """(count, 1, samples) in [-1, 1]: harmonics of 80 to 400 Hz, and a chirp below 2 kHz."""
 
     def uniform(low, high, channels=1):
         random = torch.rand((count, channels, 1), generator=generator, device=generator.device)
@@ -95,7 +95,7 @@ class Snake(nn.Module):
 
 
 def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequential:
-    """(N, COEFFICIENTS, L) to (N, 1, FRAME*L), by transposed convolutions with K = 2*stride."""
+    """(N, COEFFICIENTS, L) to (N, 1, FRAME*L)."""
     channels, modules = (COEFFICIENTS, *widths, 1), []
     for (before, after), stride in zip(pairwise(channels), STRIDES, strict=True):
         modules += [weight_norm(layer(before, after, 2 * stride, stride, stride // 2)), Snake(after)]
@@ -106,7 +106,7 @@ def decoder(layer: type[nn.ConvTranspose1d], widths: tuple[int, int]) -> nn.Sequ
 
 
 def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0) -> list[Step]:
-    """Train each kind of layer from ``seed``; a row for every RECORDED_EVERY steps and for the last."""
+    """Train each kind of layer from ``seed``; rows for every RECORDED_EVERY steps and the last."""
     where = dict(time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **asdict(machine.describe()))
     runs = {}
     for name, layer in LAYERS.items():
@@ -127,7 +127,7 @@ def train(arithmetic: str, steps: int, sizes: Sizes, device: str, seed: int = 0)
 
 
 def warm_up(sizes: Sizes, jobs: int | None = None) -> int:
-    """Compile the kernels of training ahead; returns their number, or 0 where the cache cannot be written."""
+    """Compile training's kernels ahead; returns their number, or 0 where the cache cannot be written."""
     try:
         cache.writable()
     except (RuntimeError, OSError):
@@ -163,7 +163,7 @@ class _Run:
         self.times.append((began, self._now()))
 
     def median_ms(self) -> float:
-        """Median ms of the steps since the last call; waits for them."""
+        """Median ms of the steps since the last call."""
         times, self.times = self.times, []
         if self.device != "cuda":
             return 1e3 * statistics.median(ended - began for began, ended in times)
