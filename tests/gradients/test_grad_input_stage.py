@@ -1,7 +1,7 @@
-"""The stages of grad_input_wgmma: what the copy engine brings, and what each lane reads of it, in plain Python.
+"""grad_input_wgmma's stages: what the copy engine brings and each lane reads, in plain Python.
 
-The functions that the kernel calls run here as they are, on a model of shared memory. What they read is held against
-the definition, element by element: what lies beside a row is another row's, or junk, and must never be read.
+The kernel's functions run on a model of shared memory. Reads are held against the definition, element by element:
+neighbours of a row belong to others, or are junk, and must never be read.
 """
 
 import itertools
@@ -59,7 +59,7 @@ class Whole:
 
 
 def spread(a, b, selector):
-    """prmt.b32, of whose selector's digits each spreads the uppermost bit of a byte."""
+    """prmt.b32; each selector digit spreads the uppermost bit of a byte."""
     digits = [selector >> 4 * z & 15 for z in range(4)]
     assert all(digit >= 8 for digit in digits)
     uppermost = [word >> 8 * z + 7 & 1 for word in (a, b) for z in range(4)]
@@ -67,7 +67,7 @@ def spread(a, b, selector):
 
 
 class Shared:
-    """Shared memory: elements by their address, what the kernel asked of it, and who asks."""
+    """Shared memory by address, the kernel's requests, and who asks."""
 
     def __init__(self, monkeypatch):
         self.elements, self.words, self.itemsize = {}, {}, 2
@@ -114,7 +114,7 @@ def shared(monkeypatch):
 
 
 def fetch(memory, itemsize, sizes, distances, box, begin):
-    """What the copy engine makes of a box, the innermost dimension first: zeros outside of the tensor."""
+    """The copy engine's box, innermost dimension first: zeros outside the tensor."""
     assert all(distance % 16 == 0 < distance for distance in distances)
     assert all(0 < size <= 256 for size in box)
     assert begin[0] * itemsize % 16 == 0 == box[0] * itemsize % 16
@@ -131,16 +131,16 @@ def fetch(memory, itemsize, sizes, distances, box, begin):
 
 
 def laid_out(p, precision, sheared, rng):
-    """Strides of a grad_output of which every ``sheared``-th row begins alike, with a gap between rows, or without."""
+    """Strides of a grad_output whose every ``sheared``-th row begins alike, with or without a gap."""
     vector = 16 // DTYPES[precision].itemsize
     shear = rng.randrange(1, 2 * sheared, 2) * (vector // sheared) % vector if sheared > 1 else 0
     stride_c = p.out_length + (shear - p.out_length) % vector + rng.choice([0, vector])
-    stride_c += vector if stride_c < vector else 0  # of shorter rows there is no sheared map (sheared_of)
+    stride_c += vector if stride_c < vector else 0  # shorter rows have no sheared map (sheared_of)
     return -(-p.out_channels * stride_c // vector) * vector + rng.choice([0, vector]), stride_c, 1
 
 
 def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
-    """One tile of the first sample: every register of these warps (crew, warp of it), in every stage of a part."""
+    """One tile of the first sample: every register of these (warpgroup, warp), in every stage of a split."""
     shared.itemsize = itemsize = config.itemsize
     sheared, vector, halves = config.sheared, 16 // itemsize, 4 // itemsize
     shear, first, sample = grad_input_wgmma_rows.shear_of(strides, config), -p.padding, 0
@@ -215,7 +215,7 @@ def check(shared, p, config, strides, tile, warps, group=0, part=0, splits=1):
             at = SLOT + config.b_bytes + z * config.spacing
             arrived |= {at + e * itemsize: value for e, value in enumerate(brought)}
         assert max(arrived) < SLOT + config.slot
-        for crews in ((0,), (1,)) if config.alternate else ((0, 1),):  # those that multiply a stage
+        for crews in ((0,), (1,)) if config.alternate else ((0, 1),):  # those that consume a stage
             shared.elements = dict(arrived)
             for crew, warp, lane in itertools.product(crews, range(4), range(32)):
                 prepare(known[crew, warp, lane], 0, 0)
@@ -247,14 +247,14 @@ def check_lane(shared, p, config, load, lane_knows, where, position, s, sample, 
 
 
 def wanted_at(p, config, position, s, e, sample, group):
-    """What an entry of a stage means to a position, by the definition."""
+    """A stage entry's meaning for a position, by definition."""
     channel, tap = divmod(s * config.entries + e, p.kernel_size)
     x = position * p.stride - p.padding + tap * p.dilation
     exists = e < config.entries and channel < p.out_channels_per_group and 0 <= x < p.out_length
     return (sample, group * p.out_channels_per_group + channel, x) if exists else 0
 
 
-# What each row is there for; problem, and every how many rows begin alike.
+# What each row is for; problem, and every how many rows begin alike.
 CASES = {
     "11 taps, cropped, every second row alike": (Problem(2, 16, 24, 11, 300, stride=5, padding=3), 2),
     "10 taps, every eighth row alike": (Problem(1, 16, 24, 10, 140, stride=5), 8),
@@ -344,7 +344,7 @@ def all_configs(precision):
 
 @every_precision
 def test_phases_return(precision):
-    """Every stage's windows hold its channels, whatever its phase, and the table its places; phases begin anew."""
+    """Every stage's windows hold its channels, and the table their places, in any phase; phases return."""
     for p, config in all_configs(precision):
         functions = grad_input_wgmma_stage.make_advance(config), grad_input_wgmma_stage.make_start(config)
         advance, start = (getattr(function, "py_func", function) for function in functions)
@@ -381,7 +381,7 @@ def test_boxes_are_wide_enough_for_any_shear(precision):
 
 @every_precision
 def test_lanes_meet_in_few_banks(precision):
-    """A warp's load takes little more than two turns, on average of the phases."""
+    """A warp's load takes little more than two accesses on average."""
     for name in ("seamless_u1", "xcodec_u1", "encodec_u2"):
         for sheared in (1, 2, 4):
             config = grad_input_wgmma_choose.choose(workloads.get(name).problem, precision, sheared)

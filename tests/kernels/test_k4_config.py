@@ -1,4 +1,4 @@
-"""How k4 chooses its tile, and when it copies and stores vectors; on the CPU."""
+"""k4's choice of a tile, and of vector copies and stores."""
 
 import math
 from dataclasses import replace
@@ -29,10 +29,8 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 from numba_tconv.selection.registry import RUNGS
 
 HEAD, ISTFT, KB64, DEMUCS = (workloads.get(name).problem for name in ("head", "istft", "kb64", "demucs_u2"))
-# Microseconds of k4 at batch 1 on an H200, medians of 25 launches with nothing in L2 (a script, 2026-11-25; no
-# recorded rows): (workload, length): [(time, parts, and the sizes of TILE)], of each the fastest that was tried, of
-# oobleck_u1 then a usual tile, and some that stand for others. Since then the sums of oobleck_u1 and of those whole
-# tiles are put aside half as often, which takes 1 to 2% less.
+# us of k4 at batch 1 on an H200, medians on a cold L2: (workload, length): [(time, splits, sizes of TILE)], the fastest
+# first, for oobleck_u1 then a usual tile.
 MEASURED = {
     ("waveglow", 63): [
         (46.5, 1, 256, 24, 8, 4, 16, 10, 2, 2),
@@ -53,11 +51,11 @@ MEASURED = {
         (14.1, 1, 32, 256, 4, 8, 8, 16, 2, 2),
     ],
 }
-WHOLE_TILES = {  # the same where all columns are those of whole tiles
+WHOLE_TILES = {  # the same where all columns belong to whole tiles
     ("oobleck_u1", 252): [(399.3, 2, 128, 128, 8, 8, 8, 16, 2, 2), (449.2, 2, 192, 96, 12, 12, 16, 8, 2, 2)],
 }
 TILE = "block_m", "block_n", "thread_m", "thread_n", "lanes_m", "block_k", "stages", "min_blocks"
-LAUNCH = 0.008  # ms, about what every launch costs, which the model leaves out
+LAUNCH = 0.008  # ms that every launch costs and the model leaves out
 
 
 def test_few_tiles_with_long_sums_are_split():
@@ -116,7 +114,7 @@ def test_few_warps_take_as_long_as_more():
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_time_is_flat_over_lengths(batch):
-    """No length is predicted to take much longer than a longer one."""
+    """A shorter length is never predicted to take much longer."""
     problems = [replace(HEAD, batch=batch, length=length) for length in range(1, 1000, 31)]
     costs = [LAUNCH + cost(p, choose(p, torch.float32), H200) for p in problems]
     least = [min(costs[z:]) for z in range(len(costs))]
@@ -148,7 +146,7 @@ def test_rows_of_unequal_taps_get_blocks_of_one_phase_where_channels_are_many():
 
 
 def test_of_few_blocks_they_get_blocks_of_all_phases_each_warp_of_one():
-    """By blocks of one phase SeamlessM4T's layer took 68.7 us, by these 54.8 (H200, a script; no recorded rows)."""
+    """Blocks of one phase would be slower."""
     seamless = replace(workloads.get("seamless_u1").problem, batch=1)
     config = choose(seamless, torch.float32, 4)
     assert config.apart
@@ -174,7 +172,7 @@ def measured(key):
 
 
 def test_few_blocks_get_a_tile_within_five_percent_of_the_fastest():
-    """In geometric mean, and none within more than ten."""
+    """In geometric mean; none takes over ten percent more."""
     shares = []
     for key in (("waveglow", 63), ("small", 128)):
         problem, x_vector, times = measured(key)
@@ -192,7 +190,7 @@ def test_whole_tiles_stay(key):
 
 
 def test_the_estimate_of_few_blocks():
-    """Within a quarter of what was measured, and within 12% by the root of the mean square."""
+    """Within a quarter of each measurement; root mean square within 12%."""
     errors = []
     for key in MEASURED | WHOLE_TILES:
         problem, _, times = measured(key)
@@ -229,7 +227,7 @@ def test_two_rounds_of_blocks_are_not_few(monkeypatch):
 
 
 def test_a_new_length_makes_no_tile(monkeypatch):
-    """What tiles a layer may have, in each number of parts, is found once; a new length only weighs them."""
+    """A layer's tiles, for each number of splits, are found once; a length only weighs them."""
     made = []
     monkeypatch.setattr(k4_choose, "make", lambda *problem, **tile: made.append(tile) or make(*problem, **tile))
     layer = replace(HEAD, in_channels=448)  # of no other test
@@ -265,9 +263,9 @@ def test_the_blocks_of_the_last_columns_come_last():
     problem, _, times = measured(("oobleck_u1", 256))
     usual, narrow = list(times)[1], next(config for config in times if config.block_n == 96)
     part = split(problem, 2)
-    # Three tiles of 128 rows of blocks on 132 multiprocessors: two full ones share one, then one with a warp in four.
+    # Three tiles of 128 rows on 132 multiprocessors: two full ones share one, then one with one warp in four.
     assert [r for r in k4_choose.busiest_rounds(part, usual, H200) if r[0]] == [(1, 2, 16), (1, 1, 2)]
-    # Three tiles of 96 are 68 of the last one's columns, three warps of four.
+    # Three tiles of 96: the last has 68 columns, three warps of four.
     assert [r for r in k4_choose.busiest_rounds(part, narrow, H200) if r[0]] == [(1, 2, 8)]
     assert [r for r in k4_choose.busiest_rounds(part, replace(narrow, min_blocks=1), H200) if r[0]] == [(2, 1, 4)]
     long = replace(part, length=10 * 256)
@@ -323,7 +321,7 @@ def test_partial_sums_are_stored_in_vectors_wherever_the_output_begins(monkeypat
 
 @pytest.mark.parametrize("gpu", [H200, A100], ids=["H200", "A100"])
 def test_launches_are_early_on_gpus_that_have_it(gpu):
-    """Of few blocks beside those that pack; of more, which would gather, only the one that adds up partial sums."""
+    """Few blocks beside those that pack; many would gather, so only the sum of partial sums begins early."""
     for p, few in ((replace(HEAD, in_channels=256, out_channels=16, length=20), True), (HEAD, False)):
         x, w = (
             Layout.contiguous(shape, torch.float32, NO_GPU)

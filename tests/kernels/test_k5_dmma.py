@@ -1,5 +1,4 @@
-"""k5_dmma without a GPU: operands of products in float64 as PTX defines them, where they lie in memory, which tile a
-problem gets, and what the compiler makes of it."""
+"""k5_dmma without a GPU: fragments as PTX defines them, their memory, chosen tiles, compiled code."""
 
 import itertools
 import re
@@ -61,7 +60,7 @@ def orders():
 
 
 def test_packed_weights_are_the_manuals_fragments():
-    """Of every product (four channels, a tap, sixteen rows) a lane's two weights lie side by side, lane after lane."""
+    """For every product (four channels, a tap, sixteen rows) a lane's two weights are adjacent, lane after lane."""
     for order, config in orders().items():
         place, at = k4_pack.place_by_fragments(order, fragments.mma_a), 0
         assert order.stage == config.w_stage
@@ -86,7 +85,7 @@ def test_operands_of_deeper_products_are_those_of_four_channels_side_by_side():
 
 
 def test_inputs_and_sums_lie_in_different_banks():
-    """Half a warp reads 16 inputs of 8 bytes at once; a quarter stores eight pairs of sums, 16 bytes each."""
+    """Half a warp reads 16 inputs of 8 bytes at once; a quarter stores eight pairs of sums."""
     sizes = {(config.width, config.pitch) for _, config in configs()}
     assert len(sizes) > 5
     for width, pitch in sizes:
@@ -109,7 +108,7 @@ def test_the_windows_and_tiles_are_whole():
         assert c.fours == (c.depth or 4) // 4
         assert problem.taps.taps_per_row % c.tap_chunk == 0
         assert c.partial == 0
-        # So that a tap that some rows do not have is multiplied in blocks alone all of whose rows have it.
+        # Only blocks whose rows all have a tap multiply it.
         assert c.one_phase or not c.ragged
 
 
@@ -127,8 +126,7 @@ def test_stages_are_deep_even_if_channels_are_no_multiple_of_much():
 
 @pytest.mark.parametrize("x_vector", [1, 2])
 def test_no_block_is_alone_on_a_multiprocessor(x_vector):
-    """Nothing would be computed while it waits: waveglow, whose length is odd, took 0.46 and 0.53 ms so (scripts),
-    0.349 with three (rows)."""
+    """A single block computes nothing while it waits."""
     for problem in SHAPES:
         assert all(config.min_blocks >= 2 for config in candidates(problem, x_vector, H200))
         assert choose(problem, x_vector, A100).min_blocks >= 2
@@ -141,7 +139,7 @@ def test_the_choice_is_the_cheapest_tile():
         assert cost(problem, chosen, H200) == min(cost(problem, config, H200) for config in all_tiles)
 
 
-# Milliseconds of launches on an H200 (a script), of tiles of the height and width of TILES and their stages, no rings.
+# ms of launches on an H200 by height and width of TILES and stages, without rings.
 MEASURED = {
     "patch@batch1": {(64, 128, 64, 32): 0.547, (64, 128, 32, 32): 0.555, (64, 32, 16, 32): 0.620},
     "oobleck_u1@batch1": {(64, 64, 32, 32): 0.466, (32, 128, 32, 32): 0.496, (64, 128, 64, 32): 0.553},
@@ -165,7 +163,7 @@ def test_the_choice_is_hardly_slower_than_the_fastest_measured(name):
     assert ms[c.block_m, c.block_n, 8 * c.thread_m, 4 * c.thread_n] <= 1.07 * min(ms.values())
 
 
-# Of the fastest of the other tiles, by the model, and of the ring; before 178ab8a.
+# ms of the fastest other tile, by the model, and of the ring.
 MEASURED_RINGS = {
     "kb64": (7.7675, 7.4188),
     "kb74": (1.9164, 1.7964),
@@ -213,7 +211,7 @@ def test_the_ring_has_several_stages_of_channels_that_its_warps_share_out():
         assert c.stages == k5_dmma_config.MOST_STAGES or not k4_config.fits(more, H200)
         assert k4_config.fits(c, H200)
         assert c.entries >= c.copied // c.x_vector + 2 + 2 * c.stages, "of vectors, two numbers, two barriers a stage"
-        # What the copy engine takes: multiples of 16 bytes.
+        # Multiples of 16 bytes for the copy engine.
         for elements in (c.copied, c.width, c.x_stage, c.w_stage):
             assert c.x_vector == 1 or elements * c.itemsize % 16 == 0
 
@@ -233,8 +231,7 @@ def test_it_is_selected_in_float64_where_its_products_are_full():
 
 
 def test_its_gradient_for_the_input_is_taken_where_it_is_exact():
-    """Phases of unequal taps are filled up with zeros, which an infinity would turn into NaN; phases of more than one
-    element a word are taken apart sixteen at a time."""
+    """Unequal phases are padded with zeros, which an infinity would turn into NaN."""
 
     def name(problem):
         return select_gradient("grad_input", problem, torch.float64, H200, precision="fp64").name
@@ -247,7 +244,7 @@ def test_its_gradient_for_the_input_is_taken_where_it_is_exact():
     assert reason == "it takes up to 16 phases of 64-bit elements apart, not 256"
     of_planes, rung, config = InputPlanes().config(wide, torch.float64)
     assert (of_planes.itemsize, of_planes.elements, rung) == (8, 1, "k5_dmma")
-    assert adjoint(wide).length == 301  # a plane's columns: not all of its vectors lie inside
+    assert adjoint(wide).length == 301  # not all vectors of a plane's columns lie inside
     assert config.x_vector == 1
     assert InputPlanes().config(Problem(2, 64, 64, 3, 300), torch.float64).of_rung.x_vector == 2
     odd = Problem(2, 64, 64, 3, 301)  # whose grad_output is read as it lies
@@ -290,11 +287,11 @@ def test_it_multiplies_on_tensor_cores_alone(name, x_vector, device):
     turns = [loop for loop in offline.loops(found.sass) if re.search(r"\bDMMA\b", loop)]
     turn = min(turns, key=len)  # the others are around it
     tiles = config.thread_m * config.thread_n // 4
-    taps = config.tap_chunk - config.ragged  # the last one has a place of its own
+    taps = config.tap_chunk - config.ragged  # the last one is kept apart
     of_turn = config.at_once * taps * tiles * (1 if config.depth else 2)
     assert len(re.findall(r"\bDMMA\b", turn)) >= of_turn
     assert not re.search(r"\bDFMA\b", turn)
-    # A fragment of weights by one vector, and the inputs of all its columns once a tap.
+    # A vector of weights, and inputs of all its columns once a tap.
     loads = config.at_once * taps * config.fours
     assert len(re.findall(r"\bLDS\.128\b", turn)) >= loads * config.thread_m // 2
     assert len(re.findall(r"\bLDS\.64\b", turn)) >= loads * config.thread_n // 2
@@ -306,14 +303,14 @@ RINGS = thorough([("patch", 2), ("encodec_u3", 1)], always=[("patch", 2)])
 @needs_sass
 @pytest.mark.parametrize(("name", "x_vector"), RINGS)
 def test_warps_that_multiply_meet_no_barrier_and_copy_nothing(name, x_vector):
-    """From their first product to the arrival after their last; and the registers that they take more were given up."""
+    """From the first product to the arrival after the last; producers gave up registers."""
     config, found = report(name, x_vector, H200)
     assert config.ring
     assert len(re.findall(r"cp\.async\.bulk\.shared", found.ptx)) == x_vector, "of weights, and of rows in vectors"
     multiplied = found.sass.rindex("DMMA")
     arrived = found.sass.index("SYNCS.ARRIVE", multiplied)
     assert not re.search(r"\b(BAR|LDGSTS|UBLKCP|LDG|LDL|STL)\b", found.sass[found.sass.index("DMMA") : arrived])
-    # Between reads and copies by the engine, another proxy, the memory model wants a fence; so does racecheck.
+    # The memory model, and racecheck, want a fence between reads and the engine's copies.
     assert "FENCE.VIEW.ASYNC" in found.sass[multiplied:arrived]
     groups = config.threads // 128, k5_dmma_ring.COPYING * 32 // 128
     multiplying, copying = k5_dmma_ring.REGISTERS

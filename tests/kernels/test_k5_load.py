@@ -1,5 +1,4 @@
-"""The copies of k5 on the CPU: every stage that the threads of a team or block fetch, in plain Python, against the
-definition of a window; and which problems keep their weights in shared memory."""
+"""k5's copies on the CPU: every stage, against the definition of a window; and where weights are resident."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -27,7 +26,7 @@ MISSING = -1  # where nothing is copied to
 
 
 class Rows:
-    """x, whose elements are one more than their indices; the first is ``offset`` after a multiple of 16 bytes."""
+    """x, whose elements are their indices plus one; the first is ``offset`` past a multiple of 16 bytes."""
 
     def __init__(self, itemsize, offset):
         self.itemsize, self.offset = itemsize, offset
@@ -40,7 +39,7 @@ class Rows:
 
 
 class Bits:
-    """Shared memory as an array of 16-bit elements, which ``put`` gets by their addresses."""
+    """Shared memory as an array of 16-bit elements, addressed by ``put``."""
 
     def __init__(self, put):
         self.put = put
@@ -51,8 +50,7 @@ class Bits:
 
 @pytest.fixture
 def copies(monkeypatch):
-    """What the copies of ``x`` since it was last cleared have put where: of each element's place in shared memory the
-    index in x, None for a zero."""
+    """Copies of ``x`` since the last clearing: shared position to index in x, None for a zero."""
     state = SimpleNamespace(elements={}, groups=0, x=None, table=defaultdict(int), thread=SimpleNamespace(x=0))
 
     def put(address, index):
@@ -130,22 +128,22 @@ def signal_of(p, x, config, group):
 
 
 # One tile a sample and many, samples that share a tile, channels that fill no stage, groups, phases, chunks of taps,
-# windows that begin before the signal and end behind it; 16 bits.
+# windows beyond both ends of the signal; 16 bits.
 CASES = [
     (Problem(2, 48, 24, 3, 5756), "tf32"),
     (Problem(1, 20, 16, 5, 4100, padding=2, dilation=3), "tf32"),
     (Problem(300, 9, 16, 3, 20, padding=1), "tf32"),
     (Problem(2, 16, 16, 3, 2052, groups=2), "tf32"),
     (Problem(2, 16, 8, 8, 2200, stride=4, padding=2), "tf32"),
-    (Problem(2, 16, 16, 4, 4288, stride=2, dilation=3), "tf32"),  # of which the first column is before the signal
+    (Problem(2, 16, 16, 4, 4288, stride=2, dilation=3), "tf32"),  # the first column is before the signal
     (Problem(1, 8, 8, 61, 4096, padding=30), "tf32"),
     (Problem(2, 32, 24, 3, 4096), "bf16"),
     (Problem(120, 24, 16, 3, 40, padding=1), "bf16"),
 ]
 
 
-# Rows at 8 and 4 bytes, or x itself; of 16 bits all rows within a word or none, every second, those of every second
-# sample or group, and samples so short that no window lies in one.
+# Rows at 8 and 4 bytes, or x itself; in 16 bits all, none or every second row within a word, or those of every second
+# sample or group; samples shorter than a window.
 ANYWHERE = [
     (Problem(2, 48, 24, 3, 5758), "tf32", 0),
     (Problem(1, 20, 16, 5, 4099, padding=2, dilation=3), "tf32", 0),
@@ -211,7 +209,7 @@ def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, ali
     assert copies.groups == before + 1, "but a group there is"
 
 
-# Several tiles a block, tails of channels, chunks of taps (of 16 bits an odd number of columns apart, too), strides.
+# Several tiles a block, tails of channels, chunks of taps (in 16 bits also an odd number of columns apart), strides.
 STREAMED = [
     (Problem(2, 44, 24, 3, 600), "tf32", 0, True),
     (Problem(2, 44, 24, 3, 601, padding=1), "tf32", 1, False),
@@ -271,8 +269,10 @@ def test_every_stage_beside_streamed_weights(copies, p, precision, offset, align
 
 
 def check(elements, turned, p, config, group, channel, begin, first, columns):
-    """``begin``: column of all samples where the window begins; ``turned``: whether even and odd channels' columns
-    stand an element further. What is copied beside the window, to fill a word, is of the same signal."""
+    """``begin``: the window's first column; ``turned``: even and odd channels' columns differ by an element.
+
+    What fills a word beside the window belongs to the same signal.
+    """
     tile, elements = config.tile, dict(elements)
     assert turned == [False, False] or config.turned
     for row in range(config.depth):
@@ -290,7 +290,7 @@ def check(elements, turned, p, config, group, channel, begin, first, columns):
 
 
 def test_weights_stay_where_they_fit_and_pay():
-    """Beside eight warps; not for few tiles, where x is copied by elements, or where positions need 64 bits."""
+    """Beside eight warps; not for few tiles, copies by elements, or 64-bit positions."""
     named = {name: workloads.get(name).problem for name in ("kb64", "kb74", "kb79", "hifigan_u1")}
     chosen = {name: k5_choice.choose(p, "tf32") for name, p in named.items()}
     assert {name: config.teams for name, config in chosen.items()} == {"kb64": 4, "kb74": 4, "kb79": 4, "hifigan_u1": 1}
@@ -311,7 +311,7 @@ def test_weights_stay_where_they_fit_and_pay():
 
 
 def test_windows_of_chunks_an_odd_number_of_columns_apart():
-    """Of 16-bit elements some begin within a word and others do not: they are listed, beside weights that stream."""
+    """16-bit elements within a word are listed, beside streamed weights."""
     p = Problem(2, 16, 16, 9, 8192, dilation=3)
     configs = {precision: k5_choice.choose(p, precision, FEW, aligned=False) for precision in ("tf32", "bf16")}
     assert all(config.tile.chunk_shift % 2 for config in configs.values())
@@ -335,7 +335,7 @@ def _weights(p, tile):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_how_rows_of_an_input_are_copied(precision):
-    """In vectors or in words; where elements lie apart, beside weights that stream."""
+    """In vectors or words; separate elements only beside streamed weights."""
     p = Problem(2, 32, 24, 3, 4096)
     vector = 16 // resident(p, precision).tile.itemsize
 

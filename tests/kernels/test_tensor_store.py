@@ -1,7 +1,6 @@
-"""The last step of k6 on the CPU: staged and written lane by lane in plain Python, every output is its own sum.
+"""k6's last step on the CPU: lane by lane in plain Python, every output is its own sum.
 
-The device functions run as they are, with the few instructions that Python has no word for replaced by their meanings,
-which also refuse addresses that the instructions refuse.
+Instructions without a word in Python are replaced by their meanings, which also refuse bad addresses.
 """
 
 from collections import Counter
@@ -23,7 +22,7 @@ from numba_tconv.kernels.k6_wgmma import tile as k6_config
 
 WARPS, LANES = 4, 32
 # Stride, kernel size, dilation, output channels: one phase, two, eight; phases without taps; a dilation; parts; single.
-# Of most the channels fill their tile, so that runs inside of a sample go by ``store_runs``.
+# Mostly channels fill their tile, so that runs inside a sample go by ``store_runs``.
 SHAPES = [
     (1, 3, 1, 16),
     (2, 4, 1, 8),
@@ -37,7 +36,7 @@ SHAPES = [
 
 
 def cast_to(bits):
-    """Numba's signed integers of so many bits, as casts. Those of its own would take half of a test's time."""
+    """Numba's signed integers as casts; its own would take half of a test's time."""
     beyond = 2 ** (bits - 1)
 
     def cast(value):
@@ -49,7 +48,7 @@ def cast_to(bits):
 
 
 def cast_quickly(monkeypatch, *modules):
-    """Within the modules, numbers of 32 and 64 bits are such casts, and those without a sign begin anew at zero."""
+    """Within the modules, 32- and 64-bit numbers are such casts; unsigned ones wrap."""
     for module, bits in product(modules, (32, 64)):
         casts = {f"int{bits}": cast_to(bits), f"uint{bits}": lambda value, end=2**bits: int(value) % end}
         for name, cast in casts.items():
@@ -59,7 +58,7 @@ def cast_quickly(monkeypatch, *modules):
 
 @pytest.fixture
 def in_python(monkeypatch):
-    """tensor_store with Python's meanings; ``staged`` and ``written`` count what was written where."""
+    """tensor_store with Python's meanings; counts writes in ``staged`` and ``written``."""
 
     def same(value):
         return value
@@ -149,7 +148,7 @@ def test_the_last_outputs_of_samples_that_fill_their_tiles(in_python):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_which_tiles_may_begin_anywhere(shape):
-    """Those that would compute columns twice else; and lanes write no single element of 16 bits."""
+    """Those that would compute columns twice; lanes write no single 16-bit element."""
     stride, kernel_size, dilation, channels = shape
     problem = Problem(1, 8, channels, kernel_size, 256, stride=stride, dilation=dilation)
     found = in_runs(problem, "tf32", aligned=False)
@@ -159,8 +158,7 @@ def test_which_tiles_may_begin_anywhere(shape):
 
 
 def in_runs(problem, precision, aligned=True):
-    """The configuration with the highest tile whose outputs leave by kernels/common/tensor_core/store_runs.py; None if
-    there is none."""
+    """The configuration with the highest tile that stores by store_runs.py; None without one."""
     found = k6_config.configs(problem, precision)
     return next((c for c in found if not c.bulk_channels and c.tile.aligned == aligned and not c.tail), None)
 
@@ -190,7 +188,7 @@ def check(state, problem, precision, shift, aligned=True):
             state.straight += straight
             heads = [head_of(n, co, extent, out, warp) for warp in range(WARPS)]
             sizes = tensor_runs.runs_sizes(tile, WARPS)
-            # Of each lane; only those that are moved on from round to round are prepared once.
+            # Only each lane's runs, moved on from round to round, are prepared once.
             runs = {k: Runs(*([0] * sizes[i] for i in (1, 0, 1, 1))) for k in np.ndindex(WARPS, LANES)}
             steady = left >= tile.channels and p.out_length * tile.round_channels % tile.sector == 0
             for round_ in range(tile.rounds):
@@ -222,7 +220,7 @@ def output_of(p, y, config, alignment, has_bias=False):
 
 
 def sums_of(tile, problem, config, column_tile, row, co, m0, count, warp, lane):
-    """A lane's sums of ``count`` rows from ``m0`` on, in the order in which wgmma leaves them: see make_stage_rows."""
+    """A lane's sums of ``count`` rows from ``m0``, in wgmma's order (make_stage_rows)."""
     columns, start = k6_config.sample_columns(problem, config)[1], column_tile * tile.advance - tile.overlap
     values = np.zeros(count)
     for r in range(count // 4):
@@ -236,7 +234,7 @@ def sums_of(tile, problem, config, column_tile, row, co, m0, count, warp, lane):
 
 
 def expected(problem, first, sample, channel, o):
-    """The sum that reaches an output: zero where no row of taps that has taps does (formula/taps.py)."""
+    """The sum that reaches an output: zero without a tap (formula/taps.py)."""
     t, u = problem.taps, o + problem.padding
     if u % t.gap:
         return 0

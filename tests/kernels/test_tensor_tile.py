@@ -1,8 +1,8 @@
-"""Tiles of the tensor-core rungs, on the CPU: every output has one owner, and the owner has all that the output needs.
+"""Tiles of the tensor-core rungs on the CPU: every output has one owner, and the owner has all that the output needs.
 
-The ownership of outputs is emulated in plain Python from a tile's numbers, as kernels/common/tensor_core/store_any.py
-works it out: of each channel a tile owns the run [start - early, start of the next - early of the next), where
-``early`` is how far a start lies behind its sector of memory."""
+Ownership is emulated as in kernels/common/tensor_core/store_any.py: of each channel a tile owns the run [start - early,
+start of the next - early of the next), where ``early`` is a start's distance from its sector.
+"""
 
 import itertools
 from collections import Counter
@@ -46,7 +46,7 @@ def problems(draw):
     output_padding = draw(st.integers(0, max(stride, dilation) - 1))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
     cropped = st.integers(0, min(3 * stride, (uncropped - 1) // 2)) | st.integers(0, (uncropped - 1) // 2)
-    # Of the input channels none is walked, of the output channels a few.
+    # No input channel is walked, and few output channels.
     channels = draw(st.integers(1, 20)), draw(st.integers(1, 3) | st.sampled_from([16, 40, 129]))
     batch = draw(st.integers(1, 3))
     return Problem(
@@ -58,7 +58,7 @@ def problems(draw):
 
 
 def config_of(rung, problem, precision):
-    """A rung's tile for a problem; examples without one are passed over, those refused for another reason are not."""
+    """A rung's tile for a problem; skips examples that are refused for having none."""
     config = rung.choose(problem, precision)
     hypothesis.assume(config is not None)
     return config
@@ -73,19 +73,19 @@ def columns_of(config, problem):
 
 
 def start(config, problem, column_tile):
-    """Sample and column where the outputs begin that a tile owns, and the output there, which need not exist."""
+    """Sample, column and output where a tile's outputs begin; the output need not exist."""
     tile, ((first, columns), _) = config.tile, columns_of(config, problem)
     n, j = divmod(column_tile * tile.advance, columns)
     return n, j, (first + j) * problem.stride - problem.padding
 
 
 def early(tile, problem, n, channel, output, shift):
-    """Outputs from the beginning of its sector of memory to an output."""
+    """Outputs since the beginning of its sector."""
     return ((n * problem.out_channels + channel) * problem.out_length + output + shift) % tile.sector
 
 
 def owned(config, problem, column_tile, row, channel, shift):
-    """Samples and outputs, and places in the staged run, of all outputs of a channel that a tile owns: three arrays."""
+    """Samples, outputs and staging positions of all outputs of a channel that a tile owns."""
     tile, p, ((first, columns), _) = config.tile, problem, columns_of(config, problem)
     n, j, begin = start(config, p, column_tile)
     n_next, _, begin_next = start(config, p, column_tile + 1)
@@ -101,7 +101,7 @@ def owned(config, problem, column_tile, row, channel, shift):
 
 
 def row_and_column(problem, o):
-    """The row of taps and the column that reach an output, or None where none does (formula/taps.py)."""
+    """The row of taps and the column that reach an output, or None (formula/taps.py)."""
     t, u = problem.taps, o + problem.padding
     if u % t.gap:
         return None
@@ -118,7 +118,7 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
     config = config_of(rung, problem, precision)
     tile, ((first, columns), column_tiles) = config.tile, columns_of(config, problem)
     shift = data.draw(st.integers(0, SECTOR // tile.itemsize - 1))
-    # Where column c and phase a of a tile are staged.
+    # Where column c and phase a are staged.
     staged = {c * tile.span + a * tile.spread: (c, a) for c in range(COLUMNS) for a in range(tile.phases)}
     assert len(staged) == COLUMNS * tile.phases
     places = np.array([row_and_column(problem, o) or (-1, 0) for o in range(problem.out_length)])
@@ -133,7 +133,7 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
             assert np.all((column >= first) & (column - first < columns) | ~reached)
             computed = reached & (row <= a) & (a < row + tile.phases)
             assert np.all(is_staged == computed)
-            # Where there is no tap, its sum is zero, and there is none.
+            # Without a tap the sum is zero.
             assert np.all(a[reached & ~computed] >= problem.kernel_size)
             c = sample * columns + column - first - (column_tile * tile.advance - tile.overlap)
             there = np.array([staged[place] for place in u[computed].tolist()]).reshape(-1, 2)
@@ -144,7 +144,7 @@ def test_every_output_has_one_owner_that_computes_it(rung, precision, data):
 @rungs
 @precisions
 def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, precision):
-    """Wherever the seams between samples meet tiles; with one output a column, and with two."""
+    """Wherever seams between samples meet tiles; one output a column, and two."""
     straight_tiles = 0
     for length, stride in itertools.product(range(300, 340), (1, 2)):
         problem = Problem(4, 32, 16, 2, length, stride=stride, padding=1)
@@ -156,7 +156,7 @@ def test_tiles_that_are_stored_as_of_one_sample_own_outputs_of_no_other(rung, pr
             alignment = alignment_of(shift * tile.itemsize, problem, tile)
             sizes = problem.out_channels, problem.out_length, problem.padding
             out = Output(None, None, False, problem.batch, columns, first, *sizes, alignment)
-            # The first tile of a sample takes none of the sample before, whose last tile takes them.
+            # A sample's last tile takes all of it.
             if aim(n, j, out)[1] and j > 0:
                 straight_tiles += 1
                 for channel in range(problem.out_channels):
@@ -184,8 +184,8 @@ def test_windows_hold_every_input_and_zeros_between_samples(rung, precision, dat
         assert tile.chunk_shift == tile.tap_chunk * t.step
     assert (chunks - 1) * tile.tap_chunk + tile.last_taps(problem) == t.taps_per_row
     assert 1 <= tile.last_taps(problem) <= tile.tap_chunk
-    # Reading back from a sample's first column, over all taps of all chunks, no input of the sample before is met,
-    # unless no tile has columns of both.
+    # From a sample's first column, all chunks' taps read no input of the sample before, unless a tile has columns of
+    # both.
     back = (chunks * tile.tap_chunk - 1) * t.step
     assert first + columns - back >= problem.length or (rung.name == "k6_wgmma" and columns % tile.advance == 0)
     assert tile.advance > 0
@@ -219,7 +219,7 @@ def test_channels_are_staged_in_equal_rounds_that_fit(rung, precision, data):
     tile = config_of(rung, problem, precision).tile
     assert tile.channels == tile.rounds * tile.round_channels
     assert tile.round_channels in round_sizes(tile)
-    # What ``skip`` spreads over the banks stays inside the channel's part of the buffer.
+    # ``skip`` stays inside the channel's share of the buffer.
     last = (COLUMNS - 1) * tile.span + (tile.phases - 1) * tile.spread
     assert last + (last >> 5) * tile.skip < tile.pitch
     assert tile.round_channels * tile.pitch <= tile.staging
@@ -231,7 +231,7 @@ EVERY_PROBLEM = [workload.problem for workload in workloads.WORKLOADS.values()]
 def check_k6(problem, precision):
     configs = k6_config.configs(problem, precision)
     if not configs:
-        # Outputs too far apart for one tile; a channel of more rows than tf32x3 has sums for; no room for one round.
+        # Outputs too far apart for one tile; more rows a channel than tf32x3 has sums; no space for one round.
         tile = make_tile(problem, precision)
         if tile is None:
             assert problem.taps.gap > LONGEST_STAGED_SPAN
@@ -274,12 +274,12 @@ def test_k6_fits(precision, problem):
     check_k6(problem, precision)
 
 
-# Taps of a row, how far they are apart; taps of a chunk.
+# Taps of a row, their distance, taps of a chunk.
 @pytest.mark.parametrize(
     ("taps", "step", "chunk"),
     [(3, 1, 3), (5, 1, 5), (6, 1, 4), (64, 1, 4), (5, 2, 5), (5, 3, 5), (5, 4, 3), (5, 5, 3), (5, 7, 2)],
 )
 def test_windows_of_split_operands_fit_into_registers(taps, step, chunk):
-    """Of the loop over stages of any of these, the compiler spills none."""
+    """The compiler spills nothing in these stage loops."""
     problem = Problem(2, 16, 64, taps, 4096, dilation=step)
     assert {config.tile.tap_chunk for config in k6_config.configs(problem, "tf32x3")} == {chunk}

@@ -1,6 +1,6 @@
-"""What the compiler makes of every rung, without a GPU: registers, no spill, and the rung's own instructions.
+"""Every rung compiled, without a GPU: registers, no spill, and the rung's own instructions.
 
-A rung that lost them could still compute the right result, only slowly, and no other test would notice.
+Without them results would be right, but slow; no other test would notice.
 """
 
 import os
@@ -35,14 +35,14 @@ AMPERE, HOPPER = (8, 0), (9, 0, "a")
 DEVICES = {AMPERE: A100, HOPPER: H200}
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
-# Registers a thread: two, four and four blocks of 256 threads fit on a multiprocessor.
+# Two, four and four blocks of 256 threads fit on a multiprocessor.
 BUDGETS = {"k1_gather": 128, "k2_polyphase": 64, "k3_shared_tile": 64}
 SIMPLE = [
     (rung, "kb79", dtype, cc)
     for rung in BUDGETS
     for dtype, cc in ((F32, AMPERE), (F32, HOPPER), (F64, HOPPER), (F16, HOPPER), (BF16, AMPERE))
 ]
-# k4 takes seconds to compile: only tiles that its chooser picks, with copies of 16 bytes and of one element.
+# k4 compiles for seconds: only chosen tiles, with copies of 16 bytes and of one element.
 SEVERAL_PHASES = "unequal taps, several phases a block"
 TILES = {
     "128 channels, stride 1": ("kb64", F32, 4, HOPPER),
@@ -121,7 +121,7 @@ def check_order(report):
 
 
 def check_memory(report, budget):
-    """Check that everything stays in registers, at most ``budget`` of them."""
+    """Check that everything stays in at most ``budget`` registers."""
     assert 0 < report.registers <= budget
     assert report.spill_bytes == 0
     assert report.local_bytes == 0
@@ -138,7 +138,7 @@ def test_simple_rungs_stay_in_their_registers(case):
 def test_simple_rungs_are_what_they_claim(case):
     ptx = simple_report(case).ptx
     inner = min(product_loops(ptx), key=len)
-    if case[0] == "k1_gather":  # it divides by a stride that is known at run time only
+    if case[0] == "k1_gather":  # its stride is known at run time only
         assert any(re.search(r"\brem\.s64\b", loop) for loop in product_loops(ptx))
     elif case[0] == "k2_polyphase":
         assert re.search(r"\bdiv\.s64\b", ptx), "the phase is worked out somewhere"
@@ -177,7 +177,7 @@ def test_k4_copies_ahead_and_loads_vectors(reason):
     assert "cp.async.wait_group" in ptx
     inner = min(product_loops(ptx), key=len)
     assert ("ld.shared.v2.f64" if config.dtype == F64 else "ld.shared.v4.f32") in inner
-    if config.block_k > 2:  # otherwise a stage is one turn, and its copies are in the same loop
+    if config.block_k > 2:  # otherwise a stage's copies are in the same loop
         assert not re.search(r"\b(ld|st)\.(global|f32|f64)\b|\bbar\.sync\b", inner)
 
 
@@ -194,13 +194,13 @@ def test_k4_machine_code(reason):
     "reason", thorough(["128 channels, stride 1", "the same on Ampere"], always=["128 channels, stride 1"])
 )
 def test_k4_multiplies_most_of_the_time(reason):
-    """More than nine tenths of the inner loop's instructions are multiply-adds."""
+    """More than nine tenths of the inner loop's instructions."""
     inner = min(product_loops(tile_report(reason).sass), key=len)
     mix = offline.instructions(inner)
     assert mix["FFMA"] / mix.total() > 0.9
 
 
-# The depthwise rung, inputs in shared memory: reason; workload, dtype, compute capability.
+# Depthwise, inputs in shared memory: reason; workload, dtype, compute capability.
 FEW_CHANNELS = {
     "float32": ("depthwise", F32, HOPPER),
     "on Ampere": ("depthwise", F32, AMPERE),
@@ -251,7 +251,7 @@ def test_depthwise_moves_vectors(reason):
 @needs_sass
 @few_channels
 def test_depthwise_has_few_instructions_an_output(reason):
-    """A pass has few, including the branch for the end of a row, which is hardly ever taken."""
+    """Few in a pass, with the rarely taken branch for the end of a row."""
     config, report = depthwise_report(reason)
     if config.keeps_weights:
         products = config.vector * config.in_per_group * config.taps.taps_per_row
@@ -268,18 +268,17 @@ MATRIX_PRODUCTS = [
     *[("kb64", "tf32x3"), ("kb74", "tf32x3"), ("oobleck_u4", "bf16"), ("xcodec_u1", "fp16")],
 ]
 OPERANDS = {"tf32": "tf32", "tf32x3": "f16", "fp16": "f16", "bf16": "bf16"}
-# Compilations may take as long as this many of k3's, timed beside them: seconds depend on other work. k6's take 9 on
-# average, k5's 6; a single one may take half as much again.
+# Compile times in k3's, timed beside them, as seconds depend on other work.
 LONGEST_COMPILATION = 13
 BESIDE = 20  # seconds in which other work stays much the same
 # The multiplying instruction, in PTX and in SASS.
 MULTIPLIERS = {"k5_mma": ("mma.sync", "HMMA"), "k6_wgmma": ("wgmma.mma_async", "HGMMA")}
 EVERY_MATRIX_PRODUCT = [
     *((name, *case) for name in MULTIPLIERS for case in MATRIX_PRODUCTS),
-    # A part of a long stride's phases, stored from registers, also for split operands; partial sums in bfloat16.
+    # A tile with a share of a long stride's phases, stored from registers; partial sums in bfloat16.
     *(("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))),
 ]
-# `make test` compiles these: resident weights, streamed weights, and split operands.
+# `make test` compiles these: resident weights, streamed weights, split operands.
 ALWAYS = [
     ("k5_mma", "kb74", "tf32x3"),
     *[("k6_wgmma", *case) for case in (("hifigan_u1", "tf32"), ("oobleck_u4", "bf16"))],
@@ -296,7 +295,7 @@ def without_cache():
 
 @lru_cache(1)
 def k3_seconds(when):
-    """Seconds that k3 takes to compile in this stretch of time, after a first compilation."""
+    """Seconds that k3 takes to compile now, after a first compilation."""
     simple_report(K3)
     with without_cache():
         return simple_report.__wrapped__(K3).seconds
@@ -304,7 +303,7 @@ def k3_seconds(when):
 
 @cache
 def matrix_report(name, workload, precision):
-    """The configuration, its report, and its compile time in compilations of k3."""
+    """The configuration, its report, and its compile time in k3's."""
     simpler = k3_seconds(time.monotonic() // BESIDE)
     rung, problem = RUNGS[name], workloads.get(workload).problem
     config = rung.config(problem, next(d for d, known in PRECISIONS.items() if precision in known), precision)
@@ -321,7 +320,7 @@ def test_tensor_core_rungs_stay_in_their_registers(name, workload, precision):
     blocks = getattr(config, "min_blocks", 1)
     check_memory(report, min(255, REGISTERS // (report.threads * blocks) // 8 * 8))
     assert report.blocks_per_multiprocessor >= blocks
-    if name == "k6_wgmma":  # with some to spare: another version of Python gives other PTX
+    if name == "k6_wgmma":  # with a margin: another version of Python gives other PTX
         assert offline.spill_bytes_with_fewer(report, 8) == 0
 
 
@@ -331,7 +330,7 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
     word, sass = MULTIPLIERS[name]
     kind = OPERANDS[precision]
     assert re.search(rf"\b{word}\.\S*\.f32\.{kind}\.{kind}\b", report.ptx)
-    # ptxas waits between asynchronous products, with a warning, where it cannot prove that their registers are free.
+    # ptxas warns and waits between asynchronous products where it cannot prove that their registers are free.
     assert "serialized" not in report.log
     check_order(report)  # grad_input_planes runs them too
     if report.sass:
@@ -359,7 +358,7 @@ def test_k5_compiles_for_ampere(workload, resident):
     ),
 )
 def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
-    """Without a spill; only the ends of a signal are copied by single elements."""
+    """Without a spill; only the ends of a signal are copied by elements."""
     config = k5_choice.choose(workloads.get(workload).problem, precision, aligned=False)
     assert (config.resident_weights > 0) == resident
     report = offline.report(RUNGS["k5_mma"].kernel(config), HOPPER, config.shared_bytes)
@@ -377,11 +376,11 @@ def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, reside
     thorough([("k5_mma", "kb64"), ("k5_mma", "kb74"), ("k6_wgmma", "kb64")], always=[("k5_mma", "kb74")]),
 )
 def test_split_operands_are_split_once(name, workload):
-    """Two numbers at a time, by their larger parts; three products use them, and sums are scaled back."""
+    """Two numbers at a time, by their high halves; three products use them, and sums are scaled back."""
     config, report, _ = matrix_report(name, workload, "tf32x3")
     ptx, tile = report.ptx, config.tile
     window, halo = (config.window, config.halo) if name == "k5_mma" else (4 + tile.halo, tile.halo)
-    packs = 4 * (window - halo + tile.reach)  # of a window: both parts of two pairs of rows
+    packs = 4 * (window - halo + tile.reach)  # a window's: both halves of two pairs of rows
     windows = ptx.count("cvt.rn.f16x2.f32") // packs
     assert ptx.count("cvt.rn.f16x2.f32") == ptx.count("cvt.f32.f16") == windows * packs > 0
     assert ptx.count("redux.sync.max.u32") == 2 * windows, "one more for windows beside an infinity"
@@ -398,7 +397,7 @@ def test_k6_loads_biases_together():
 
 def test_k6_lets_the_next_kernel_begin():
     _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")
-    # Once for the warps that copy and once for those that multiply, each behind its wait for the packed weights.
+    # Once for producers and once for consumers, each behind its wait for the packed weights.
     waits, lets = (report.ptx.count(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
     assert waits == lets == 2
 
@@ -407,7 +406,7 @@ def test_k6_lets_the_next_kernel_begin():
 @pytest.mark.parametrize("cases", ["some", "all"])
 @pytest.mark.parametrize("name", MULTIPLIERS)
 def test_tensor_core_rungs_compile_in_seconds(name, cases):
-    """A process compiles a kernel's parts once, so only a fresh one can be timed."""
+    """A process compiles a kernel's functions once, so only a fresh one can be timed."""
     cases = {"some": ALWAYS, "all": EVERY_MATRIX_PRODUCT}[cases]
     took = [matrix_report(rung, *case)[2] for rung, *case in cases if rung == name]
     assert statistics.mean(took) < LONGEST_COMPILATION

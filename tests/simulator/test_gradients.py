@@ -1,4 +1,4 @@
-"""Every gradient in the CUDA simulator, in tiny tiles so that seams, tails and splits occur, against the reference.
+"""Every gradient in the CUDA simulator, in tiny tiles with seams, tails and splits, against the reference.
 
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
@@ -37,14 +37,14 @@ from tests.thorough import thorough
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 gradients = pytest.mark.parametrize("rung", ON_CUDA_CORES.values(), ids=ON_CUDA_CORES)
 
-# For what does not depend on the index formula: strided, grouped, with gaps between the phases, and with several tiles.
+# Independent of the index formula: strided, grouped, gaps between phases, several tiles.
 FEW = [
     "K = 2s, the usual decoder layer",
     "groups, unequal channels",
     "gcd(stride, dilation) = 2, three rows",
     "positions past one tile, strided",
 ]
-SMALL_GPU = replace(device.H200, multiprocessors=2)  # splits of several stages, where an H200 would have one for each
+SMALL_GPU = replace(device.H200, multiprocessors=2)  # splits of several stages
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def few_multiprocessors(monkeypatch):
 
 
 def check(rung, problem, dtype, layout="contiguous", place=lambda tensor: tensor):
-    """Every tiny configuration computes the gradient; ``place`` moves the operands that have samples."""
+    """Every tiny configuration computes the gradient; ``place`` moves the operands with samples."""
     g, x, w = gradient_operands(problem, dtype, layout=layout)
     oracle = references_gradient(rung.of, g, x, w, problem)
     torchs = torchs_gradient(rung.of, g, x, w, problem)
@@ -105,13 +105,13 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(variant, value, rea
 
 
 def test_short_samples_begin_tiles_of_their_own():
-    """Where those are fewer than of samples end to end; the windows of a tile hold what is beyond its last column."""
+    """Where joined samples would need more tiles; windows hold what follows a tile's last column."""
     rung, problem = GRADIENTS["grad_input_tile"], Problem(4, 3, 2, 4, 32, stride=2, padding=1)
     assert (32, 33) in [config.columns(problem) for config in rung.tiny_configs(problem, torch.float32)]
     check(rung, problem, torch.float32)
 
 
-# Phases of which some have a tap more than the others.
+# Some phases have one more tap.
 UNEQUAL = {
     "two phases": Problem(2, 4, 6, 5, 13, stride=2, padding=1),
     "one tap left over": Problem(2, 3, 4, 11, 12, stride=5, padding=3),
@@ -132,14 +132,14 @@ UNEQUAL = {
     ids=str,
 )
 def test_two_kinds_of_blocks(reason, dtype):
-    """Those of whole rows of taps, and those of the rest."""
+    """Whole rows of taps, and the rest."""
     rung, problem = GRADIENTS["grad_weight_split"], UNEQUAL[reason]
     assert any(config.rest_tile for config in rung.tiny_configs(problem, dtype))
     check(rung, problem, dtype)
 
 
 def test_two_kinds_of_blocks_are_split_alike(monkeypatch):
-    """Sums of the rest lie among the others, also of a split that has no stage of the rest."""
+    """Sums of the rest lie among the others, also in a split that has no stage of the rest."""
     gpu = replace(device.H200, multiprocessors=24)
     monkeypatch.setattr(device, "of", lambda index: gpu)
     problem = Problem(1, 2, 3, 5, 64, stride=2, padding=1)
@@ -170,7 +170,7 @@ def test_blocks_of_whole_rows_leave_the_rest_alone(reason):
 
 
 def test_vectors_of_the_input():
-    """Copies of 16 bytes, where the host finds that rows and samples begin at multiples of them."""
+    """Copies of 16 bytes, where rows and samples begin at multiples of them."""
     rung = GRADIENTS["grad_weight_split"]
     for problem in (SMALL["stride 1, dilation"], UNEQUAL["one tap left over"]):
         g, x, w = gradient_operands(problem, torch.float32)
@@ -195,8 +195,7 @@ def test_the_configurations_that_are_chosen(layout):
 
 
 def test_the_threads_of_joined_blocks():
-    """Two groups of rows and four vectors of columns a thread, in one warp, of which two rows and most columns are
-    behind the last ones; three stages, the sums put aside after each."""
+    """Two groups of rows and four vectors of columns a thread, in one warp, mostly past the end; three stages."""
     problem = Problem(1, 126, 3, 4, 9, stride=2, padding=1)
     sizes = JOINED._asdict() | dict(block_m=128, block_n=32, partial=1)
     config = grad_input_config.make(problem, torch.float32, 2, **sizes)
@@ -208,7 +207,7 @@ def test_the_threads_of_joined_blocks():
 
 
 def test_tiles_that_are_no_powers_of_two():
-    """As tall ones: twelve rows and columns a thread, the last of which are not whole; two parts of the sums."""
+    """Twelve rows and columns a thread, the last not whole; two splits."""
     problem = Problem(2, 100, 4, 4, 51, stride=2, padding=1)
     sizes = dict(block_m=96, block_n=96, thread_m=12, thread_n=12, lanes_m=4, min_blocks=1, partial=1, splits=2)
     config = grad_input_config.make(split(problem, 2), torch.float32, 2, **sizes)
@@ -242,7 +241,7 @@ def test_what_cannot_be_computed_is_refused():
 
 
 def test_no_outputs_no_gradient():
-    """torch allows an output of no samples; nothing reached it."""
+    """torch allows an output without samples; nothing reached it."""
     problem = Problem(2, 2, 3, 3, 12, padding=7)
     assert problem.out_length == 0
     g, x, w = gradient_operands(problem, torch.float32)
@@ -251,7 +250,7 @@ def test_no_outputs_no_gradient():
 
 
 def test_the_reductions_are_split_into_several_stages():
-    """Otherwise the tests above would not see how splits, stages and partial sums follow each other."""
+    """Else splits, stages and partial sums would not be tested."""
     problem = SMALL["positions past one tile, strided"]
     tiny = [config for config in grad_weight_config.tiny(problem, torch.float32) if config.partial]
     splits = [splits_of_weight(problem, config, SMALL_GPU) for config in tiny]

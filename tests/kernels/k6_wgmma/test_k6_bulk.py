@@ -1,9 +1,8 @@
-"""The stores in bulk on the CPU: a tile's sums, lane by lane through `store` in plain Python; every output its own sum.
+"""k6's bulk stores on the CPU: `store` runs lane by lane in plain Python; every output is its own sum.
 
-The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
-the instructions refuse. A warpgroup's threads run one after the other, once for each stretch between two barriers: of
-that stretch, and of no other, they leave traces. Where lanes hand values to each other, they do so twice: what each
-of them hands over is known then.
+Instructions are replaced by their meanings, which also refuse bad addresses. A warpgroup's threads run one after the
+other, once for each stretch between two barriers, and leave traces of it alone. Lanes that exchange values run twice:
+the second run knows what each hands over.
 """
 
 import contextlib
@@ -95,7 +94,7 @@ def in_python(monkeypatch):
             state.in_bulk += 16 // state.itemsize
 
     def shfl_sync(mask, value, owner):
-        """What lane ``owner`` hands over at the same place of its own way."""
+        """What lane ``owner`` hands over at the same point."""
         assert 0 <= owner < LANES
         state.handed[state.lane].append(value)
         if not state.leaves_traces or state.stretch < state.watched:
@@ -113,7 +112,7 @@ def in_python(monkeypatch):
             return state.memory.get(int(index) * state.itemsize)
 
     state = SimpleNamespace(shift=0, itemsize=4, in_bulk=0, stretch=0, watched=0, memory={}, written=Counter())
-    state.together = Counter()  # outputs that are staged by one instruction, but for the biases
+    state.together = Counter()  # outputs staged by one instruction, without biases
     state.leaves_traces = True
     state.Output, state.Stored = Output, Stored
     for module in (k6_bulk, k6_stage, k6_vectors, tensor_runs, tensor_store):
@@ -146,8 +145,8 @@ def in_python(monkeypatch):
     return state
 
 
-# One phase, two, five, eight, and phases without taps; a length of rows that is a multiple of 16 bytes, and others;
-# samples that end inside of a tile, and with one.
+# One phase, two, five, eight; phases without taps; rows of 16-byte multiples and others; samples that end inside a
+# tile, and with one.
 CASES = {
     "stride 1": Problem(2, 8, 16, 3, 258),
     "stride 1, odd rows": Problem(2, 8, 13, 3, 301, padding=1),
@@ -159,15 +158,15 @@ CASES = {
     "phases apart": Problem(2, 8, 8, 4, 250, stride=2, dilation=3, padding=2),
     "one tap": Problem(2, 8, 16, 1, 250, stride=2, output_padding=1),
     "phases without taps": Problem(2, 8, 16, 3, 250, stride=2, dilation=2, padding=1),
-    # More core matrices than biases are loaded for together: one channel a row, and several rows.
+    # More core matrices than one load of biases serves: one channel a row, and several rows.
     "96 rows": Problem(1, 8, 96, 3, 130),
     "100 rows": Problem(1, 8, 20, 10, 130, stride=5),
     "128 rows": Problem(1, 8, 16, 16, 130, stride=8),
 }
 
 
-# Of each case, how far y begins after a multiple of 16 bytes, in elements; and how many of a lane's sums are staged
-# together: as many as begin at a multiple of as many in every run.
+# Elements from a multiple of 16 bytes to y; sums of a lane that are staged together: runs begin at multiples of so
+# many.
 WAYS = [
     *[("stride 1", "tf32", 0, 4), ("stride 1", "tf32", 2, 2), ("stride 1", "tf32", 3, 1)],
     *[("stride 1", "bf16", 4, 4), ("stride 1", "bf16", 6, 2), ("stride 1", "bf16", 1, 1), ("stride 1", "bf16", 3, 1)],
@@ -209,7 +208,7 @@ def test_rounds_of_half_the_channels(in_python):
 
 
 def test_a_run_leaves_when_it_is_due(in_python, monkeypatch):
-    """Once, though another lane of its warp is due in another turn."""
+    """Once, though another lane of its warp is due later."""
     left = []
     monkeypatch.setattr(k6_bulk, "cp_async_bulk_store", lambda y, at, source, size: left.append((at, source, size)))
     warp = SimpleNamespace(any_sync=lambda mask, value: True, syncwarp=lambda: None)
@@ -225,7 +224,7 @@ def test_a_run_leaves_when_it_is_due(in_python, monkeypatch):
 
 @pytest.mark.parametrize(("precision", "shift"), [("tf32", 0), ("tf32", 3), ("bf16", 1)])
 def test_runs_without_a_whole_vector(in_python, precision, shift):
-    """Of a signal that is cropped to five outputs, tiles have a few of them or none."""
+    """A signal cropped to five outputs: tiles have few or none."""
     p = Problem(2, 8, 16, 3, 233, padding=115)
     check(in_python, p, next(c for c in k6_config.configs(p, precision) if c.by_lanes), shift)
 
@@ -235,8 +234,7 @@ def bias_of(channel):
 
 
 def straight_tiles(p, config, out, to_the_output):
-    """The tiles that lie in one sample and leave straight: of each the column tile, and a function of the warp, the
-    tile's Place."""
+    """Column tile of each tile that leaves straight, and a function from warp to the tile's Place."""
     tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
     aim, head_of = tensor_store.make_aim(tile, to_the_output)
     for row_tile in range(tile.row_tiles(p)):
@@ -297,10 +295,9 @@ def check(state, p, config, shift):
         assert max(outputs) - min(outputs) + 1 == len(outputs), "none is left out"
 
 
-@lru_cache(WARPS * LANES)  # those of a tile, which every stretch begins with
+@lru_cache(WARPS * LANES)  # a tile's, with which every stretch begins
 def sums_of(p, config, column_tile, co, warp, lane, row=0):
-    """A lane's sums, of the tile whose first row of taps is ``row``, as wgmma leaves them: of two blocks of 64 columns,
-    of every eight rows two, in halves of a warp."""
+    """A lane's sums as wgmma leaves them, of the tile whose first row of taps is ``row``."""
     tile, columns = config.tile, k6_config.sample_columns(p, config)[1]
     sums, start, phases = tile.rows // 2, column_tile * tile.advance - tile.overlap, tile.phases
     acc = [0.0] * (2 * sums)
@@ -315,8 +312,7 @@ def sums_of(p, config, column_tile, co, warp, lane, row=0):
 
 
 def cycles(config, together):
-    """Clocks of a warp's stores of a core matrix, against those of as many bytes without conflicts: each clock takes a
-    word of every bank. Stored are single outputs, or two neighbouring ones of a channel."""
+    """Clocks for each access of a warp that stores a core matrix, ``together`` neighbouring outputs a lane."""
     tile, size = config.tile, together * config.tile.itemsize
     first_of = k6_stage.rotation if together == 1 else k6_stage.rotation_of_pairs
     found, lanes = [], 32 // max(1, size // 4)  # whose stores are one access
@@ -335,7 +331,7 @@ def cycles(config, together):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_a_warps_writes_are_spread_over_the_banks(precision):
-    """Mostly at most twice as many cycles as the fewest, for every tile of the workloads with a span up to 8."""
+    """At most twice the fewest cycles in most cases, for the workloads' tiles with a span up to 8."""
     tiles = {c for w in workloads.WORKLOADS.values() if w.problem.groups == 1
              for c in k6_config.configs(w.problem, precision) if c.bulk_channels and c.tile.span <= 8}  # fmt: skip
     assert {1, 2, 4, 8} <= {config.tile.span for config in tiles}

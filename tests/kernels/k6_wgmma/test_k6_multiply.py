@@ -1,4 +1,4 @@
-"""The products of split operands, in Python: each once, small ones first, few of them summed without CUDA cores."""
+"""Products of split operands, in Python: each once, small ones first, few of them summed by tensor cores."""
 
 from dataclasses import replace
 
@@ -16,16 +16,16 @@ from numba_tconv.ptx import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 LARGE, SMALL = 0, 1  # parts of an operand
-EMPTY, FULL = 1000, 3000  # where the mbarriers are that say that a stage is free, and that it has arrived
-# What a window is loaded with, first where its inverse is if it is split ahead; and what of its products is added up.
+EMPTY, FULL = 1000, 3000  # mbarriers of free and of full stages
+# The window's scale, and its inverse if split ahead; what scales its products' sums.
 SCALES, INVERSE = (4000, 0), 0.5
-SLOT = 3  # in which the stage of a test of one is
-TURN = 2000  # and that which says that it is the warpgroup's turn
+SLOT = 3  # slot of a test's single stage
+TURN = 2000  # mbarrier of the warpgroup's turn
 BYTES = 1 << 12  # of a stage
 
 
 def in_python(monkeypatch, config, multiply_all=None):
-    """The device function of ``config`` in Python, and what it does to the stages, in its order."""
+    """The device function of ``config`` in Python, and its effects on the stages, in order."""
     done = []
     for name in ("wgmma_fence", "wgmma_commit", "mbarrier_wait"):
         monkeypatch.setattr(k6_multiply, name, lambda *_: None)
@@ -55,7 +55,7 @@ def in_python(monkeypatch, config, multiply_all=None):
 
 
 def consume(mainloop, config, acc, total=None, v=(0,) * 1000, *, depths, **others):
-    """Run the mainloop over ``depths`` of a tap chunk, from stage ``stage`` of the ring on."""
+    """Run the mainloop over ``depths`` of a tap chunk, from ring stage ``stage`` on."""
     given = dict(stages=config.stages, stage=0, taps=config.tile.tap_chunk, add=0, address=0, h_step=0, slot=BYTES)
     given |= dict(descriptor=0, parity=0) | others
     pipe, slot = Pipe(FULL, EMPTY, given["stages"]), Slot(given["stage"], 0)
@@ -66,7 +66,7 @@ def consume(mainloop, config, acc, total=None, v=(0,) * 1000, *, depths, **other
     return mainloop(sums, v, pipe, slot, view, lane, chunk, given["descriptor"], None, turn)
 
 
-# Problem, and taps of the chunk: all of one; all of several; and those of the last, that are fewer.
+# Problem, and taps of the chunk: all in one; all in several; the last's fewer ones.
 CHUNKS = [(Problem(2, 16, 64, taps, 256), taps) for taps in range(1, 6)]
 CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=4), taps) for taps in (3, 2)]
 CHUNKS += [(Problem(2, 16, 64, 5, 256, dilation=3), 5), (Problem(2, 16, 64, 3, 256, dilation=6), 3)]
@@ -79,10 +79,10 @@ def test_split_operands(monkeypatch, problem, taps):
     tile = config.tile
     sums, window, chunk = tile.rows // 2, 4 + tile.halo, tile.tap_chunk
     assert taps in (chunk, tile.last_taps(problem)) or taps < chunk
-    groups = []  # of each sum from zero on, the products: first register of x, lower half of the descriptor
+    groups = []  # each sum's products since zero: first register of x, lower half of the descriptor
 
     def multiply_all(acc, at, x0, x1, x2, x3, descriptor, add):
-        # The columns of a block, and of the row of the next four channels.
+        # Columns of a block, and of the row of the next four channels.
         assert (x1, x2, x3) == (x0 + 1, x0 + window, x0 + window + 1)
         if not add:
             groups.append([])
@@ -113,11 +113,11 @@ def test_split_operands(monkeypatch, problem, taps):
 
 @pytest.mark.parametrize(("problem", "taps"), CHUNKS)
 def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch, problem, taps):
-    """A window that is split ahead in two pieces, if all taps' operands would take too many registers."""
+    """A window split ahead comes in two pieces where operands would take too many registers."""
     config = k6_config.configs(problem, "tf32x3")[0]
     tile = config.tile
     window, sums = 4 + tile.halo, tile.rows // 2
-    loaded, under_way, pieces = set(), [set()], []  # columns of the window; of each batch of products not waited for
+    loaded, under_way, pieces = set(), [set()], []  # columns of the window; of each batch of products under way
 
     def make_window(config, first=0, end=None):
         def load(*arguments):
@@ -152,7 +152,7 @@ def test_what_products_read_is_loaded_before_them_and_not_under_them(monkeypatch
     assert len(pieces) == (2 if taps > MOST_SPLIT_TAPS and tile.halo > 4 else 1)
 
 
-# Weights resident or streamed, and one or two depths a stage; two are unrolled.
+# Weights resident or streamed; one or two depths a stage; two are unrolled.
 kinds = pytest.mark.parametrize(("resident", "depths"), [(r, depths) for r in (False, True) for depths in (1, 2)])
 
 
@@ -165,7 +165,7 @@ def config_of(resident, depths):
 
 @kinds
 def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depths):
-    """Of streamed weights, when the next one's products are on their way."""
+    """Streamed weights: when the next stage's products are under way."""
     config = config_of(resident, depths)
     mainloop, done = in_python(monkeypatch, config)
     consume(mainloop, config, [0] * (BLOCKS * config.tile.rows // 2), depths=4)
@@ -181,7 +181,7 @@ def test_a_stage_is_set_free_when_all_of_it_is_read(monkeypatch, resident, depth
 
 @kinds
 def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
-    """Its windows and, if they are streamed, its weights; around the end of the ring. It is waited for once."""
+    """Its windows and streamed weights; around the end of the ring. It is waited for once."""
     config = config_of(resident, depths)
     windows, weights, waited = [], [], []
     in_python(monkeypatch, config, lambda acc, at, *rest: weights.append(rest[4] & 0xFFFFFFFF))
@@ -208,7 +208,7 @@ def test_a_stage_is_read_from_its_slot(monkeypatch, resident, depths):
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_tile_waits_for_its_turn_before_its_first_stage(monkeypatch, resident):
-    """Where the warpgroups take tiles in turn; not again for the next chunk of taps."""
+    """Ping-pong: once a tile, not for each chunk of taps."""
     problem = Problem(2, 128, 128, 3, 256) if resident else Problem(2, 768, 512, 16, 256, stride=8)
     config = next(c for c in k6_config.configs(problem, "bf16") if c.resident == resident)
     mainloop, done = in_python(monkeypatch, config)

@@ -1,9 +1,8 @@
-"""The stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_rows` in plain Python.
+"""k6's stores of rows in rounds on the CPU: `store_rows` runs lane by lane in plain Python.
 
-The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
-the instructions refuse. A warpgroup's threads run one after the other, once for each stretch between two barriers: of
-that stretch, and of no other, they leave traces, and of stretches before they know what they loaded. Within one, no
-thread may load what another one stores.
+Instructions are replaced by their meanings, which also refuse bad addresses. A warpgroup's threads run one after the
+other, once for each stretch between two barriers: they leave traces of it alone, and know what earlier ones loaded. In
+a stretch no thread may load what another stores.
 """
 
 import contextlib
@@ -128,7 +127,7 @@ def test_sums_of_split_operands_and_partial_sums(in_python, precision, wide):
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("channels", [8, 16, 24])
 def test_a_buffer_is_read_before_it_is_staged_in_again(in_python, channels, has_bias, round_buffers):
-    """By tiles of one round, of two, and of three, after which the next tile begins with the same buffer."""
+    """Tiles of one, two and three rounds; the next tile begins with the same buffer after three."""
     p = Problem(1, 8, channels, 3, 256)
     config = replace(configured(p, "tf32"), round_buffers=round_buffers)
     check(in_python, p, config, 0, has_bias, times=2)
@@ -144,7 +143,7 @@ def test_two_buffers_where_the_ring_is_as_deep():
 
 
 def test_one_buffer_only_where_the_ring_is_shallow():
-    """A ring of many stages is as good as one of more."""
+    """A ring of many stages gains nothing by one more."""
     p = Problem(2, 104, 128, 3, 256)
     config = configured(p, "tf32")
     passed_on = k6_config.deepest(replace(config, buffers=1))
@@ -153,7 +152,7 @@ def test_one_buffer_only_where_the_ring_is_shallow():
 
 
 def check(state, p, config, shift, has_bias, times=1):
-    """``times``: that each tile is stored, one after the other."""
+    """``times``: how often each tile is stored."""
     tile, first = config.tile, k6_config.sample_columns(p, config)[0]
     state.shift, y, found = shift, {}, 0
     out = output_of(p, y, config, tensor_store.alignment_of(shift * 4, p, tile), has_bias)
@@ -185,7 +184,7 @@ def check(state, p, config, shift, has_bias, times=1):
 
 
 def check_written(state, p, y, first, times, added):
-    """Every output is its own sum and what is ``added``, and none of those between others is left out."""
+    """Every output is its sum and what is ``added``; nothing else is written."""
     assert set(state.written.values()) == {times}, "no output twice"
     rows = defaultdict(list)
     for index, value in y.items():
@@ -214,8 +213,7 @@ def test_a_thread_loads_the_bias_of_its_channel(monkeypatch):
 @pytest.mark.parametrize("straight", [False, True])
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_buffers_are_handed_over_when_they_have_been_read(monkeypatch, buffers, straight):
-    """To the next tile, which may leave in another way, by a barrier; to the other warpgroup, in its turn, by every
-    lane."""
+    """To the next tile by a barrier; to the other warpgroup, ping-pong, by every lane."""
     done = []
 
     def stub(*event):
