@@ -1,7 +1,7 @@
 """Hundreds of calls, most of them bad: a good call with one or two arguments replaced.
 
-torch reports the first of two faults. Pairs therefore tell whether ours are checked in the same order, as far as the
-exception's type shows. Values are made anew for each call and device.
+torch reports the first of two faults, so pairs tell whether ours are checked in the same order. Values are made anew
+for each call and device.
 """
 
 from __future__ import annotations
@@ -149,12 +149,12 @@ def is_left_to_torch(arguments) -> bool:
 
 
 def is_huge(arguments) -> bool:
-    """Whether the call may fail for lack of memory, or because a backend's integers overflow."""
+    """Whether the call may fail for lack of memory or by a backend's integer overflow."""
     return any(isinstance(value, int) and 2**31 <= value < 2**63 for value in arguments.values())
 
 
 def outcome(function, arguments):
-    """The call's result, or the exception that it raised."""
+    """The call's result or exception."""
     try:
         return function(**arguments)
     except Exception as error:  # any: types are compared
@@ -164,7 +164,7 @@ def outcome(function, arguments):
 def disagreement(ours, theirs) -> str | None:
     """The difference between two outcomes, or None.
 
-    An output without samples counts as equal to a refusal: torch's backends differ, and ours returns it.
+    An output without samples equals a refusal: torch's backends differ, and ours returns it.
     """
     if not isinstance(theirs, torch.Tensor):
         if "Output size is too small" in str(theirs) and isinstance(ours, torch.Tensor) and not ours.numel():
@@ -181,7 +181,7 @@ def disagreement(ours, theirs) -> str | None:
 def disagreements(pair, device="cpu", skip=lambda arguments: False, more=lambda arguments, ours, theirs: None) -> dict:
     """The calls with a pair of arguments replaced in which ours and torch differ, each with the difference.
 
-    ``skip`` leaves calls out by their arguments; ``more`` may find further faults of an outcome.
+    ``skip`` leaves calls out; ``more`` may find further faults of an outcome.
     """
     found = {}
     for call in calls(pair):

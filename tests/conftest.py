@@ -20,14 +20,14 @@ real_stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    # Tests' tensors are small: threads of several processes on shared cores mostly wait for each other. The variable
-    # is for processes that tests start.
+    # Tensors are small: threads on shared cores mostly wait for each other. The variable is for processes that tests
+    # start.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # until all tests are collected
-    if config.option.markexpr == "not thorough":  # `make test`; others try as many random examples as hypothesis does
+    if config.option.markexpr == "not thorough":  # `make test`; others try hypothesis's own number of random examples
         hypothesis.settings.load_profile("few")
-    # Processes of a run share compiled kernels on disk. With a GPU the user's cache serves.
+    # Processes of a run share compiled kernels on disk; with a GPU the user's cache serves.
     if not torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:
         kept = tempfile.TemporaryDirectory()
         os.environ["NUMBA_TCONV_CACHE"] = kept.name
@@ -42,7 +42,7 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
-    """Without a GPU, a test that needs one gets its first case alone: making thousands takes seconds."""
+    """Without a GPU, a GPU test gets its first case alone: making thousands is slow."""
     if torch.cuda.is_available() or "gpu" not in metafunc.definition.keywords:
         return
     every = metafunc.parametrize
@@ -56,8 +56,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a GPU, a file's first GPU test stands for all, because skipping thousands takes time. Files that compile
-    most run first, so that others find their kernels on disk."""
+    """Without a GPU, a file's first GPU test stands for all. Files that compile most run first, to fill the cache."""
     if torch.cuda.is_available():
         return
     items.sort(key=lambda item: not item.path.name.startswith("test_offline"))
@@ -87,7 +86,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
-    """A function that restarts the time limit, for tests that do many things."""
+    """A function that restarts the time limit."""
 
     def restart():
         faulthandler.dump_traceback_later(GPU_TEST_LIMIT, exit=True, file=request.config.stash[real_stderr])

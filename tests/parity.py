@@ -1,7 +1,4 @@
-"""Parity: the small problems, the memory layouts, the oracle, and the verdict.
-
-Simulator, GPU and mutant tests share them, so a mistake that one proves to catch is caught by all.
-"""
+"""Parity: the small problems, the memory layouts, the oracle, and the verdict, for simulator, GPU and mutant tests."""
 
 import math
 from collections.abc import Callable
@@ -15,17 +12,17 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import accuracy
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# TF32's cost in norm and in the largest element: rounding both operands to 11 bits moves random sums by 2.9e-4. Few
-# elements may all be moved by more, a product by up to 2**-10.
+# TF32's cost in norm and in the largest element, from rounding both operands to 11 bits. Few elements may all be moved
+# by more, a product by up to 2**-10.
 TF32_LIMITS, FEW_ELEMENTS, FEW_ELEMENTS_FACTOR = (4e-4, 6e-4), 1000, 2.5
-FEW_VALUES = 4  # an output of so few values has errors that do not average out
+FEW_VALUES = 4  # errors of fewer values do not average out
 
 
 def _problem(batch, channels, kernel_size, length, **parameters):
     return Problem(batch, *channels, kernel_size, length, **parameters)
 
 
-# Reason and problem, small enough for the simulator, which runs a thread in microseconds.
+# Reason and problem, small enough for the simulator.
 SMALL = {
     "one element": _problem(1, (1, 1), 1, 1),
     "one input sample, all taps": _problem(4, (2, 3), 5, 1, stride=2, bias=True),
@@ -78,12 +75,12 @@ def _every_second(tensor):
 
 
 def _expanded(tensor):
-    """Stride 0 in dimensions 0 and 1: one row repeated, and no memory beyond it."""
+    """Stride 0 in dimensions 0 and 1: one repeated row without memory beyond."""
     return tensor[:1, :1].clone().expand_as(tensor)
 
 
 def _misaligned(tensor):
-    """One element past an aligned address, so no vector load may start where the tensor does."""
+    """One element past an aligned address: no vector load may start at the tensor."""
     storage = tensor.new_full((tensor.numel() + 1,), math.nan)
     storage[1:] = tensor.flatten()
     return storage[1:].view(tensor.shape)
@@ -104,7 +101,7 @@ def far_apart(tensor):
 
 
 def operands(problem, dtype, device="cpu", layout="contiguous"):
-    """Fresh random input, weight and bias (None without one), from torch's generator."""
+    """Random input, weight and bias (None without one), from torch's generator."""
     p = problem
     arrange = LAYOUTS[layout]
     x = arrange(torch.randn(p.batch, p.in_channels, p.length, device=device).to(dtype))
@@ -168,14 +165,14 @@ def verdict(
 ) -> str | None:
     """None if ``result`` is as good as torch's, else what is wrong with it.
 
-    Norm error and largest error may each be twice torch's in the same dtype and precision. Where few products are
-    summed, torch's own error can be tiny by luck. So the norm may always be off by eps, one rounding of the oracle, and
-    an element by 2 eps of the largest, one rounding of the sum and one of a partial sum. Where all elements are a few
-    values, their norm may be as wrong as one. The float64 oracle is itself a sum of ``terms`` rounded products, and two
-    such sums differ by about eps * sqrt(terms).
+    Norm error and largest error may each be twice torch's in the same dtype and precision. As torch's own error can be
+    tiny by luck, the norm may be off by eps, one rounding of the oracle, and an element by 2 eps of the largest, one
+    rounding of the sum and one of a partial sum. Where all elements are a few values, their norm may be as wrong as
+    one. The float64 oracle is itself a sum of ``terms`` rounded products; two such sums differ by about eps *
+    sqrt(terms).
 
-    In ``precision`` "tf32" torch may use TF32 or not; if not, TF32_LIMITS count. Beyond them, a result may still be as
-    far away as ``rounding`` says that the precision costs these operands.
+    In ``precision`` "tf32" torch may use TF32 or not; if not, TF32_LIMITS count. Beyond them, a result may be as far
+    away as ``rounding`` allows.
     """
     eps = torch.finfo(result.dtype).eps * (math.sqrt(terms) if result.dtype == torch.float64 else 1)
     ours, theirs = error(result, oracle), error(torchs, oracle)

@@ -27,7 +27,7 @@ def clocks_a_product(loop: str) -> float:
 
 
 def _read(name: str, operands: str, kept: dict[int, int]) -> tuple[list[int], dict[int, int]]:
-    """Registers that an instruction reads, and those kept for the next one, by place."""
+    """Registers that an instruction reads, and those kept for the next, by place."""
     read, now_kept = [], {}
     for place, operand in enumerate(operands.split(",")[0 if name.startswith("ST") else 1 :]):
         for number, mark in re.findall(r"(?<!U)R(\d+)(\.reuse)?", operand):

@@ -1,11 +1,11 @@
 """The gate for changes that only tidy: a fixed list of kernels compiles to the recorded machine code.
 
-    make same-code              compare with tests/same_code.json; prints differences, exit status 1 if there are any
+    make same-code              compare with tests/same_code.json; exit status 1 if there are differences
     make same-code RECORD=1     record the kernels of this tree
     make same-code ONLY=k6_     only kernels whose name contains this text
 
-PTX is compared without names, comments and the order of declarations. A kernel with different PTX is assembled: it is
-the same if SASS, registers and shared memory are as recorded. No GPU is needed.
+PTX is compared without names, comments and the order of declarations; where it differs, SASS, registers and shared
+memory decide. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COMPILERS = ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc")
 DEVICES = {"sm_90a": H200, "sm_80": A100}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # the other precisions: float32
 
-# Workloads whose tiles reach every rung, gradient, way to store and second stage. A line: a rung, a precision, and the
-# workloads, at batch 1 where the name says so.
+# Every rung, gradient, store and second stage. A line: a rung, a precision, and the workloads, at batch 1 where the
+# name says so.
 CALLS = """
 k1_gather             ieee    kb64
 k1_gather             bf16    kb64
@@ -95,7 +95,7 @@ def listed() -> list[tuple[str, str, Call]]:
 
 
 def kernels() -> dict[str, tuple[Call, int]]:
-    """A call and which of its kernels it is, by kernel name; a kernel of several calls belongs to the first."""
+    """A call and which of its kernels it is, by kernel name; the first call of each."""
     found, known = {}, set()
     for arch, name, call in listed():
         of_call = call.kernels()
@@ -111,7 +111,7 @@ def kernels() -> dict[str, tuple[Call, int]]:
 
 # --- without names ----------------------------------------------------------------------------------------------------
 
-# A declaration's name: the word before its size, parameters or end.
+# The word before a declaration's size, parameters or end.
 _DECLARED = re.compile(r"(?:\.\w+ )*\.(?:entry|func|global|shared|const)\b.*?([A-Za-z_$][\w$]*)(?=\s*(?:[\[(;=]|$))")
 _PARAMETER = re.compile(r"_param_\d+$")
 
@@ -161,7 +161,7 @@ def digest(lines: list[str]) -> str:
 
 
 def codes(call: Call, number: int, recorded: list[str] | None) -> list[str]:
-    """Digests of PTX and SASS of one of the call's kernels; no SASS where the PTX is as recorded."""
+    """Digests of PTX and SASS of one kernel; no SASS where the PTX is as recorded."""
     kernel: Kernel = call.kernels()[number]
     cc = target(call.device.cc)
     text = kernel.ptx(cc)
@@ -198,7 +198,7 @@ def compiled(wanted: dict[str, tuple[Call, int]], recorded: dict[str, list[str]]
 
 
 def difference(now: list[str] | None, before: list[str] | None) -> str | None:
-    """The change of a kernel, in words; None if its machine code is the same."""
+    """A kernel's change in words; None if its machine code is the same."""
     if now is None:
         return "is gone"
     if before is None:
@@ -228,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     changed = sum(word is not None for word in words.values())
     print(f"{len(now)} kernels, {changed} of them not as recorded" if changed else f"{len(now)} kernels, all the same")
     if options.record:
-        # In the list's order, whatever was recorded before.
+        # In the list's order.
         kept = {name: {**others, **now}[name] for name in kernels() if name in others or name in now}
         RECORD.write_text(json.dumps({"compilers": compilers(), "kernels": kept}, indent=1) + "\n")
         return 0

@@ -1,7 +1,6 @@
 """Tests of the suite itself: every common mistake in the index formula must fail the parity check.
 
-A gather in plain Python stands in for a kernel, with a switch for every mistake. It is judged as kernels are: on the
-same problems, by the same verdict.
+A gather in plain Python, with a switch for every mistake, stands in for a kernel.
 """
 
 import math

@@ -2,13 +2,11 @@
 
     compute-sanitizer --tool memcheck --report-api-errors no python -m tests.gpu.sanitized [rung ...]
 
-Each result is compared with float64, so a kernel that computes nothing fails. A sanitizer slows kernels down up to a
-hundred times, and a kernel takes seconds to compile. The problems are therefore tiny, the configurations few, and
-lengths and layouts share them. ``as_if_large`` gives small problems the code paths of large ones.
+Each result is compared with float64. Sanitizers are slow, so problems are tiny, configurations few, and lengths and
+layouts share them. ``as_if_large`` gives small problems the code paths of large ones.
 
-torch computes on the CPU and moves whole storages, by copies that initcheck takes for writes. The only kernel of torch
-on the GPU is the copy that makes an input contiguous. Each storage is an allocation of its own, without torch's cache:
-memcheck sees one byte too many, and initcheck what an earlier tensor would have left behind.
+torch computes on the CPU and moves whole storages, by copies that initcheck takes for writes. Each storage is an
+allocation of its own, so that memcheck sees one byte too many, and initcheck no earlier tensor.
 """
 
 from __future__ import annotations
@@ -73,9 +71,9 @@ _DECODER = dict(stride=4, bias=True)
 _HALVES = dict(stride=2, padding=3, bias=True)
 
 # Reason and problem, for the tensor-core rungs and, in ieee and fp64, for k4. k5 and k6 are compiled once a paragraph
-# and precision; k5 once more where rows of x are not at 16 bytes, and where a row's elements lie apart.
+# and precision; k5 again for rows of x not at 16 bytes, and for separate elements.
 ROWS = {
-    # Stride 1, resident weights, two stages unrolled: cheap, so the memory layouts of rows are tried here.
+    # Stride 1, resident weights, two stages unrolled: cheap, so memory layouts of rows are tried here.
     "rows of x and y at 16 bytes": _row((2, 16, 24), 3, 304, "tf32", "ieee", "fp64", **_STRIDE_1),
     "rows at 8 bytes, every second alike": _row((2, 16, 24), 3, 302, "tf32", "ieee", **_STRIDE_1),
     "rows at 4 bytes, every fourth alike": _row((2, 16, 24), 3, 301, "tf32", "ieee", **_STRIDE_1),
@@ -95,12 +93,12 @@ ROWS = {
     "y one element past 16 bytes, for k4": _row((2, 16, 24), 5, 304, "ieee", offset=1, bias=True),
     "y one element past a sector": _row((2, 16, 24), 3, 304, "tf32", offset=1, **_STRIDE_1),
     "y of 8 bytes past a sector": _row((2, 16, 24), 3, 302, "tf32", offset=2, **_STRIDE_1),
-    # Resident weights where a round of rows has one buffer for both warpgroups, for a deeper ring or for lack of space.
+    # Resident weights; both warpgroups share a buffer of row rounds, for a deeper ring or lack of space.
     "rows in rounds, a deeper ring": _row((2, 128, 128), 3, 302, "tf32", padding=2),
     "rows in rounds, a deeper ring, several turns": _row((1, 128, 128), 3, 1498, "tf32"),
     "rows in rounds, a buffer passed on": _row((2, 144, 120), 3, 301, "tf32", **_STRIDE_1),
     "rows in rounds, a buffer passed on, several turns": _row((1, 144, 120), 3, 1500, "tf32", bias=True),
-    # Resident weights of k5: one buffer for rounds, tiles of rows, groups, chunks of taps, phases without taps.
+    # k5's resident weights: one buffer for rounds, tiles of rows, groups, chunks of taps, phases without taps.
     "resident, one buffer": _row((1, 128, 128), 3, 1496, "tf32", bias=True),
     "streamed, six warps a tile": _row((2, 16, 48), 3, 304, "tf32x3", **_STRIDE_1),
     "resident, tiles of rows": _row((1, 16, 144), 3, 1000, "tf32", **_STRIDE_1),
@@ -116,7 +114,7 @@ ROWS = {
     "streamed, filled by elements": _row((9, 128, 128), 17, 5, "tf32", "tf32x3", padding=8),
     "streamed, stages of two depths": _row((2, 1024, 64), 2, 300, "bf16", stride=2, bias=True),
     "streamed, a stage without channels": _row((2, 328, 64), 8, 300, "tf32", "tf32x3", stride=4, padding=2),
-    # Outputs that no tap reaches, in a whole tile, stored by fours, twos and ones; 16 bits, every eighth row alike.
+    # Outputs without taps, in a whole tile, stored by fours, twos and ones; 16 bits, every eighth row alike.
     "empty slots, by fours": _row((2, 16, 24), 3, 304, "tf32", "fp16", output_padding=1, **_GAPS),
     "empty slots, by twos": _row((2, 16, 24), 3, 302, "tf32", "fp16", padding=1, output_padding=1, **_GAPS),
     "empty slots, by ones": _row((2, 16, 24), 3, 301, "tf32", "fp16", padding=1, **_GAPS),
@@ -130,10 +128,10 @@ ROWS = {
     "unequal taps, a phase a block": _row((2, 16, 64), 11, 304, "ieee", stride=5, padding=3, bias=True),
     # A sample's last column needs more than whole tiles; groups, and more samples than a block takes.
     "a column left over": _row((3, 32, 24), 8, 128, "tf32", padding=2, groups=2, **_DECODER),
-    # More phases than a tile's rows: each tile has a part, the last has two.
+    # More phases than a tile's rows: each tile has some, the last has two.
     "part of the phases": _row((2, 16, 2), 260, 40, "bf16", stride=130, padding=7, bias=True),
     "part of the phases, unaligned": _row((3, 16, 2), 260, 37, "bf16", stride=130, padding=7, bias=True),
-    # Phases of neighbouring outputs far apart: a tile has one row of taps. Few channels: a stage of k6 has none.
+    # Neighbouring outputs' phases far apart: a tile has one row of taps. Few channels: a stage of k6 has none.
     "single row of taps": _row((2, 7, 9), 4, 400, "tf32", "ieee", **_APART),
     "single row of taps, unaligned": _row((2, 8, 9), 4, 401, "tf32", **_APART),
     # Split operands; a decoder's layer with interleaved phases, in two row tiles.
@@ -143,10 +141,10 @@ ROWS = {
     "split operands, several turns": _row((1, 16, 24), 8, 1000, "tf32x3", padding=2, **_DECODER),
     "split operands, filled in vectors": _row((9, 16, 24), 8, 24, "tf32x3", padding=2, **_DECODER),
     "split operands, filled by elements": _row((9, 16, 24), 8, 21, "tf32x3", padding=2, **_DECODER),
-    # Producer warps split, beside resident weights; above they do beside streamed ones.
+    # Producers split beside resident weights; above they do beside streamed ones.
     "split ahead, every fourth row alike": _row((2, 16, 24), 5, 301, "tf32x3", dilation=3, bias=True),
     "split ahead, filled by elements": _row((9, 16, 24), 5, 9, "tf32x3", dilation=3, bias=True),
-    # 16 bits without a stride: outputs side by side, in runs that begin at words, or alternately within one.
+    # 16 bits without a stride: adjacent outputs, in runs that begin at words, or alternately within one.
     "halves side by side": _row((2, 16, 24), 3, 304, "bf16", bias=True),
     "halves side by side, odd rows": _row((2, 16, 24), 3, 301, "bf16", bias=True),
     # 16 bits with streamed weights: two windows in a stage, every eighth row alike.
@@ -160,9 +158,9 @@ ROWS = {
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
 }
 
-# Rows of SMALL for code that does not depend on the index formula: several tiles, and groups.
+# Rows of SMALL for code independent of the index formula: several tiles, and groups.
 FEW = ("positions past one tile, strided", "groups, unequal channels")
-# For the gradients' tiny tiles, some of which take a part of the phases.
+# For the gradients' tiny tiles, some of which take only some of the phases.
 TENSOR_GRADIENTS = {
     "stride 1, odd padding": Problem(2, 24, 16, 3, 40, padding=1),
     "padding larger than the kernel": Problem(2, 24, 16, 3, 40, padding=5),
@@ -233,7 +231,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A problem, and the rung that computes one of its gradients."""
+    """A problem, and the rung for one of its gradients."""
 
     reason: str
     rung: str
@@ -257,15 +255,14 @@ class Gradient:
 
 
 def moved(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """The tensor with its whole storage: torch's copy would make it contiguous, by a kernel."""
+    """The tensor with its whole storage, moved without a kernel."""
     storage = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
     return storage.to(where, copy=True).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @contextlib.contextmanager
 def as_if_large() -> Iterator[None]:
-    """Context: few multiprocessors and blocks are enough, so small problems have several tiles a block (k6), passes a
-    team (depthwise) and stages a split (gradients)."""
+    """Context: few multiprocessors and blocks suffice, so small problems have several tiles, passes or stages each."""
     of = device.of
     with (
         mock.patch.object(device, "of", lambda index: replace(of(index), multiprocessors=MULTIPROCESSORS)),
@@ -297,15 +294,13 @@ def _of_rows():
 
 
 def _highest(problem, precision):
-    """Configurations of k6 with the highest tile, for all ways to store its outputs. So small a problem would often get
-    a lower tile, and then resident weights."""
+    """k6's configurations with the highest tile, for all ways to store; small problems would often get a lower one."""
     configs = k6_config.configs(problem, precision)
     return [config for config in configs if config.tile.rows == configs[0].tile.rows]
 
 
 def _of_split_sums():
-    """k6 and the kernel that adds its partial sums, for outputs of a whole tile and of a part of the phases. That
-    kernel stores vectors, or single outputs where y begins elsewhere and after k4."""
+    """k6 and the kernel that adds its partial sums, by vectors, or single outputs where y begins elsewhere."""
     whole = Problem(2, 64, 24, 8, 21, stride=4, padding=2, bias=True)
     part = Problem(3, 64, 2, 260, 37, stride=130, padding=7)
     for reason, problem in (("channels in parts", whole), ("channels in parts, part of the phases", part)):

@@ -1,6 +1,6 @@
 """First calls from eight threads at once, and from forked and spawned processes.
 
-First calls decide what is compiled, loaded and kept. Each test therefore starts a fresh process.
+Each test starts a fresh process, as first calls compile, load and keep.
 """
 
 import os
@@ -82,7 +82,7 @@ def first_calls_in_threads(name):
     assert all(len(outputs) == len(cases) for outputs in results)
 
 
-# A process for each rung: all in one would take minutes where other processes compile, too.
+# A process for each rung: all in one would take minutes beside others that compile.
 @pytest.mark.parametrize("kept", [False, True], ids=["compiled in memory", "kept on disk"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_eight_threads_call_first_time_kernels_on_their_own_streams(tmp_path, rung, kept):
@@ -115,7 +115,7 @@ def fork_before_cuda():
 
 
 def fork_after_cuda():
-    """A child cannot use its parent's GPU. torch says so, and so do we for tensors that the child was given."""
+    """A child cannot use its parent's GPU. torch says so, and so do we for inherited tensors."""
     problem = SMALL["groups, unequal channels"]
     x, w, bias = operands(problem, torch.float32, "cuda")
     torch.cuda.synchronize()
@@ -148,7 +148,7 @@ def test_processes(start):
 
 @pytest.mark.parametrize("name", ["k6_wgmma", "grad_input_wgmma", "grad_weight_wgmma"])
 def test_a_thread_may_begin_with_what_no_thread_has_called(name):
-    """torch gives a thread the GPU's context at its first launch or allocation; here the thread made none."""
+    """torch gives a thread the GPU's context at its first launch or allocation; this thread made none."""
     problem, direction = Problem(2, 64, 64, 4, 1111, stride=2), rung_direction(name)
     rung = rungs_of(direction)[name]
     if reason := rung.refusal(problem, torch.bfloat16, "bf16", current_device()):

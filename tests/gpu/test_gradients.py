@@ -1,5 +1,4 @@
-"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element. Also
-its kernels, and torch.autograd's use of them.
+"""Every gradient on the GPU against float64: at most twice torch's own error, in norm and in the largest element.
 
 torch computes in the same precision, without TF32 (conftest.py). Results start as NaN.
 """
@@ -45,7 +44,7 @@ precisions = pytest.mark.parametrize(
 OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
 ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
 
-# Sums of grad_weight and grad_bias over millions of positions; the error must not grow with their number.
+# Sums over millions of positions, whose error must not grow with their number.
 LONG = {
     "four million positions": Problem(64, 16, 32, 3, 65536, bias=True),
     "four million positions, strided": Problem(4, 8, 16, 8, 2**20, stride=4, padding=2, bias=True),
@@ -109,7 +108,7 @@ def test_large_problems_on_tensor_cores(rung, dtype, precision, reason):
     check(rung, LARGE[reason], dtype, precision=precision)
 
 
-# Lengths around a stage's positions (32, or 64 in 16 bits) and a tile's (128, 256), and samples that end in them.
+# Lengths around a stage's positions (32, or 64 in 16 bits) and a tile's (128, 256).
 SEAMS = [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
 
 
@@ -144,7 +143,7 @@ THROUGH = {
 @pytest.mark.parametrize("reason", THROUGH)
 @pytest.mark.parametrize("padding", [0, None])
 def test_stages_that_run_through(dtype, precision, reason, padding):
-    """Rows begin anywhere: each length differs from the next by one element."""
+    """Each length differs from the next by one element."""
     problem = THROUGH[reason]
     for more in range(4):
         p = replace(problem, length=problem.length + more)
@@ -159,7 +158,7 @@ def test_parts_are_bitwise_reproducible(dtype, precision):
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16")], ids=str)
 def test_rows_of_a_view_have_junk_between_them(dtype, precision):
-    """NaN lies before and after the rows, and must not reach a sum."""
+    """NaN lies around the rows, and must not reach a sum."""
     problem, rung = Problem(2, 64, 32, 11, 301, stride=5, padding=7), GRADIENTS["grad_input_wgmma"]
     for gap in range(8, 17):
 
@@ -311,7 +310,7 @@ def layer_operands(problem, dtype):
 
 
 def backward(function, g, tensors, problem, precision):
-    """The gradients for input, weight and bias, by gradient name."""
+    """The gradients for input, weight and bias, by name."""
     y = function(*tensors, **parameters(problem), precision=precision)
     return dict(zip(OF, torch.autograd.grad(y, tensors, g), strict=True))
 

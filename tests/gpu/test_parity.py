@@ -1,6 +1,6 @@
 """Every rung on the GPU against float64: at most twice torch's own error, in norm and in the largest element.
 
-torch computes in the same precision, but for tf32x3 in float32 without TF32. Outputs start as NaN.
+torch computes in the same precision, for tf32x3 in float32 without TF32. Outputs start as NaN.
 """
 
 from dataclasses import replace
@@ -87,13 +87,12 @@ def test_bitwise_reproducible(rung, dtype, precision, reason):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("reason", FEW)
 def test_nan_and_infinity_go_where_the_definition_sends_them(rung, dtype, precision, value, reason):
-    """On tensor cores perhaps further, through padding taps of a row or chunk, but to no other sample. An infinity that
-    tf32x3 splits may arrive as NaN."""
+    """On tensor cores perhaps further, by padding taps, but to no other sample. tf32x3 may turn infinity into NaN."""
     problem = replace(LARGE[reason], batch=3)
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")
     x[1, 0, 0] = x[1, -1, problem.length // 2] = x[1, 1, -1] = value
-    # On the CPU, where torch scatters and multiplies no zeros.
+    # On the CPU torch scatters and multiplies no zeros.
     oracle = in_float64(*(None if t is None else t.cpu() for t in (x, w, bias)), problem)
     y = poisoned(problem, dtype, "cuda")
     rung.run(x, w, bias, y, problem, precision=precision)
@@ -111,7 +110,7 @@ def test_nan_and_infinity_go_where_the_definition_sends_them(rung, dtype, precis
 @arithmetic
 @pytest.mark.parametrize("reason", FEW)
 def test_a_weight_that_is_not_finite_reaches_every_output_it_has(rung, dtype, precision, reason):
-    # A kernel that reads zeros beyond the signal multiplies them too, so a few edges may follow.
+    # Zeros read beyond the signal are multiplied too, so a few edges may follow.
     problem = LARGE[reason]
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")

@@ -39,9 +39,9 @@ FOUND = 86  # exit code of a sanitizer with findings
 NO_FALSE_FINDINGS = (2026, 4)  # the first such version
 REPORT_LINES = 60
 
-# torch and runtime/kernel.py raise unexpected errors of CUDA calls; torch and CUDA's bindings also ask for what an
-# older driver lacks. Without padding an allocation's neighbour would hide an access beyond its end. k6 makes its
-# mbarriers in a loop, of which the tools' own count may see too few.
+# torch and runtime/kernel.py raise unexpected errors of CUDA calls; bindings also ask for what an older driver lacks.
+# Padding makes an access beyond an allocation's end visible. k6 makes its mbarriers in a loop, of which the tools may
+# count too few.
 OPTIONS = {
     "memcheck": ("--report-api-errors", "no", "--padding", "1024"),
     "racecheck": ("--num-cuda-barriers", "64"),
@@ -79,8 +79,8 @@ def sanitizer():
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
-    """Run everything without a sanitizer, so that the kernels are in this package's and the driver's caches on disk."""
-    # The first of pytest-xdist's processes, which share a folder, compiles; the others wait.
+    """Run everything without a sanitizer, to fill this package's and the driver's caches on disk."""
+    # pytest-xdist's first process compiles; the others wait.
     folder = tmp_path_factory.getbasetemp()
     with Path(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, "sanitized").open("a+") as done:
         fcntl.flock(done, fcntl.LOCK_EX)
@@ -90,7 +90,7 @@ def compiled(tmp_path_factory):
         with as_if_large():
             here = current_device()
             rungs = [name for name, rung in (RUNGS | GRADIENTS).items() if rung.runs_on(here) is None]
-            # The run itself compiles tiny tiles and gradients, which take less time.
+            # The run itself compiles the quicker tiny tiles and gradients.
             named = [case for case in cases() if isinstance(case, Forward) and case.rung in rungs]
             forward = [case for case in named if not case.config]
             configs = dict.fromkeys(case.config for case in named if case.rung == search.RUNG)
@@ -128,13 +128,13 @@ def version(sanitizer):
 
 
 def clean(tool, output):
-    """Whether the report has no finding or warning and is not called unreliable."""
+    """Whether the report is clean and not called unreliable."""
     summary = r"RACECHECK SUMMARY: 0 hazards" if tool == "racecheck" else r"ERROR SUMMARY: 0 errors"
     return re.search(summary, output) is not None and "Results might be incorrect" not in output
 
 
 def excerpt(output):
-    """The report's first lines, and the last of all."""
+    """The report's first lines, and the last."""
     lines = output.splitlines()
     report = [line for line in lines if line.startswith("=====")]
     return "\n".join([*report[:REPORT_LINES], "...", *lines[-15:]])
@@ -148,7 +148,7 @@ def test_clean(tool, group, sanitizer, compiled, watchdog):
     if group in FALSE_FINDINGS[tool] and version(sanitizer) < NO_FALSE_FINDINGS:
         pytest.skip("{} of {} needs compute-sanitizer {}.{} or above".format(tool, group, *NO_FALSE_FINDINGS))
     watchdog()
-    # A busy machine may start the program late, and runs as many at a time as it has processors.
+    # A busy machine may start the program late.
     options = ["--error-exitcode", str(FOUND), "--launch-timeout", "120", "--max-connections", "100", *OPTIONS[tool]]
     code, output = run([sanitizer, "--tool", tool, *options, *command(*GROUPS[group])], GPU_TEST_LIMIT - 20)
     if "Device not supported" in output:

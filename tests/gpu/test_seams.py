@@ -1,4 +1,4 @@
-"""Tensor-core rungs at the edges of their tiles: rows, columns and channels of one less, as many, one more.
+"""Tensor-core rungs at the edges of their tiles: rows, columns and channels one less, as many, one more.
 
 Tiles are 128 rows of 128 columns, of which a strided tile owns 120 or fewer, and take 8 or 16 channels at a time.
 """
@@ -74,7 +74,7 @@ def test_layouts(rung, dtype, precision, shape, layout, length):
 @tensor_arithmetic
 @shapes
 def test_an_output_that_begins_anywhere(rung, dtype, precision, shape):
-    """Runs of outputs begin on sectors of memory wherever the output does; the memory around it stays as it was."""
+    """Runs of outputs begin on sectors wherever the output does; the memory around it stays as it was."""
     problem = problem_of(shape, 16, 24, 301)
     able(rung, problem, dtype, precision)
     x, w, bias = operands(problem, dtype, "cuda")

@@ -1,4 +1,4 @@
-"""Sums that are split over input channels, by k6 and k4, and tiles of k6 that hold a part of the phases, on the GPU."""
+"""k6 and k4 split-K, and k6's tiles with some of the phases, on the GPU."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from .common import TENSOR_ARITHMETIC, able, check, tensor_arithmetic
 pytestmark = pytest.mark.gpu
 
 K4, K6 = RUNGS["k4_register_tile"], RUNGS["k6_wgmma"]
-# What each is there for. In "odd parts" a part is no whole number of products' depths, and rows of x begin anywhere.
+# Purpose of each. In "odd parts" a split is no whole number of products' depths, and rows of x begin anywhere.
 SPLIT = {
     "a decoder's head": Problem(1, 256, 40, 16, 86, stride=8, padding=4, bias=True),
     "samples that share a tile": Problem(3, 96, 24, 7, 21, stride=3, dilation=2, padding=2, bias=True),
@@ -26,7 +26,7 @@ SPLIT = {
     "odd parts": Problem(2, 114, 16, 4, 83, stride=2, padding=1),
     "parts of the phases": Problem(2, 114, 2, 512, 20, stride=256, padding=128, bias=True),
 }
-# Several samples in a tile; a last part of few phases; an odd place of the first output; no tap for many phases.
+# Several samples in a tile; a last tile of few phases; an odd first output; many phases without taps.
 PART = {
     "short samples": Problem(13, 24, 3, 512, 9, stride=256, bias=True),
     "few phases more": Problem(2, 16, 3, 131, 150, stride=130, bias=True),
@@ -37,7 +37,7 @@ PART = {
 
 
 def cases(problems):
-    """The first problem in every precision, the others in two of them: each is a kernel to compile."""
+    """The first problem in every precision, the others in two."""
     first, *_ = problems
     few = [pair for pair in TENSOR_ARITHMETIC if pair[1] in ("tf32", "bf16")]
     found = [(reason, *pair) for reason in problems for pair in (TENSOR_ARITHMETIC if reason == first else few)]
@@ -45,7 +45,7 @@ def cases(problems):
 
 
 def configs_of(problem, precision):
-    """One of the fewest and one of the most parts."""
+    """One with the fewest and one with the most splits."""
     found = k6_choose.split_configs(problem, precision)
     return [min(found, key=lambda config: config.splits), max(found, key=lambda config: config.splits)]
 
@@ -60,7 +60,7 @@ def test_split_sums(reason, layout, dtype, precision):
 @pytest.mark.parametrize("reason", SPLIT)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_split_sums_on_cuda_cores(reason, layout):
-    """Of the fewest and of the most parts, the better tile and the worse of the first three."""
+    """Fewest and most splits, the better tile and the worse of the first three."""
     problem, here, found = SPLIT[reason], current_device(), []
     for splits in (min(numbers := split_sums.numbers_of_parts(problem)), max(numbers)):
         tiles = k4_choose.candidates(problem, torch.float32, 1, here, splits)[:3]

@@ -1,4 +1,4 @@
-"""Training on the GPU as users of torch do it: compiled, in CUDA graphs, under autocast, on side streams."""
+"""Training on the GPU: compiled, in CUDA graphs, under autocast, on side streams."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ autocasts = pytest.mark.parametrize("arithmetic", AUTOCAST)
 
 @pytest.fixture(autouse=True)
 def repeatable_torch(exact_torch):
-    """torch's own part is computed in float32, by algorithms that repeat their bits."""
+    """torch's own part is float32, by algorithms that repeat their bits."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield
 
@@ -41,7 +41,7 @@ def decoder(layer=ConvTranspose1d, arithmetic="ieee"):
 
 
 def plain_decoder(arithmetic):
-    """Layers whose weights are parameters themselves, so that packed ones may be kept."""
+    """Layers whose weights are parameters, so that packed ones may be kept."""
     torch.manual_seed(4)
     choice = {} if arithmetic in AUTOCAST else {"precision": arithmetic}
     return nn.Sequential(
@@ -143,7 +143,7 @@ def test_graphs_of_torch_compile_see_changed_weights(arithmetic):
 
 @arithmetics
 def test_a_captured_training_step_is_replayed_with_new_data(arithmetic):
-    """Replays give the bits of eager steps, and their writes to the weights are seen outside."""
+    """Replays give eager steps' bits, and write the weights."""
     model, twin = plain_decoder(arithmetic), plain_decoder(arithmetic)
     inputs, waves = (tensor.clone() for tensor in inputs_and_waves(0))
 
@@ -262,7 +262,7 @@ def test_a_training_step_on_a_side_stream(arithmetic):
     here = outcome(model, arithmetic, *given)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(500_000_000)  # a kernel on another stream would read inputs not yet written
+        torch.cuda._sleep(500_000_000)  # a kernel on another stream would read unwritten inputs
         there = outcome(model, arithmetic, *(tensor * 1 for tensor in given))
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

@@ -1,6 +1,6 @@
-"""A layer computes with its weights as they are now, whatever wrote them: forward, and both gradients.
+"""A layer computes with its present weights, whatever wrote them: forward, and both gradients.
 
-Writers are weight_writes.py's changes, optimizers, averages and CUDA graphs, on several streams. No memory is kept.
+Writers are weight_writes.py's changes, optimizers, averages and CUDA graphs, on several streams.
 """
 
 import gc
@@ -36,7 +36,7 @@ from .weights_now import (
 
 pytestmark = pytest.mark.gpu
 
-# Learning rates that change the weights much in STEPS steps of each optimizer.
+# Learning rates that change the weights much in STEPS steps.
 RATES = {
     "AdamW": 1e-2,
     "Adam": 1e-2,
@@ -105,7 +105,7 @@ def test_weights_in_the_memory_of_others_are_not_mistaken_for_them(arithmetic):
 
 
 def optimizer_of(name, kind, parameters, **options):
-    """Skips optimizers that torch does not have on this GPU."""
+    """Skips optimizers that torch lacks on this GPU."""
     make = getattr(torch.optim, name)
     probe = nn.Parameter(torch.ones(4, device="cuda"))
     probe.grad = torch.ones_like(probe)
@@ -203,7 +203,7 @@ IN_PLACE = [change for change in CHANGES if change not in (other_data, another_p
 @pytest.mark.parametrize("change", IN_PLACE, ids=name_of)
 @arithmetics
 def test_a_graph_of_the_forward_pass_alone(arithmetic, change):
-    """Packing is part of the graph: a replay computes with the weights of that moment."""
+    """A replay packs the weights of its moment."""
     module = layer(arithmetic)
     x = fresh(module.weight.dtype).detach()
     steps = change(module)
@@ -285,12 +285,12 @@ def test_training_by_graphed_callables_beside_torchs_layer(arithmetic):
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
-CYCLES = 200_000_000  # a tenth of a second: work queued behind it has not run when the host goes on
+CYCLES = 200_000_000  # a tenth of a second: queued work has not run when the host goes on
 
 
 @arithmetics
 def test_weights_written_on_the_stream_of_the_call(arithmetic):
-    """The call reads the weights in the order of its stream, not when the host gets there."""
+    """The call reads the weights in stream order, not when the host gets there."""
     module = layer(arithmetic)
     call_often(module, arithmetic)
     x, new = fresh(module.weight.dtype).detach(), another(module.weight)
@@ -306,7 +306,7 @@ def test_weights_written_on_the_stream_of_the_call(arithmetic):
 
 @arithmetics
 def test_two_streams_call_a_layer_at_once(arithmetic):
-    """One call's packed weights are not memory that another one has or gets."""
+    """One call's packed weights are no other's memory."""
     module = layer(arithmetic)
     call_often(module, arithmetic)
     inputs = [fresh(module.weight.dtype).detach() for _ in range(4)]

@@ -1,7 +1,6 @@
-"""A layer in three arithmetics, and checks that it computes with its weights as they are now.
+"""A layer in three arithmetics, and checks that it computes with its present weights.
 
-A right result is at most twice as far from float64 as torch's in the same precision, in norm and in the largest element
-(tests/parity.py).
+A result is right within twice torch's distance from float64 (tests/parity.py).
 """
 
 import pytest
@@ -25,7 +24,7 @@ ARITHMETICS = {
     "bf16": (torch.bfloat16, "bf16"),
 }
 arithmetics = pytest.mark.parametrize("arithmetic", ARITHMETICS)
-HOT = 5  # calls after which anything that may be kept of weights is kept
+HOT = 5  # calls after which all that may be kept of weights is kept
 
 STEPS = 20
 CLOSE = {"ieee": 1e-4, "tf32": 2e-3, "bf16": 1e-2}  # losses, relative to the first

@@ -1,5 +1,4 @@
-"""Which problems get joined blocks in grad_input_tile, of 256 rows and alone on a multiprocessor, and what the compiler
-makes of them."""
+"""Which problems get joined blocks in grad_input_tile, of 256 rows and alone on a multiprocessor, and their code."""
 
 from dataclasses import replace
 
@@ -43,7 +42,7 @@ def is_joined(config):
     ],
 )
 def test_large_layers_get_joined_blocks(workload, pairs):
-    """With as many pairs a stage as the blocks that are joined have, or more."""
+    """With at least as many pairs a stage as the joined blocks have."""
     config = usual(workloads.get(workload).problem, F32)
     assert is_joined(config)
     assert (config.phases, config.channels) == pairs
@@ -69,13 +68,13 @@ def test_what_joined_blocks_would_not_serve(reason):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_types_that_keep_their_tiles(dtype):
-    """Half types are converted on the way, by the threads that multiply; doubles have tiles of their own."""
+    """Half types are converted by the threads that multiply; doubles have tiles of their own."""
     assert not is_joined(usual(HIFIGAN, dtype))
 
 
 @pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
 def test_joined_blocks_waste_no_more(device):
-    """Of rows, columns and multiprocessors; and they fit: all that are weighed, whether or not they are chosen."""
+    """Rows, columns and multiprocessors; all candidates fit."""
     found = 0
     for workload in workloads.WORKLOADS.values():
         for batch in {1, 3, workload.problem.batch, 2 * workload.problem.batch}:
@@ -105,10 +104,10 @@ COMPILED = {
 @needs_sass
 @pytest.mark.parametrize("reason", thorough(COMPILED, always=["eight phases"]))
 def test_joined_blocks_stay_in_their_registers(reason):
-    """And more than three quarters of what a stage issues are products, whose loads are a large part of one tap's."""
+    """More than three quarters of a stage's instructions are products."""
     workload, cc = COMPILED[reason]
     problem = workloads.get(workload).problem
-    # On Ampere other tiles are chosen for the workloads: the deepest that fits stands for those of other layers.
+    # On Ampere the workloads get other tiles: the deepest that fits stands for other layers'.
     config = usual(problem, F32) if cc == HOPPER else next(joined_stages(problem, DEVICES[cc]))
     assert is_joined(config)
     report = offline.report(make_kernel(config), cc)

@@ -1,4 +1,4 @@
-"""Into how many parts the sums of grad_weight_wgmma go, and when they are stored as the gradient."""
+"""How many splits grad_weight_wgmma's sums have, and when they are stored as the gradient."""
 
 from dataclasses import replace
 
@@ -39,12 +39,12 @@ def test_sums_of_short_signals_are_stored_at_once(name, whole):
     assert grad_weight_direct.suits(problem, replace(config, direct=False))
     assert config.direct == whole
     if name == "small":
-        assert splits_of(problem, config) > 1  # which would fill more multiprocessors, but takes a second launch
+        assert splits_of(problem, config) > 1  # would fill more multiprocessors, but takes a second launch
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_whole_sums_of_planes_are_stored_at_once(precision):
-    """Where a tile has all taps of its phases, which lie within one channel, and tiles are enough."""
+    """Where a tile has all taps of its phases, within one channel, and tiles are enough."""
 
     def found(name, **sizes):
         problem = replace(workloads.get(name).problem, **sizes)
@@ -81,7 +81,7 @@ def test_which_tiles_have_pairs_of_any_tap(name, by_taps, sizes):
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("alike", [1, 2, 4])
 def test_rows_of_tiles_by_taps_are_the_next_ones(precision, alike):
-    """Each row of a tile is the pair that comes next, of channels that the tile's boxes have."""
+    """A tile's rows are consecutive pairs, of channels in its boxes."""
     kinds = set()
     for name in ("seamless_u1", "encodec_u2", "demucs_u2"):
         problem = workloads.get(name).problem
@@ -105,7 +105,7 @@ def test_rows_of_tiles_by_taps_are_the_next_ones(precision, alike):
 
 @pytest.mark.parametrize("name", ["hifigan_u1", "small", "oobleck_u3"])
 def test_of_longer_signals_they_are_added_up(name):
-    """Once a signal is long enough for parts, every longer one is."""
+    """Once a signal is long enough for splits, every longer one is."""
     found = [config_of(name, batch=1, length=1 << log)[1].direct for log in range(3, 17)]
     assert found[0]
     assert not found[-1]

@@ -1,4 +1,4 @@
-"""Which layers take the depthwise rung's form for long filters, in which tile, and what a thread multiplies there."""
+"""The depthwise rung's form for long filters: its layers, tiles and products."""
 
 from collections import Counter
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_long_sums_are_added_up_in_parts():
 
 
 def test_parts_are_as_many_as_leave_the_smallest_error():
-    """Of 136 products, 8 of 17 each instead of 40 of three or four; but not one of all 101 of a lone channel."""
+    """136 products: 8 of 17 each instead of 40 of three or four; but not one of all 101 of a lone channel."""
     several = Problem(16, 8, 4, 33, 65536, 2, padding=20, dilation=3)
     alone = Problem(16, 64, 64, 101, 65536, padding=50, groups=64)
     for problem, by_channel in ((several, True), (alone, False)):
@@ -107,7 +107,7 @@ def test_tiles_are_what_a_gpu_has(name):
 
 
 def met(config):
-    """For every sum the taps and the inputs that it meets, these counted from the block's first one, of thread 0.
+    """Every sum's taps and inputs, counted from the block's first, of thread 0.
 
     As the kernel walks: chunk by chunk, each with its window; weights in the order of taps.
     """

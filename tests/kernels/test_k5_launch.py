@@ -1,4 +1,4 @@
-"""What the launches of k5 pass to its kernels, by name, found out without a GPU; and the banks that windows fill."""
+"""Arguments of k5's launches by name, without a GPU; and the banks that windows fill."""
 
 import inspect
 from dataclasses import replace
@@ -39,7 +39,7 @@ def launch_of(p, precision, here, strides=None, offset=0, y_offset=0, has_bias=T
     return packing, launch, dict(zip(names, launch.arguments, strict=True))
 
 
-# Streamed weights: tiles of rows, groups, chunks of taps, a stride, many columns. Resident ones: tiles of rows, groups.
+# Streamed weights: row tiles, groups, chunks of taps, a stride, many columns. Resident ones: row tiles, groups.
 STREAMED = [
     (Problem(3, 24, 300, 5, 200, padding=2), "tf32"),
     (Problem(2, 48, 96, 4, 300, stride=2, padding=1, groups=3, bias=True), "bf16"),
@@ -62,7 +62,7 @@ def test_arguments_are_the_problems(p, precision, resident, has_bias):
     here = FEW if resident else H200
     config = k5_choice.choose(p, precision, here)
     assert (config.resident_weights > 0) == resident
-    strides = p.in_channels * p.length + 16, p.length + 8, 1  # of which every row begins at a multiple of 16 bytes
+    strides = p.in_channels * p.length + 16, p.length + 8, 1  # every row begins at a multiple of 16 bytes
     if p.length * config.tile.itemsize % 16:
         strides, config = None, k5_choice.config_of(p, precision, here, *_contiguous(p), 0)
     packing, launch, given = launch_of(p, precision, here, strides, y_offset=8, has_bias=has_bias)
@@ -80,7 +80,7 @@ def test_arguments_are_the_problems(p, precision, resident, has_bias):
     assert (sizes.groups, sizes.padding) == (p.groups, p.padding)
     assert (sizes.first_column, sizes.columns) == tile.columns(p)
     assert given.pop("alignment") == alignment_of(8, p, tile, gaps_between(tile))
-    # A block's loop is over the stages that are packed for its rows.
+    # A block loops over the stages packed for its rows.
     assert loop.stages_a_chunk * config.depth >= sizes.in_per_group > (loop.stages_a_chunk - 1) * config.depth
     assert loop.tap_chunks * tile.tap_chunk >= p.taps.taps_per_row > (loop.tap_chunks - 1) * tile.tap_chunk
     stages = p.groups * loop.group_tiles * loop.tap_chunks * loop.stages_a_chunk
@@ -120,7 +120,7 @@ def test_elements_that_lie_apart_are_copied_one_by_one():
 
 @pytest.mark.parametrize(("strides", "offset"), [((24 * 200, 200, 1), 4), ((24 * 202, 202, 1), 0), ((4801, 200, 1), 0)])
 def test_a_given_configuration_copies_rows_that_begin_anywhere_in_words(strides, offset):
-    """One condition of by_vectors fails at a time: where x begins, and where its channels and its samples do."""
+    """One condition of by_vectors fails at a time: where x, its channels and its samples begin."""
     p, precision = STREAMED[0]
     config = k5_choice.choose(p, precision, H200)
     assert config.x_vector == 4

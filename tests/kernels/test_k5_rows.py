@@ -1,6 +1,4 @@
-"""k5's stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_tile` in plain Python.
-
-As those of k6 in test_k6_rows.py."""
+"""k5's stores of rows in rounds on the CPU: a tile's sums, lane by lane through `store_tile`, as in test_k6_rows.py."""
 
 import contextlib
 from collections import defaultdict
@@ -32,8 +30,8 @@ def k5_in_python(monkeypatch, in_python):  # noqa: F811
     return in_python
 
 
-# Warps in one row and in two, with one, two, three and four fragments; rows of the output at multiples of four, two and
-# one; two buffers and one; channels that do not fill the tile's rows; two tiles of rows.
+# Warps in one row and in two, with one to four fragments; output rows at multiples of four, two and one; two buffers
+# and one; channels that do not fill the tile's rows; two row tiles.
 CASES = [
     (Problem(2, 8, 16, 3, 258), 0, 4),
     (Problem(2, 8, 24, 3, 256), 6, 2),
@@ -101,7 +99,7 @@ def test_cases_reach_every_shape_of_warps():
 
 
 def _smallest(tile):
-    """Of the numbers of channels that may be staged together and fill a round."""
+    """The smallest number of channels that may be staged together and fill a round."""
     return next(c for c in range(8, tile.channels + 1) if tile.channels % c == 0)
 
 
@@ -140,8 +138,7 @@ def check(state, p, config, shift):
 
 
 def sums_of(config, column_tile, columns, co, warp, lane):
-    """A lane's sums as mma.sync leaves them: of fragments of 16 rows two rows each, of every product of eight columns
-    two, which mean runs of eight columns."""
+    """A lane's sums as mma.sync leaves them: two rows of each 16-row fragment, two columns of each product's eight."""
     tile, t = config.tile, lane % LANES_A_ROW
     start = column_tile * tile.advance - tile.overlap
     acc = []

@@ -1,4 +1,4 @@
-"""Weights are packed in every call, and those of FrozenWeights once for each order; CUDA's part is made up."""
+"""Weights are packed in every call, those of FrozenWeights once for each order; CUDA's part is made up."""
 
 import contextlib
 import copy
@@ -27,7 +27,7 @@ CALLS = 5
 
 
 class Copying(Packing):
-    """Packs in the order that the weights have, and counts how often."""
+    """Packs in the weights' order, and counts."""
 
     def __init__(self, index=NO_GPU, dtype=torch.float32):
         self.weights = Layout.contiguous(SHAPE, dtype, index)
@@ -132,7 +132,7 @@ def test_a_parameter_is_packed_in_every_call():
 
 
 def test_other_weights_on_the_same_memory():
-    """As an allocator hands it out again: the same address, and as many writes that torch has counted."""
+    """Memory that an allocator hands out again: the same address, and as many counted writes."""
     memory, packing = weights().numpy(), Copying()
     for number in range(CALLS):
         w = torch.from_numpy(memory)
@@ -179,7 +179,7 @@ def test_packings_that_are_equal_are_one_whatever_the_length_and_batch():
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """What CUDA has to say, and what was asked of it."""
+    """CUDA's answers, and what was asked."""
     cuda = SimpleNamespace(capturing=False, stream=1, events=[], waited=[], recorded=[])
 
     def event(*arguments, **choice):
@@ -274,7 +274,7 @@ def test_another_stream_waits_for_the_packing_and_keeps_its_memory(cuda):
 
 
 def test_what_a_capture_packs_is_not_kept(cuda):
-    """It is memory of the graph, in which every replay packs; and no event of a capture is waited for outside."""
+    """Every replay packs into the graph's memory; no event of a capture is waited for outside."""
     frozen, packing = FrozenWeights(weights()), Copying(index=0)
     cuda.capturing = True
     captured = [packed(frozen.tensor, packing) for _ in range(3)]
@@ -289,7 +289,7 @@ def test_what_a_capture_packs_is_not_kept(cuda):
 
 @pytest.mark.parametrize("there", [True, False], ids=["done", "under way"])
 def test_a_capture_takes_what_was_packed_before_and_waits_for_nothing(cuda, there):
-    """A graph cannot wait for an event of outside: it packs itself what is not done."""
+    """A graph cannot wait for outside events: it packs what is not done."""
     frozen, packing = FrozenWeights(weights()), Copying(index=0)
     kept = packed(frozen.tensor, packing)
     cuda.events[0].query.return_value = there
@@ -347,7 +347,7 @@ X, BIAS, Y = torch.zeros(1), torch.zeros(1), torch.zeros(1)
 
 
 def launches(packed):
-    """A packing that gives ``packed``, a launch, and what has been done, in order."""
+    """A packing that gives ``packed``, a launch, and what was done, in order."""
     done = []
 
     def launch(*given):
@@ -370,7 +370,7 @@ def test_the_launch_after_a_packing_is_early():
 
 
 def test_the_launch_with_frozen_weights_is_not_early():
-    """What came before it on the stream is not known: it may be what writes x."""
+    """The work before it on the stream may write x."""
     w, kept = torch.zeros(2), torch.zeros(3)
     packing, launch, done = launches(None)
     w.packings = SimpleNamespace(packed=lambda of, asked: kept if of is w and asked is packing else None)

@@ -1,4 +1,4 @@
-"""Whole decoders timed: times and checks, rows, table and figure; all of it on a GPU."""
+"""Whole decoders timed: times and checks, rows, table and figure."""
 
 import importlib.util
 import itertools
@@ -23,7 +23,7 @@ needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers")
 
 
 class Double(torch.nn.Module):
-    """A decoder of two layers and a call of the function on an expanded filter."""
+    """A decoder of two layers and a function call on an expanded filter."""
 
     def __init__(self):
         super().__init__()
@@ -52,8 +52,10 @@ class Clock:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """``measure`` as if on an H200 whose time passes by events alone: four warm-up rounds with a slower ours, then
-    three timed ones. Returns the calls of our function."""
+    """``measure`` as if on an H200 whose time passes by events alone; returns the calls of our function.
+
+    Four warm-up rounds with a slower ours, then three timed ones.
+    """
 
     def ours(x, weight, *others, **named):
         calls.append((x.dtype, weight.shape, functional.default_precision(x.dtype), torch.backends.cudnn.benchmark))
@@ -305,7 +307,7 @@ def test_bars_are_shares_of_torchs_whole_time():
 @pytest.mark.parametrize("slower", [5, 43])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
 def test_labels_stay_in_the_figure_and_apart_and_ours_may_be_slower(share, slower):
-    """For any share of the transposed convolutions, also if one decoder of one panel is slower."""
+    """For any share of the transposed convolutions, also if one decoder is slower."""
     times = dict(torch_ms_p50=100.0, torch_layers_ms_p50=100 * share, ms_p50=100.0 + slower)
     times["layers_ms_p50"] = times["ms_p50"] * share
     first, *others = (replace(one, **times) for one in RECORDED)

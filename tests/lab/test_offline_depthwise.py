@@ -1,4 +1,4 @@
-"""The depthwise kernels that read memory into registers, as compiled: few registers, vectors, no spill."""
+"""The depthwise kernels compiled: few registers, vectors, no spill."""
 
 import re
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_float16_needs_no_instruction_of_amperes():
 @needs_sass
 @forward
 def test_forward_multiplies_as_often_as_it_must(reason):
-    """One multiply-add a product, in each case of the quick path and of the path for the ends of rows."""
+    """One multiply-add a product, in the quick path and in the path for the ends of rows."""
     config, report = forward_report(reason)
     products = sum(map(len, config.cases))
     assert offline.instructions(report.sass)["FFMA"] == (config.runs + 1) * products
@@ -124,8 +124,7 @@ def test_long_filters_stay_in_their_registers(reason):
 @needs_sass
 @long_filters
 def test_long_filters_are_nearly_nothing_but_products(reason):
-    """Each product occurs once. The loop over channels or chunks has little else: loads of weights and windows,
-    conversions, and sums of parts."""
+    """Each product occurs once, beside loads of weights and windows, conversions, and sums."""
     config, report = long_report(reason)
     multiply = "DFMA" if config.dtype == F64 else "FFMA"
     chunks = [config.products(taps) for taps in (config.chunk, config.last_taps)]
@@ -195,7 +194,7 @@ def test_gradients_move_vectors(name, reason):
 @gradients
 @gradient_tiles
 def test_gradients_multiply_as_often_as_they_must(name, reason):
-    """For every place of the first element, and once for the ends of rows."""
+    """For every alignment of the first element, and once for the ends of rows."""
     config, report = gradient_report(name, reason)
     multiply = "DFMA" if config.dtype == F64 else "FFMA"
     assert offline.instructions(report.sass)[multiply] == len(config.products) * (1 + 8 * config.in_place)

@@ -1,4 +1,4 @@
-"""Compilation that is interrupted, and compilation in a forked process: nothing half done is left for the next one."""
+"""Interrupted compilation, and compilation in a forked process: nothing half done is left."""
 
 import gc
 import multiprocessing
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 
 CC = (9, 0, "a")
 PROBLEM = SMALL["groups, unequal channels"]
-ATTEMPTS = 10  # an interrupt that arrives while Python calls a destructor is lost
+ATTEMPTS = 10  # an interrupt while Python calls a destructor is lost
 
 
 def new_kernel():
@@ -38,7 +38,7 @@ def uncounted(ptx):
 
 @pytest.fixture(scope="module")
 def whole():
-    """The PTX of a compilation that nobody interrupts, and seconds of a processor that it takes."""
+    """The PTX of an uninterrupted compilation, and its processor seconds."""
     new_kernel().ptx(CC)  # what the first one of a process does besides
     before = time.process_time()
     return uncounted(new_kernel().ptx(CC)), time.process_time() - before
@@ -46,7 +46,7 @@ def whole():
 
 @pytest.fixture
 def interrupt_after():
-    """A function that raises KeyboardInterrupt after so many seconds of a processor, in whatever then runs."""
+    """A function that raises KeyboardInterrupt after so many processor seconds, in whatever then runs."""
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_an_interrupt_leaves_nothing_half_done(whole, interrupt_after, tmp_path,
 
 
 def test_an_interrupt_waits_for_the_compiler(interrupt_after, monkeypatch):
-    """What Numba has under way when it is interrupted, it might not take up again."""
+    """Numba might not take up again what is interrupted."""
     ended = []
 
     def compile_ptx(*_, **__):

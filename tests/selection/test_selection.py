@@ -1,4 +1,4 @@
-"""Which rung computes a call that names none: by problem, GPU and precision."""
+"""Which rung computes an unnamed call: by problem, GPU and precision."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ DEPTHWISE = workloads.get("depthwise").problem
 
 @pytest.mark.parametrize("problem", [KB64, SMALL, workloads.get("dac_u1").problem], ids=str)
 def test_below_8_0_dense_layers_are_torchs(problem):
-    """In every arithmetic, by every name that a call may give it but tensor cores' own."""
+    """In every arithmetic and by every name but tensor cores'."""
     asked = [(torch.float16, "fp16"), (torch.float64, "fp64")]
     asked = [(problem, *one) for one in [*asked, *((torch.float32, p) for p in ("ieee", "tf32x3", TF32_ALLOWED))]]
     asked = [one for one in asked if name(one[0], one[1], one[2], TURING) != "k2_polyphase"]  # a small sum in float64
@@ -88,8 +88,7 @@ def test_below_8_0_dense_layers_are_torchs(problem):
 
 
 def test_bfloat16_needs_8_0():
-    """8.0 has the first instruction that converts to bfloat16: below, a named rung refuses, and torch computes the
-    rest."""
+    """8.0 first converts to bfloat16: below, a named rung refuses, and torch computes the rest."""
     why = "bfloat16 needs a GPU of compute capability 8.0 or above, not 7.5"
     for problem in (KB64, DEPTHWISE, TINY):
         assert ops._plan(problem, torch.bfloat16, "", "bf16", TURING) == (None, "bf16")
@@ -215,7 +214,7 @@ def test_a_precision_that_is_named_stays(precision):
 
 
 def few_inputs(channels, groups=1):
-    """A problem with this many input channels a group, and work for tensor cores."""
+    """This many input channels a group, and work for tensor cores."""
     return Problem(16, groups * channels, groups * 64, 8, 65_536, 4, groups=groups)
 
 

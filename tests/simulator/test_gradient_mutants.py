@@ -1,7 +1,6 @@
-"""Tests of the suite itself, on the gradients: with a mistake in it, each kernel must fail the parity check.
+"""Tests of the suite itself: a mistake in a gradient's kernel must fail the parity check.
 
-A mistake is fed to a kernel as a problem that states a wrong offset, or as operands in a wrong order; or it is made in
-the kernel's own text, in one of the places where people make it.
+A mistake is a problem that states a wrong offset, operands in a wrong order, or a change of the kernel's text.
 """
 
 import copy
@@ -141,7 +140,7 @@ def forget_kernels():
 
 @pytest.fixture
 def mistaken(monkeypatch):
-    """A function that makes all modules use what ``module`` becomes with a piece of its text replaced."""
+    """A function that makes all modules use ``module`` with a piece of its text replaced."""
 
     def install(module, old, new):
         source = inspect.getsource(module)

@@ -1,4 +1,4 @@
-"""Windows of k6 that the copying warp splits: what lies in the stage then, in Python.
+"""Windows of k6 that a producer splits, in Python.
 
 Needs NUMBA_ENABLE_CUDASIM=1 (`make test`).
 """
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 DEPTH, AT, AROUND = 16, 256, 64  # channels; bytes before the window; elements behind it
 STALE = np.float32(1e30)
-# Rows of a box, in elements: how many begin alike and by how much others begin later; elements of a row.
+# Rows of a box, in elements: how many begin alike, by how much others begin later, elements of a row.
 GEOMETRIES = [(1, 0, 136), (1, 0, 144), (2, 2, 152), (4, 1, 156), (4, 3, 168)]
 geometries = pytest.mark.parametrize(("alike", "shear", "pitch"), GEOMETRIES)
 
@@ -30,8 +30,10 @@ def exponent(values):
 
 @pytest.fixture
 def split(monkeypatch):
-    """The larger and the smaller parts of x (channels, elements), which stand from column ``early`` of the window on,
-    beside ``STALE``; and the inverse. ``first``, ``last``: elements that are the window's."""
+    """The high and low halves of x (channels, elements) from the window's column ``early`` on, beside ``STALE``.
+
+    Returns the inverse too. ``first``, ``last``: the window's elements.
+    """
 
     def parts(x, alike, shear, pitch, first=0, last=1 << 20, early=0):
         memory = np.full(AT // 4 + DEPTH * pitch + AROUND, STALE, np.float32)
@@ -99,7 +101,7 @@ def numbers(columns, scale=1):
 @geometries
 @pytest.mark.parametrize("scale", [1e-30, 1, 1e30])
 def test_each_number_is_two_parts(split, alike, shear, pitch, scale):
-    """All that is beside x is zeros, though it is larger."""
+    """Everything beside x is zeros, though it is larger."""
     x, early = numbers(132, scale), 0 if alike == 1 else 3
     larger, smaller, inverse = split(x, alike, shear, pitch, early, early + 132, early)
     assert 2**14 <= abs(larger).max() <= 2**15
@@ -154,7 +156,7 @@ def test_zeros(split):
 
 
 def test_each_window_of_a_stage_once_and_then_it_is_ready(monkeypatch):
-    """Whatever a lane has written is fenced before it says so."""
+    """A lane fences its writes before it says so."""
     done = []
     config = SimpleNamespace(regions=2)
     monkeypatch.setattr(k6_operands, "make_split_window", lambda: lambda *window: done.append(window) or len(done))
@@ -176,7 +178,7 @@ def test_each_window_of_a_stage_once_and_then_it_is_ready(monkeypatch):
 
 
 def test_eight_lanes_read_from_all_banks():
-    """128 bytes in one turn, where a row is 8 or 24 words of 32 longer than whole turns."""
+    """128 bytes at a time; a row is 8 or 24 words longer than a multiple of 32."""
     for pitch in (136, 152):
         for quarter in range(0, 32, 8):
             words = [k6_operands.row_of(lane) * pitch + lane % 4 * 4 + z for lane in range(quarter, quarter + 8)

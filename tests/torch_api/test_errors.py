@@ -1,7 +1,7 @@
 """Hundreds of bad and odd calls: refusals have torch's type, accepted calls have torch's result.
 
-The CUDA path's checks read shapes, dtypes and values only. Here they see CPU tensors: `_ours`, which decides who
-computes, accepts them. torch's own function is watched, so a refusal is known to be ours.
+The CUDA path's checks read shapes, dtypes and values only, so CPU tensors serve: `_ours`, which decides who computes,
+accepts them. torch's own function is watched.
 """
 
 import itertools
@@ -22,7 +22,7 @@ INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def outcome(function, arguments):
-    """The call's result, or the exception that it raised."""
+    """The call's result or exception."""
     try:
         return function(*arguments.get("positional", ()), **{k: v for k, v in arguments.items() if k != "positional"})
     except Exception as error:  # any: types are compared
@@ -64,7 +64,7 @@ def taken(monkeypatch):
 
 
 def agree(arguments, watched, named=(), delegated=False):
-    """Check that our outcome is torch's; a refusal is made before torch is asked, and mentions one of ``named``."""
+    """Check that our outcome is torch's; a refusal is ours, and mentions one of ``named``."""
     theirs, ours = outcome(TORCHS, arguments), outcome(numba_tconv.conv_transpose1d, arguments)
     if isinstance(theirs, torch.Tensor):
         assert isinstance(ours, torch.Tensor), f"torch accepts it, we raise {ours!r}"
@@ -112,7 +112,7 @@ def test_geometry(stride, padding, output_padding, dilation, dtype, taken, watch
     agree(call(**arguments, dtype=dtype), watched, named=["output_padding must be smaller", "negative output length"])
 
 
-NO_OUT_CHANNELS = (4, 0, 3)  # a weight that torch takes on CUDA alone, so torch is asked
+NO_OUT_CHANNELS = (4, 0, 3)  # torch takes such a weight on CUDA alone, so torch is asked
 SHAPES = {
     "input": [(2, 4, 7), (4, 7), (7,), (), (1, 2, 4, 7), (2, 3, 7), (3, 7), (2, 4, 0), (4, 0), (2, 0, 7)],
     "weight": [(4, 6, 3), (4, 6), (6,), (), (1, 4, 6, 3), NO_OUT_CHANNELS, (4, 6, 0), (0, 6, 3), (5, 6, 3), (3, 6, 3)],
@@ -170,7 +170,7 @@ def test_mixed_bias_dtypes(dtype, other, taken, watched):
     arguments["bias"] = arguments["bias"].to(other)
     if dtype == torch.float32:
         agree(arguments, watched, named=["bias must have the dtype of input"])
-    else:  # torch takes some on the CPU, depending on the processor, and none on CUDA
+    else:  # torch takes some on the CPU, and none on CUDA
         with pytest.raises(RuntimeError, match="bias must have the dtype of input"):
             numba_tconv.conv_transpose1d(**arguments)
         assert not watched.reached

@@ -1,5 +1,4 @@
-"""The operators of the backward pass: derivatives on CPU tensors, torch.library's own check, who computes what, and the
-gradients that a GPU leaves to torch."""
+"""The backward operators: derivatives on CPU tensors, torch.library's own check, and who computes what."""
 
 from dataclasses import replace
 
@@ -55,7 +54,7 @@ def differentiable(problem):
 
 @pytest.fixture
 def through_the_operator(monkeypatch):
-    """The public function takes CPU tensors as a GPU's, and does not hand them to torch."""
+    """The public function takes CPU tensors as a GPU's."""
     monkeypatch.setattr(functional, "_ours", lambda *_: True)
 
 
@@ -203,7 +202,7 @@ def test_a_training_step_is_compiled_whole(through_the_operator):
 KB64, SMALL_LAYER, DEPTHWISE, PQMF = (workloads.get(name).problem for name in ("kb64", "small", "depthwise", "pqmf"))
 FOUR_A_GROUP, SHORT_SUMS = replace(DEPTHWISE, groups=128), replace(SMALL_LAYER, in_channels=16)
 STRIDED, DAC = (workloads.get(name).problem for name in ("hifigan_u1", "dac_u1"))
-# This package's precisions of grad_input, grad_weight and grad_bias; None: torch computes it.
+# This package's precisions of grad_input, grad_weight and grad_bias; None: torch's.
 DECISIONS = {
     "float32, which nothing rounds": (KB64, torch.float32, "ieee", H200, ["ieee"] * 3),
     "float64": (KB64, torch.float64, "fp64", H200, ["fp64"] * 3),
@@ -244,7 +243,7 @@ def test_what_no_kernel_can_do_on_a_gpu_is_left_to_torch():
 
 
 def test_the_bias_is_summed_by_our_kernels_whatever_the_channels():
-    """The sum has no products over channels, so it is no work for tensor cores."""
+    """The sum has no products, so it is no work for tensor cores."""
     problem = ops.sum_problem((16, 512, 4096))
     assert problem == Problem(16, 512, 512, 1, 4096, groups=512)
     for device in (H200, A100):

@@ -1,4 +1,4 @@
-"""What the warps of k6 that copy bring into each stage of the ring, and when: every stage once, by one of them."""
+"""What k6's producers bring into each stage of the ring, and when: every stage once, by one of them."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Stage:
 
 @pytest.fixture
 def brought(monkeypatch):
-    """The stages that a warp brings, as its instructions tell."""
+    """The stages that a warp brings, by its instructions."""
     stages = []
 
     def expect(barrier, size):
@@ -85,7 +85,7 @@ def brought(monkeypatch):
 
 
 def check_split(stage, at, slot, config, geometry, rows, early, length):
-    """All of the stage is split, once: what of its windows is x, and zeros beside that."""
+    """Every stage is split once: its windows' share of x, zeros beside it."""
     ((split_at, split_slot, firsts, lasts),) = stage.split
     assert (split_at, split_slot) == (at, slot)
     boxes = {to: begin for to, _, begin, *_ in stage.boxes}
@@ -102,9 +102,9 @@ def check_split(stage, at, slot, config, geometry, rows, early, length):
         assert [e for e in elements if first <= e < last] == list(own)
 
 
-# Resident and streamed weights; one window or two; taps in one chunk or several; channels of the last turn of the
-# unrolled loop that do not exist; groups of an odd number of depths; rows that begin alike or not; windows that several
-# samples share; fewer slots than warps that copy; operands that these split.
+# Resident and streamed weights; one window or two; one chunk of taps or several; missing channels in the unrolled
+# loop's last pass; groups of an odd number of depths; rows that begin alike or not; windows shared by samples; fewer
+# slots than producers; operands that these split.
 @pytest.mark.parametrize("alike", [1, 4])
 @pytest.mark.parametrize(
     ("problem", "precision"),
@@ -135,7 +135,7 @@ def test_every_stage_once(brought, monkeypatch, problem, precision, alike):
     log, early, stride_c = alike.bit_length() - 1, 0 if alike == 1 else 3, p.length + rows.shear
     window = Window(log, g.pitch, g.shear, g.region, g.slot, g.stages)
     produce, apart = k6_load.make_produce(config), columns % tile.advance == 0
-    # Two phases of a slot look alike, so a warp that waits must not be further ahead than one round of the ring.
+    # Two phases of a slot look alike, so a warp that waits must be at most one round of the ring ahead.
     fetch, samples = Fetch(True, rows.aligned, apart, False), Samples(p.batch, p.length, columns, first)
     x = Input(None, None, p.in_channels * stride_c, stride_c, early, window, fetch, samples)
     depths = k6_config.channel_chunks(p, config)

@@ -1,4 +1,4 @@
-"""What lanes of k6 know of their windows, in Python with numbers of 32 bits, against Python's own."""
+"""What k6's lanes know of their windows, in Python with 32-bit numbers, against Python's own."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -20,14 +20,14 @@ from tests.kernels.test_tensor_store import cast_quickly
 X_AT = 4096
 precisions = pytest.mark.parametrize("precision", ["tf32", "bf16", "tf32x3"])
 LAYERS = {name: workloads.get(name).problem for name in ("kb64", "kb74", "kb79", "dac_u2", "encodec_u2")}
-# Of several chunks of taps, whose windows begin at different elements of 16 bytes.
+# Several chunks of taps, whose windows begin at different elements of 16 bytes.
 LAYERS["taps far apart"] = Problem(2, 32, 64, 9, 500, dilation=5)
 layers = pytest.mark.parametrize("layer", LAYERS)
 
 
 @pytest.fixture(scope="module")
 def in_python():
-    """The device functions' makers; a warp votes as the only lane of it."""
+    """The device functions' makers; a warp has one lane."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (k6_load, k6_operands):
             patch.setattr(module, "device_function", lambda function: function)
@@ -37,7 +37,7 @@ def in_python():
 
 
 def configured(layer, precision, length, batch, crop):
-    """A problem with the layer's taps, of which ``crop`` outputs at most are left out at each end."""
+    """A problem with the layer's taps, of which at most ``crop`` outputs are cropped at each end."""
     p = LAYERS[layer]
     longest = (length - 1) * p.stride + (p.kernel_size - 1) * p.dilation + 1
     problem = Problem(
@@ -96,8 +96,7 @@ def test_view(in_python, layer, precision, data):
 @layers
 @pytest.mark.parametrize("crop", [0, 64, 200])
 def test_every_window(in_python, layer, precision, crop):
-    """Of signals that are shorter than a window, as long, and longer: those that are of one sample, and those that
-    reach beyond its ends."""
+    """Signals shorter than a window, as long, and longer: windows inside one sample, and beyond its ends."""
     for length in (40, 137, 610):
         problem, config = configured(layer, precision, length, 3, crop)
         tiles, chunks = k6_config.column_tiles(problem, config), config.tile.tap_chunks(problem)
