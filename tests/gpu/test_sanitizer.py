@@ -1,13 +1,11 @@
 """Every kernel under compute-sanitizer, on the problems of sanitized.py: no invalid access, no race in shared memory,
 no misused barrier, no read of unwritten memory.
 
-What the tools see depends on their version. They come with the CUDA toolkit or, newer, in the package
-nvidia-cuda-sanitizer-api. By their release notes, memcheck checks loads through tensor maps from 2026.2 on, initcheck
-bulk copies from 2025.4 on; older ones pass both. Version 2026.4 has no false findings in k6. CUDA 13.0's version takes
-a zero-filling cp.async for one that reads all of its bytes, publishing a tensor map for a read of memory, an arrival of
-copies at an mbarrier for one that is not counted, and bulk copies for races. So older versions check k6, k5_dmma and
-their uses on planes by memcheck alone, and the gradients by wgmma by all tools but initcheck. In racecheck, loads
-through tensor maps belong to no thread, so their races go unseen; it sees the rest of shared memory.
+What the tools see depends on their version: the CUDA toolkit's or, newer, the package nvidia-cuda-sanitizer-api's. By
+their release notes, memcheck checks loads through tensor maps from 2026.2 on, initcheck bulk copies from 2025.4 on.
+CUDA 13.0's version has false findings in zero-filling cp.async, published tensor maps, arrivals of copies at mbarriers,
+and bulk copies. So older versions check k6, k5_dmma and their uses on planes by memcheck alone, and the gradients by
+wgmma by all tools but initcheck. In racecheck, loads through tensor maps belong to no thread, so their races go unseen.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Which problems grad_input_tile computes in parts of their sums, and in which tiles; what the parts are."""
+"""Which problems grad_input_tile splits, in which tiles and splits."""
 
 import re
 from dataclasses import replace
@@ -43,7 +43,7 @@ short = pytest.mark.parametrize("reason", SHORT)
 
 @short
 def test_few_blocks_become_many(reason):
-    """Most multiprocessors are busy for most of the time, where whole sums left many without a block, or nearly."""
+    """Most multiprocessors are busy most of the time, unlike with whole sums."""
     problem, config = SHORT[reason], choose(SHORT[reason], F32)
     assert config.splits > 1
     part = split(problem, config.splits)
@@ -60,7 +60,7 @@ def test_many_blocks_keep_their_sums(workload):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @short
 def test_other_types_keep_their_sums(reason, dtype):
-    """Parts are float32, which would round digits of a double away; half types have tensor cores, but in odd layers."""
+    """Partial sums are float32, too few digits for a double; half types have tensor cores, but in odd layers."""
     assert choose(SHORT[reason], dtype).splits == 1
 
 
@@ -73,8 +73,7 @@ def test_early_where_the_gpu_can(reason):
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 def test_windows_are_copied_while_weights_are_packed():
-    """The pack lets the main kernel begin before it loads anything; that waits for it between its first window, copied
-    element by element, and its first weights, copied in vectors."""
+    """The main kernel waits between its first window, copied by elements, and its first weights, in vectors."""
 
     def words(kernel, cc):
         return re.findall(r"griddepcontrol\.\w+|\bld\.(?!param)|cp\.async\.c\w", offline.report(kernel, cc).ptx)
@@ -94,8 +93,8 @@ def test_windows_are_copied_while_weights_are_packed():
         assert not any(word.startswith("griddepcontrol") for word in words(kernel, AMPERE))
 
 
-# At batch 1 on 4b392e3, where all began beside the pack, in comparison with rows of 093b366, where none did.
-SLOWER = "waveglow", "istft", "head"  # 1.3 to 2.4 times
+# Slower at batch 1 where all begin beside the pack.
+SLOWER = "waveglow", "istft", "head"  # by 1.3 to 2.4 times
 FASTER = (
     *(
         "small",
@@ -183,7 +182,7 @@ def test_tiles_that_are_no_powers_of_two_stay_in_their_registers(sizes, workload
 
 
 def test_the_last_window_needs_no_tile_of_its_own():
-    """What lies behind a batch's last position is only read: 256 positions of one sample are two tiles of 128."""
+    """What follows a batch's last position is only read: 256 positions of one sample are two tiles of 128."""
     problem = of("oobleck_u1", batch=1)
     config = replace(usual(problem, F32), block_n=128)
     assert config.tap_chunk == 2
@@ -191,7 +190,7 @@ def test_the_last_window_needs_no_tile_of_its_own():
 
 
 def test_short_samples_begin_tiles_where_those_are_fewer():
-    """Laid end to end, two samples of 256 positions are 257 columns and 256, which would be five tiles of 128."""
+    """End to end, two samples of 256 positions are 257 columns and 256, which would be five tiles of 128."""
     problem = of("oobleck_u1", batch=2)
     config = replace(usual(problem, F32), block_n=128)
     assert config.tap_chunk == 2

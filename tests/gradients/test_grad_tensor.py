@@ -1,5 +1,4 @@
-"""The gradients on tensor cores, as far as they are formulas: the transposed convolution that grad_input is, what a
-lane loads for a product, and where boxes begin."""
+"""Formulas of the gradients on tensor cores: grad_input as a forward pass, what a lane loads, where boxes begin."""
 
 import itertools
 import math
@@ -61,7 +60,7 @@ def test_grad_input_is_a_transposed_convolution(reason):
     torch.testing.assert_close(result, torchs_gradient("grad_input", g, x, w, p))
 
 
-# Choosing takes longer than what is asserted of what is chosen, by several tests.
+# Choosing takes longer than the tests' assertions.
 choose_for_weight, choose_for_input = map(cache, (grad_weight_wgmma_choose.choose, grad_input_wgmma_choose.choose))
 
 
@@ -87,7 +86,7 @@ def elements_of(config, entry, t, stride):
 
 @every_precision
 def test_what_a_warp_of_grad_weight_loads_meets_in_as_few_banks_as_a_wider_box_allows(precision):
-    """Eight rows, of an output channel and a phase, by four lanes, where all rows begin alike."""
+    """Eight rows, of an output channel and a phase, by four lanes; all rows begin alike."""
     wider = 0
     for config in configs_of_weight(precision):
         window, itemsize = config.window, config.itemsize
@@ -180,7 +179,7 @@ def test_tiles_fit(precision):
         assert config.shared_bytes <= H200.shared_per_block
         assert config.slot % 1024 == 0
         assert config.channels % 8 == 0
-    # A warpgroup that takes every other stage has the same stages of the ring each time.
+    # A warpgroup that takes every other stage has the same slots of the ring each time.
     assert all(config.stages % 2 == 0 for config in weight if config.alternate)
 
 
@@ -219,7 +218,7 @@ def test_sets_of_rows_that_begin_alike(precision):
             assert config.box_rows * alike == config.g_channels
             assert p.groups == 1 or p.out_channels_per_group % alike == 0
             assert config.itemsize == 4 or p.stride > 1 or 16 // alike % 4 == 0
-            # What is cleared lies in the first box alone.
+            # Only the first box has cleared elements.
             assert config.clears == p.padding <= config.positions // config.pieces * p.stride
 
 
@@ -261,7 +260,7 @@ def test_swizzled_descriptor():
 
 
 def test_the_room_of_the_maps_is_held_until_the_launch(monkeypatch):
-    """Given back before, it may be another tensor's when the kernel writes there."""
+    """Freed earlier, it might be another tensor's when the kernel writes there."""
     rooms, held = [], []
 
     def workspace(*_):
@@ -280,7 +279,7 @@ def test_the_room_of_the_maps_is_held_until_the_launch(monkeypatch):
     monkeypatch.setattr(grad_weight_wgmma, "room", lambda *_: lambda: torch.empty(1))
     monkeypatch.setattr(grad_weight_wgmma.grad_weight_sum, "prepare", lambda *_: lambda sums, result: None)
     monkeypatch.setattr(grad_weight_wgmma.gpu, "of", lambda index: H200)
-    for name in ("dac_u1", "hifigan_u1"):  # sums that are whole, and such that are not
+    for name in ("dac_u1", "hifigan_u1"):  # whole sums, and others
         p = replace(workloads.get(name).problem, batch=1, length=64)
         g, x = torch.empty(1, p.out_channels, p.out_length), torch.empty(1, p.in_channels, 64)
         result = torch.empty(p.in_channels, p.out_channels, p.kernel_size)

@@ -1,4 +1,4 @@
-"""Tiles and splits of grad_weight_split: what they cover, and how those of short sums fill a GPU."""
+"""Tiles and splits of grad_weight_split: their coverage, and how short sums fill a GPU."""
 
 from collections import Counter
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_each_tap_is_in_one_tile(name):
 @pytest.mark.parametrize("name", UNGROUPED)
 def test_unequal_rows_have_two_kinds_of_blocks(name):
     layer = problem_of(name).layer
-    assert unequal(layer) == (name == "seamless_u1")  # of eleven taps; five phases of three would have fifteen
+    assert unequal(layer) == (name == "seamless_u1")  # eleven taps; five phases of three would have fifteen
     for config in tiles(layer, F32, H200):
         assert [tile.part for tile in config.tiles] == ([WHOLE, REST] if unequal(layer) else [ALL])
     for config in tiny(layer, F32):
@@ -88,8 +88,7 @@ def test_two_kinds_of_blocks_share_the_multiprocessors(gpu, dtype):
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_the_rest_is_cheaper_than_taps_that_phases_lack(batch):
-    """Eleven taps of five phases take at most a fifth more than ten, and clearly less than fifteen, which tiles of all
-    taps would multiply."""
+    """Eleven taps of five phases take at most a fifth more than ten, clearly less than tiles' fifteen."""
     problem = problem_of("seamless_u1", batch=batch)
 
     def time(problem):
@@ -103,7 +102,7 @@ def test_the_rest_is_cheaper_than_taps_that_phases_lack(batch):
 
 @pytest.mark.parametrize("batch", [1, 12])
 def test_channels_share_where_a_column_lies(batch):
-    """Of many phases a block takes few, whose columns lie in banks of their own."""
+    """With many phases a block takes few, whose columns lie in banks of their own."""
     config = choose(problem_of("waveglow", batch=batch), F32)
     assert config.channels >= 4
     assert config.phases <= BANKED
@@ -118,7 +117,7 @@ def test_short_sums_fill_the_multiprocessors(name):
     splits, length = splits_of(problem, config)
     blocks = splits * config.blocks(problem)
     assert blocks >= H200.multiprocessors
-    # None does more than twice as much as the average one.
+    # None does more than twice the average.
     assert -(-blocks // H200.multiprocessors) < 2 * blocks / H200.multiprocessors
     assert splits * length < config.stages(problem) + splits
 
@@ -137,11 +136,11 @@ def test_other_tiles_are_clearly_better(name):
 
 @pytest.mark.parametrize(("splits", "ms"), [(1, 0), (8, 0.0033112), (9, 0.0035125), (64, 0.0047812)])
 def test_adding_up_costs_a_launch_its_waits_and_its_bytes(splits, ms):
-    """Of 512 weights: a wait for each eight splits that are begun."""
+    """512 weights: a wait for each eight splits that are begun."""
     assert second_stage_ms(Problem(1, 16, 8, 4, 100), splits) == pytest.approx(ms, rel=1e-4)
 
 
-# Tiles of long sums, as they were measured: (thread_m, lanes_m, thread_p, lanes_p), splits.
+# Measured tiles of long sums: (thread_m, lanes_m, thread_p, lanes_p), splits.
 LONG = {
     "kb64": ((8, 8, 4, 16), 527),
     "kb74": ((8, 4, 2, 32), 527),
@@ -187,7 +186,7 @@ def test_a_new_length_does_not_look_for_tiles(monkeypatch):
 
 
 def test_few_splits_are_looked_at(monkeypatch):
-    """However long the sums are, and however many the blocks."""
+    """However long the sums, and however many the blocks."""
     looked_at = []
     monkeypatch.setattr(
         grad_weight_choose, "range", lambda *ends: looked_at.append(range(*ends)) or range(*ends), False
@@ -215,7 +214,7 @@ def test_sums_of_one_slice_go_straight_from_registers(name, slices):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_of_equal_tiles_that_which_multiplies_more_in_a_turn(batch):
-    """Of a patch, rows and pairs are alike: tiles of 8 x 4 sums a thread and of 4 x 8 load as much for as many."""
+    """A patch's rows and pairs are alike: tiles of 8 x 4 and of 4 x 8 sums a thread load as much."""
     problem = problem_of("patch", batch=batch)
     config = choose(problem, F32)
     mirrored = replace(

@@ -1,7 +1,7 @@
-"""The layouts of tensor-core operands, held against the PTX ISA's words, and the bank conflicts that follow from them.
+"""Layouts of tensor-core operands, against the PTX ISA, and the bank conflicts that follow.
 
-The definitions below are the manual's, sections "Matrix Fragments for mma.m16n8k8", "... m16n8k16", "Register Fragments
-for wgmma.mma_async" and "Shared Memory Matrix Layout", written down on their own and not in terms of the package.
+The definitions are the manual's, sections "Matrix Fragments for mma.m16n8k8", "... m16n8k16", "Register Fragments for
+wgmma.mma_async" and "Shared Memory Matrix Layout", independent of the package.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def tf32_b(lane, i, _):
 
 
 def half_a(lane, i, h):
-    """m16n8k16, .f16 and .bf16: a0 to a7, of which a register holds two."""
+    """m16n8k16, .f16 and .bf16: a0 to a7, two in a register."""
     a = 2 * i + h
     row = group(lane) if 0 <= a < 2 or 4 <= a < 6 else group(lane) + 8
     return row, in_group(lane) * 2 + (a & 1) if a < 4 else in_group(lane) * 2 + (a & 1) + 8
@@ -110,8 +110,9 @@ def test_wgmma_sums_are_the_manuals(n):
 def test_wgmma_operands_in_shared_memory_are_core_matrices(kind, n):
     """K-major without swizzle: core matrices of 8 rows (here of n) of 16 bytes (along k), each 128 consecutive bytes.
 
-    The descriptor (kernels/k6_wgmma/kernel.py) gives the distance of two of them along k as the leading one, n * 16
-    bytes, and along n as the stride, 128 bytes."""
+    The descriptor (kernels/k6_wgmma/kernel.py) gives their distance along k as the leading one, n * 16 bytes, and along
+    n as the stride, 128 bytes.
+    """
     halves, depth, *_ = KINDS[kind]
     itemsize = 4 // halves
     elements = 16 // itemsize
@@ -126,7 +127,7 @@ def test_wgmma_operands_in_shared_memory_are_core_matrices(kind, n):
 
 
 def test_a_lane_of_k6_owns_four_consecutive_columns():
-    """The rows of its two m64 blocks are dealt out so, and each of the tile's columns goes to one of them."""
+    """Its two m64 blocks' rows are dealt out so; each of the tile's columns goes to one of them."""
     columns = {}
     for warp, lane, block, half in itertools.product(WARPS, LANES, range(2), range(2)):
         row = 64 * block + wgmma_d(warp, lane, 2 * half)[0]
@@ -174,7 +175,7 @@ def test_every_dtype_has_configurations():
 
 
 def test_split_operands_are_those_of_a_lanes_four_channels():
-    """Of register i the lower and the upper half: rows 2*i and 2*i + 1 of the four that a lane reads, four apart."""
+    """Lower and upper half of register i: rows 2*i and 2*i + 1 of a lane's four, four apart."""
     for lane, i, h in itertools.product(range(32), range(2), range(2)):
         k, _ = fragments.mma_b(lane, i, h, 2)
         assert fragments.split_channel(k) == lane % 4 + 4 * (2 * i + h)

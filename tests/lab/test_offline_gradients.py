@@ -1,5 +1,4 @@
-"""The gradients' kernels as compiled, without a GPU: registers, no spill, vector loads, and no atomic, whose order is
-undefined."""
+"""The gradients' kernels compiled, without a GPU: registers, no spill, vector loads, and no atomic."""
 
 import math
 import re
@@ -112,7 +111,7 @@ def test_tiles_load_vectors_and_copy_ahead(name, reason):
     ),
 )
 def test_copies_of_16_bytes(reason):
-    """grad_weight_split copies the input by vectors, where they are aligned."""
+    """grad_weight_split copies aligned input by vectors."""
     workload, _, cc = TILES[reason]
     config = tile_report("grad_weight_split", reason)[0].copying_vectors()
     _, kernel, shared_bytes = step_of(GRADIENTS["grad_weight_split"], config, workloads.get(workload).problem)
@@ -125,7 +124,7 @@ def test_copies_of_16_bytes(reason):
 @matrix_products
 @large_tiles
 def test_large_tiles_multiply_most_of_the_time(name, reason):
-    """More than four fifths of the inner loop's instructions are multiply-adds."""
+    """More than four fifths of the inner loop's instructions."""
     inner = min(product_loops(tile_report(name, reason)[1].sass), key=len)
     mix = offline.instructions(inner)
     assert mix["FFMA"] / mix.total() > 0.8
@@ -135,7 +134,7 @@ def test_large_tiles_multiply_most_of_the_time(name, reason):
 @matrix_products
 @large_tiles
 def test_a_stage_is_mostly_products(name, reason):
-    """At least two thirds of a stage's instructions, counting rare branches too: copies find their places in few."""
+    """At least two thirds of a stage's instructions, with rare branches."""
     config, report = tile_report(name, reason)
     found = product_loops(report.sass)
     inner, stage = (offline.instructions(pick(found, key=len)) for pick in (min, max))
@@ -163,7 +162,7 @@ def test_two_kinds_of_blocks_multiply_as_each_alone(batch):
         check(report, min(255, REGISTERS // (config.threads * config.min_blocks) // 8 * 8))
         assert not re.search(r"\bcall\b", report.ptx)
     both, whole = ([offline.instructions(loop) for loop in product_loops(report.sass)] for report in reports)
-    assert len(both) == 2 * len(whole) == 4  # a turn's loop and the loop over stages around it
+    assert len(both) == 2 * len(whole) == 4  # a stage's loop and the loop over stages around it
     inner = sorted(both, key=lambda mix: mix.total())[:2]
     turns = [tile.sums * tile.vector * tile.vectors_a_turn for tile in config.tiles]
     assert sorted(mix["FFMA"] for mix in inner) == sorted(turns)
@@ -222,7 +221,7 @@ def test_gradients_on_tensor_cores(reason):
     thorough([("seamless_u1", "tf32"), ("encodec_u2", "bf16")], always=[("seamless_u1", "tf32")]),
 )
 def test_a_stage_that_runs_through_costs_eight_loads(workload, precision):
-    """A lane takes its places from the table: nothing divides, and nothing is masked."""
+    """Positions come from a table: no division, no masks."""
     rung, problem = GRADIENTS["grad_input_wgmma"], workloads.get(workload).problem
     config = rung.config(problem, DTYPES[precision], precision=precision)
     _, kernel, shared_bytes = step_of(rung, config, problem)
@@ -234,7 +233,7 @@ def test_a_stage_that_runs_through_costs_eight_loads(workload, precision):
         assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (2 * operands, 8, 0)
     else:
         assert (stage["LDS.U16"], stage["LDS.64"], stage["LDS"]) == (0, 0, operands + 8)
-    # An address and a load for each element, a word for two; the places; and the stage's own.
+    # An address and a load for each element, a word for two; the table; and the stage's own.
     elements = 2 * operands if config.halves else operands
     assert stage.total() < 2 * elements + (operands if config.halves else 0) + 8 + 4 * config.blocks + 64
 
@@ -320,13 +319,13 @@ SUMS = {
     **LARGE,
     **{name: workload.problem for name, workload in workloads.WORKLOADS.items()},
 }
-# Most products of a float32 sum: sums of 371 had errors above twice torch's on a GPU.
+# Most products of a float32 sum whose error is at most twice torch's.
 MOST_TERMS = 128
 
 
 @pytest.mark.parametrize("reason", SUMS)
 def test_float32_sums_are_short(reason):
-    """The error of a sum grows with its length, and that of a sum of partial sums with their number."""
+    """A sum's error grows with its length, and with the number of partial sums."""
     problem = SUMS[reason]
     config = grad_input_choose.choose(problem, F32)
     depth = problem.out_channels_per_group * problem.kernel_size

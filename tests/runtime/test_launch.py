@@ -81,7 +81,7 @@ def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(monkeypatch, ca
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 @pytest.mark.parametrize("shared_bytes", [0, 1000, 100_000])
 def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_bytes):
-    """Beside what a kernel declares itself, little may be too much for what it gets without asking."""
+    """Beside a kernel's static memory, little may exceed what it gets without asking."""
     allowed = []
 
     class Driver:
@@ -104,7 +104,7 @@ def slots_of(kernel, *arguments):
 
 
 def test_arguments_are_laid_out_as_numba_reads_them():
-    """An array is (no owner, no owner, elements, bytes of one, address, then its shape and its strides in bytes)."""
+    """An array: no owner, no owner, elements, bytes of one, address, shape, strides in bytes."""
     x = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
     every_other, pair = x[:, ::2, 1:], types.UniTuple(types.int64, 2)
     kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, strided(types.float32, 3)), 32)
@@ -114,7 +114,7 @@ def test_arguments_are_laid_out_as_numba_reads_them():
         *(-7, 8, 9),
         *(0, 0, 12, 4, address, 2, 2, 3, 48, 32, 4),
     ]
-    # A flat argument is the span of memory from its first element to its last.
+    # A flat argument is the memory from its first element to its last.
     in_memory = Kernel("kernel", lambda: None, (flat(types.float32),), 32)
     assert slots_of(in_memory, every_other) == [0, 0, 23, 4, address, 23, 4]
     assert slots_of(in_memory, x[:1].expand(5, 3, 4)) == [0, 0, 12, 4, x.data_ptr(), 12, 4]
@@ -129,7 +129,7 @@ def test_the_commit_of_a_copy_is_the_one_it_is_told(monkeypatch):
 
 
 def layouts():
-    """A kernel with every form of argument, and two sets of arguments that are laid out alike."""
+    """A kernel with every form of argument, and two sets of arguments laid out alike."""
     pair = types.UniTuple(types.int64, 2)
     signal = named(Signal, data=strided(types.float32, 3), length=types.int64, steps=pair)
     kernel = Kernel("kernel", lambda: None, (flat(types.float32), types.int64, pair, signal, types.int64), 32)
@@ -241,7 +241,7 @@ def test_a_prepared_launch_is_that_of_the_tensors_that_it_is_given(launches):
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_a_launch_loads_what_is_not_loaded_yet(launches, monkeypatch):
-    """On each GPU, and again where blocks need more shared memory than was asked for."""
+    """On each GPU, and again for more shared memory."""
     loads, gpu = [], {"current": 3}
     monkeypatch.setattr(Kernel, "handle", HANDLE)
     monkeypatch.setattr(Kernel, "_load", lambda kernel, *what: loads.append(what) or f"load {len(loads)}")
@@ -271,7 +271,7 @@ def test_an_early_launch_does_not_wait_for_the_kernel_before_it(launches, monkey
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no driver")
 def test_an_early_launch_can_be_made_an_ordinary_one(launches):
-    """Of the same grid, shared memory and arguments; one that is not early is itself."""
+    """With the same grid, shared memory and arguments; one that is not early is itself."""
     early = Kernel("kernel", lambda: None, (types.int64,) * 2, 32).prepare(
         (4, 5, 6), 9, GIVEN, shared_bytes=8, early=True
     )

@@ -1,5 +1,6 @@
-"""What runs beside the gradients on tensor cores, in the CUDA simulator: planes of grad_output, and the second stage of
-grad_weight. Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""What runs beside the gradients on tensor cores: planes of grad_output, and grad_weight's second stage.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
 import threading
@@ -90,7 +91,7 @@ class Vector:
 
 @pytest.fixture
 def vectors(monkeypatch):
-    """Of long strides, the loads and stores of vectors, each of which begins where a GPU can have one."""
+    """Vector loads and stores for long strides, each aligned."""
     calls = []
 
     def recorded(name, position):
@@ -152,7 +153,7 @@ def test_planes_of_long_strides(dtype, reason, vectors):
 @every_dtype
 @pytest.mark.parametrize("output_padding", [0, 6])
 def test_squares_away_from_the_ends_are_loaded_in_vectors(dtype, output_padding, vectors):
-    """Where columns begin at multiples of 16 bytes, but grad_output does not, whether or not it has whole vectors."""
+    """Columns begin at multiples of 16 bytes, grad_output does not, with and without whole vectors."""
     problem = Problem(1, 3, 1, 48, 26, stride=24, padding=3, output_padding=output_padding)
     vector = 16 // dtype.itemsize
     assert (problem.out_length % vector == 0) == (output_padding > 0)
@@ -176,8 +177,7 @@ def test_long_strides_of_samples_far_apart_and_more_rows_than_a_grid_has(monkeyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 12, 17, 25], ids="{} vectors".format)
 def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, monkeypatch):
-    """Eight neighbours access 16 bytes each at a time, which is as many as there are banks. And what they store to the
-    planes lies side by side: the vectors of a tile, phase by phase."""
+    """Eight neighbours access 16 bytes each, all banks; what they store to the planes is adjacent."""
     for name, number in TILE.items():
         monkeypatch.setattr(planes_turned, name, number)
     vector, phases = 16 // dtype.itemsize, 72
@@ -208,7 +208,7 @@ def test_squares_meet_in_shared_memory_without_conflicts(dtype, count, vectors, 
 
 
 def workspace(weight, problem, config, splits):
-    """Sums as the first stage leaves them, which add up to ``weight``; NaN where there are none to be read."""
+    """Sums as the first stage leaves them, which add up to ``weight``; NaN where none may be read."""
     p, phases = problem, config.phases_of(problem)
     taps, pair_tiles, channel_tiles = config.tiles(p)
     tiles = (splits, p.groups, taps, pair_tiles, channel_tiles, config.tap_chunk, config.rows, config.channels)
@@ -245,7 +245,7 @@ def test_the_second_stage_adds_up_splits_in_the_order_of_the_weight(problem, spl
     phases = min(problem.taps.rows, problem.kernel_size)
     window = Window(problem.stride, problem.dilation, phases, problem.taps.step, False)
     config = Config("tf32", window, 1, 0, 1, 1, 8, False)
-    # Tiles smaller than the problem: a tile of four channels' pairs, padded to five more rows than it uses.
+    # A tile of four channels' pairs, padded to five more rows than it uses.
     monkeypatch.setattr(Config, "rows", property(lambda c: 4 * c.window.phases + 5))
     monkeypatch.setattr(Config, "g_channels", property(lambda c: 4))
     weight = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size)

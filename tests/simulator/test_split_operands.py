@@ -1,4 +1,4 @@
-"""Float32s as operands of products: what the tensor core reads of them, in Python.
+"""Float32 numbers as split operands, in Python.
 
 Needs NUMBA_ENABLE_CUDASIM=1 (`make test`).
 """
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 IGNORED = (1 << 13) - 1
 RANDOM = np.random.default_rng(0).standard_normal(500).astype(np.float32)
-# The last 23 bits of a number: none left over; rounded up into the next power of two; the least one alone; half way
-# between two TF32 numbers, above an even and above an odd one; a little to either side of that.
+# The last 23 bits: none left over; rounded up into the next power of two; the least one alone; half way between two
+# TF32 numbers, above an even and above an odd one; a little to either side.
 LAST_BITS = np.array([1 << 22, (1 << 23) - 1, 1, 1 << 12, 3 << 12, (1 << 12) - 1, (1 << 12) + 1])
 EDGES = (1 + LAST_BITS * 2.0**-23).astype(np.float32)
 VALUES = np.concatenate([RANDOM, EDGES, -EDGES, np.zeros(2, np.float32)])
@@ -32,7 +32,7 @@ NANS = np.array([0x7FC00000, 0x7FFFFFFF, 0x7F800001, -0x400000, -1], dtype=np.in
 
 
 def one_part(value):
-    """The number that a tensor core takes the operand of TF32 for, which ``put_tf32`` is to write nowhere else."""
+    """The number for which a tensor core takes a TF32 operand."""
     untouched = 12345
     v = np.full(3, untouched, dtype=np.int32)
     put_tf32(v, 1, value)
@@ -61,8 +61,7 @@ AT = 3  # where the windows begin among the registers
 
 @pytest.fixture
 def split(monkeypatch):
-    """The larger and the smaller parts, and what the products are to be multiplied by, of rows of a lane that is all of
-    its warp. ``inverse``: of the weights' scale."""
+    """High and low halves of a lone lane's rows, and the products' scale. ``inverse``: of the weights' scale."""
     monkeypatch.setattr(tensor_operand, "redux_max", lambda bits: bits)
     arrays = SimpleNamespace(array=lambda size, dtype: np.zeros(size, np.float32))
     monkeypatch.setattr(tensor_operand, "cuda", SimpleNamespace(local=arrays))
@@ -130,7 +129,7 @@ def test_columns_that_no_tap_reads_do_not_count(split):
 
 @pytest.mark.parametrize("value", [*NANS, *map(np.float32, (np.inf, -np.inf))], ids=hex_of)
 def test_what_is_no_number_is_none_in_two_parts(split, value):
-    """And numbers beside it keep their parts, however large and small they are."""
+    """Numbers beside it keep their halves, however large and small they are."""
     rows = np.full((SPLIT_ROWS, 4), 1e20 * (1 + 2.0**-20), np.float32)
     rows[1, 2] = value
     larger, smaller, inverse = split(rows)

@@ -1,4 +1,4 @@
-"""Weights in the order of the tensor-core rungs, in the CUDA simulator: every place holds its own weight, or zero.
+"""Weights in the tensor-core rungs' order, in the CUDA simulator: each slot holds its weight, or zero.
 
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
@@ -26,8 +26,8 @@ from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# Phases side by side, one without the last tap; groups; more taps than a chunk; parts of a long stride; a row of taps;
-# and of those of an even number of taps, ones with two taps a row, with groups, and with phases that have one tap less.
+# Phases side by side, one without the last tap; groups; more taps than a chunk; a share of a long stride; a row of
+# taps; and with an even number of taps: two a row, groups, and phases with one less.
 PROBLEMS = {
     "phases": Problem(1, 18, 5, 5, 8, stride=2),
     "rows to fill up": Problem(1, 9, 5, 5, 8, stride=5),
@@ -48,7 +48,7 @@ def tiny_blocks():
 
 
 def place_of(order, rows, itemsize, row, k):
-    """Where in a tap's block the weight of a row of the tile and of a channel stands."""
+    """A weight's position in a tap's block, by row of the tile and channel."""
     if order == "wgmma":
         return wgmma_b(row, k, rows, 16 // itemsize)
     halves = 4 // itemsize
@@ -99,7 +99,7 @@ def tile_of(problem, precision, order):
 def test_every_weight_is_in_its_place(what, order, precision):
     problem = PROBLEMS[what]
     tile = tile_of(problem, precision, order)
-    chunks = tile.channel_chunks(problem) + 1  # one more than there are channels for, as loops that are unrolled have
+    chunks = tile.channel_chunks(problem) + 1  # one more than there are channels for, as unrolled loops have
     w = torch.randn(problem.in_channels, problem.out_channels_per_group, problem.kernel_size).to(tile.dtype)
     packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
     packed = torch.full((packing.size,), torch.nan, dtype=tile.dtype)
@@ -108,7 +108,7 @@ def test_every_weight_is_in_its_place(what, order, precision):
 
 
 def packed_in_parts(w, problem, order):
-    """The two parts of all stages, and the inverse of the scale; tile and stages of a tap chunk."""
+    """The two halves of all stages, and the inverse of the scale; tile and stages of a tap chunk."""
     tile = tile_of(problem, "tf32x3", order)
     chunks = tile.channel_chunks(problem) + 1
     packing = tensor_pack.packing_of(problem, tile, order, chunks, Layout.of(w))
@@ -132,7 +132,7 @@ def test_both_parts_of_every_weight_are_in_their_places(what, order):
 
 @pytest.mark.parametrize("what", [math.inf, -math.inf, math.nan])
 def test_weights_beside_what_is_no_number_have_a_scale(what):
-    """That of the largest number; an infinity has one part."""
+    """The largest number's; an infinity has one half."""
     problem = PROBLEMS["phases"]
     w = torch.full((problem.in_channels, problem.out_channels_per_group, problem.kernel_size), 3e20)
     w[1, 2, 3] = what
@@ -156,9 +156,8 @@ def test_the_least_weights_have_a_scale(largest):
     assert abs((larger + smaller).max() * inverse - exact) <= max(2.0**-22 * exact, 2.0**-25 * inverse)
 
 
-# Weights that 16-byte copies bring, and neighbours of theirs of which one thing alone is otherwise: how a box lies in
-# memory, and the precision.
-W_C, W_O = 640, 20  # strides of weights in memory of more than theirs
+# Weights that 16-byte copies bring, and neighbours that differ in one thing: a box's layout, the precision.
+W_C, W_O = 640, 20  # strides of weights in larger memory
 WAYS = {
     "along channels": (Problem(1, 18, 24, 3, 8), "tf32", None, ALONG_CHANNELS),
     "along channels, by halves": (Problem(1, 18, 8, 8, 8, stride=4), "bf16", None, ALONG_CHANNELS),
@@ -187,7 +186,7 @@ WAYS = {
 
 @pytest.fixture
 def copied(monkeypatch):
-    """The first element of every vector that is copied, all of which must begin and end at multiples of 16 bytes."""
+    """The first element of every copied vector, which must lie at a multiple of 16 bytes."""
     begins, cp_async = [], weight_box.cp_async
 
     def checked(elements):
@@ -209,7 +208,7 @@ def copied(monkeypatch):
 
 
 def weights(problem, dtype, strides=None, offset=0):
-    """Random ones, ``strides`` apart, ``offset`` elements behind a multiple of 16 bytes."""
+    """Random ones, ``strides`` apart, ``offset`` elements past a multiple of 16 bytes."""
     sizes = problem.in_channels, problem.out_channels_per_group, problem.kernel_size
     strides = strides or (sizes[1] * sizes[2], sizes[2], 1)
     memory = torch.randn(1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))).to(dtype)
@@ -234,7 +233,7 @@ def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
 
 @pytest.mark.parametrize("what", [what for what, (*_, way) in WAYS.items() if way != ELEMENTWISE])
 def test_weights_that_begin_inside_a_vector_are_copied_one_by_one(copied, what):
-    """By the packing that copies vectors of others: it is one for weights wherever they begin."""
+    """One packing serves all, wherever weights begin."""
     problem, precision, strides, _ = WAYS[what]
     tile = tile_of(problem, precision, "wgmma")
     chunks = tile.channel_chunks(problem)
@@ -258,7 +257,7 @@ def test_a_box_fits_into_its_shared_memory(what):
 
 
 def test_boxes_of_the_largest_tiles_fit_into_a_block_of_any_gpu():
-    """On which the rungs run: those of 8.6, 8.9 and 12.0 have 99 KB."""
+    """Where the rungs run: 8.6, 8.9 and 12.0 have 99 KB."""
     for precision, (stride, taps) in itertools.product(DTYPES, itertools.product((1, 5, 96, 128, 256), (1, 2, 21, 40))):
         tile = make_tile(Problem(1, 64, 128, stride * taps, 64, stride=stride), precision)
         assert tensor_pack.box_of(tile).shared_bytes <= 99 * 1024

@@ -47,7 +47,7 @@ PROBLEMS = [workload.problem for workload in workloads.WORKLOADS.values()] + ODD
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path / "kernels"))
-    # As without a GPU, so that the machine's own does not decide what is compiled.
+    # The machine's own GPU must not decide what is compiled.
     monkeypatch.setattr(compile_run, "current_device", lambda: H200)
     return tmp_path / "kernels"
 
@@ -67,7 +67,7 @@ def check_tensor_map(precision, sizes, distances, box, swizzled=False):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A function for the kernels that a rung's call launches, by the call itself, on tensors without memory."""
+    """A function for the kernels that a rung's call launches, on tensors without memory."""
     kernels = []
     monkeypatch.setattr(Kernel, "launch", lambda kernel, *_, **__: kernels.append(kernel))
     monkeypatch.setattr(Prepared, "__call__", lambda prepared, *_: kernels.append(prepared.kernel))
@@ -115,8 +115,7 @@ def test_sums_that_k4_splits_are_added_up_early_where_the_gpu_can(gpu):
 
 
 def not_launched(kernels, launched):
-    """The kernels that were not launched, except those that add partial sums (there may be one part) and that copy an
-    operand in rows (it may lie so)."""
+    """Kernels not launched, except those that add partial sums or copy an operand in rows, which the layout decides."""
     assert launched <= kernels
     return {kernel.name for kernel in kernels - launched if not kernel.name.endswith(("_sum", "row_copy"))}
 
@@ -278,7 +277,7 @@ def test_what_the_compiler_raises_in_its_process_is_raised():
 
 
 def test_kernels_of_one_name_are_told_apart():
-    """One of several kernels adds this sum's parts, by their number."""
+    """Several kernels add partial sums, by their number."""
     problem = Problem(32, 512, 256, 8, 2048, stride=4, padding=2, bias=True)
     call = compile_ahead.Call("grad_weight_wgmma", problem, torch.bfloat16, "bf16", H200)
     sums = [kernel for kernel in call.kernels() if kernel.name == "grad_weight_sum"]

@@ -1,4 +1,4 @@
-"""How k6 fetches windows, on the CPU: boxes that hold what the window needs, wherever the rows of x lie in memory."""
+"""How k6 fetches windows, on the CPU: boxes hold what windows need, wherever the rows of x lie."""
 
 from dataclasses import replace
 from math import gcd
@@ -39,15 +39,14 @@ configs = pytest.mark.parametrize("which", CONFIGS, ids=" ".join)
 
 
 def all_rows(config):
-    """Every way in which rows may lie: those that begin alike are 2, 4 or 8 apart, with any shear that says so."""
+    """Every layout of rows: those that begin alike are 2, 4 or 8 apart, with any fitting shear."""
     vector = ALIGNMENT // config.tile.itemsize
     sheared = [Rows(vector // gcd(shear, vector), shear, False) for shear in range(1, vector)]
     return [Rows(), Rows(aligned=False), *sheared]
 
 
 def fetch(tensor_map, at):
-    """Places in memory, from the multiple of 16 bytes before the tensor on, that the copy engine fetches in the box at
-    ``at``, in the order in which they come to stand; -1: a zero. In elements."""
+    """Elements in the box at ``at``, counted from the multiple of 16 bytes before the tensor; -1: a zero."""
     sizes, distances, box, itemsize = tensor_map
     places = np.zeros((1,) * len(sizes), np.int64)
     outside = np.zeros((1,) * len(sizes), bool)
@@ -81,7 +80,7 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     i = data.draw(st.integers(-200, length + 20))
     if rows.aligned:
         i = i // vector * vector
-    # One stage more than there are channels for: half a turn of the unrolled loop.
+    # One stage more than there are channels for: half a pass of the unrolled loop.
     n, stage = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, (channels - 1) // config.depth + 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(k6_box, "encode", lambda precision, *told: (*told, itemsize))
@@ -90,7 +89,7 @@ def test_a_window_stands_where_the_lanes_read_it(which, data):
     begin, log, g = (offset + i) & -vector, rows.alike.bit_length() - 1, geometry(config, rows)
     region = fetch(tensor_map, (begin, 0, stage * config.depth >> log, n))
     assert len(region) * itemsize == config.depth * g.pitch <= g.region
-    # No access outside of the tensor, but for what is in the same 16 bytes as its first element.
+    # No access outside the tensor but in the 16 bytes of its first element.
     assert region.max() < offset + strides[0] + (channels - 1) * stride + length
     # As the lanes that multiply do.
     early = 0 if rows.aligned else (offset + i) & (vector - 1)
@@ -148,7 +147,7 @@ def test_stages_fit_into_the_ring(which):
 
 @configs
 def test_lanes_read_from_different_banks(which):
-    """Neighbours that begin at odd elements of 16 bits by twos, but for those of every second row."""
+    """Neighbours that begin at odd 16-bit elements by twos, but for those of every second row."""
     config = CONFIGS[which]
     itemsize = config.tile.itemsize
     for rows in all_rows(config):
@@ -179,7 +178,7 @@ def test_a_window_is_fetched_in_boxes_only_where_other_samples_have_no_inputs(wh
             n, j = sample_of(column_tile, columns)
             apart, own = columns % tile.advance == 0, n
             n, i, boxed = window_start(n, j, chunk, True, apart, length, columns, first)
-            # Columns of all samples laid end to end: where the window is, however it is named.
+            # Columns of all samples end to end: the window's position.
             at = n * columns + i - first
             assert at == column_tile * tile.advance - tile.overlap - tile.lead - chunk * tile.chunk_shift
             if apart:  # other samples' inputs are zeros to the copy engine
@@ -218,7 +217,7 @@ def test_samples_get_more_columns_where_their_windows_would_be_filled_by_element
         assert columns(24) == 32 < whole / MOST_PADDING
         assert columns(25) == columns(27) == columns(40) == whole <= MOST_PADDING_OF_ELEMENTS * 32
         assert columns(19) == 24
-        # Of groups whose channels fill no stage all windows are filled, however far the samples are apart.
+        # Groups whose channels fill no stage: all windows are filled, however far apart samples are.
         assert columns(27, groups=2) == (32 if precision == "bf16" else whole)
         # The last column with outputs is one more than there are inputs.
         assert columns(whole - 1) == whole
