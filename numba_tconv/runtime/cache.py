@@ -1,8 +1,8 @@
 """Compiled kernels (PTX) on disk.
 
-A file's name is a digest of all that the PTX depends on. The directory is ``NUMBA_TCONV_CACHE``, or ``numba_tconv`` in
-the user's cache directory; ``NUMBA_TCONV_CACHE=`` (empty) turns the cache off. A damaged file is compiled anew; failing
-to write costs one warning.
+A file's name is a digest of all that the PTX depends on. The directory is ``NUMBA_TCONV_CACHE`` (empty: the cache is
+off), or ``numba_tconv`` in the user's cache directory. A damaged file is compiled anew; failing to write costs one
+warning.
 """
 
 from __future__ import annotations

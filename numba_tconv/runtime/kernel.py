@@ -74,7 +74,7 @@ def named(fields: type, **kinds: types.Type) -> types.BaseTuple:
 def target(cc: tuple[int, int]) -> tuple:
     """Compute capability that PTX is compiled for on a GPU of ``cc``.
 
-    Above 9.0 it is plain 9.0: for newer GPUs NVVM keeps local arrays in memory.
+    At most 9.0: for newer GPUs NVVM keeps local arrays in memory.
     """
     return architecture(cc) if cc <= (9, 0) else (9, 0)
 
@@ -146,10 +146,7 @@ class Kernel:
             )
 
     def _load(self, device: int, shared_bytes: int):
-        """Compile, load on the current ``device``, and allow blocks ``shared_bytes``.
-
-        Numba's linker would ignore setmaxnreg and serialise wgmma.
-        """
+        """Compile, load, allow blocks ``shared_bytes``. Numba's linker would ignore setmaxnreg and serialise wgmma."""
         ptx = self.kept_ptx(target(torch.cuda.get_device_capability(device)))
         entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         module = _check(driver.cuModuleLoadData(ptx.encode() + b"\0"))
@@ -245,9 +242,9 @@ class Prepared:
 
 
 def _to_the_end(function: Callable, *arguments):
-    """The function's result; a first interrupt is raised after it.
+    """The function's result; a first interrupt waits for it, as Numba's registries could break.
 
-    Interrupted, Numba could break its registries. Only the main thread is interrupted.
+    Only the main thread is interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
@@ -285,7 +282,7 @@ def _compiling_for(cc: tuple):
 
 @contextlib.contextmanager
 def capture_ignored():
-    """Let this thread make driver calls that a capture forbids, outside the capture."""
+    """Let this thread make driver calls that a capture forbids."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
     try:

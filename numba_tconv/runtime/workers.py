@@ -1,7 +1,4 @@
-"""Work for several processors.
-
-multiprocessing would import the program's ``__main__`` and so run a plain script again.
-"""
+"""Work for several processors.  multiprocessing would run a plain script again in each process."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ serve()
 def run(function: Callable, tasks: list[tuple], jobs: int, label: str) -> None:
     """Call ``function(*task)`` for every task, in up to ``jobs`` processes; for one task or job in this one.
 
-    Both are pickled; results are dropped. After an exception or interrupt, no further calls begin. Raises what a call
-    raises, and RuntimeError if a process ends early.
+    Both are pickled; results are dropped. After an exception or interrupt no calls begin. Raises what a call raises,
+    and RuntimeError if a process ends early.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:

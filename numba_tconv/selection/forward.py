@@ -23,10 +23,7 @@ STRONGER = {"k4_register_tile", "k5_mma"}  # than depthwise without its weights 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rung for a problem, and the reason against every other.
-
-    ``rung`` is None where torch computes (``by_torch``) or no rung has the precision.
-    """
+    """The rung for a problem, None where torch computes (``by_torch``) or none can, and reasons against the others."""
 
     rung: Rung | None
     passed_over: dict[str, str]
@@ -39,7 +36,7 @@ def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device)
 
 
 def decide(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Decision:
-    """The highest rung that can compute ``problem`` and is meant for it."""
+    """The highest rung that can compute ``problem`` and suits it."""
     refusals = {name: rung.refusal(problem, dtype, precision, device) for name, rung in RUNGS.items()}
     able = {name: rung for name, rung in RUNGS.items() if refusals[name] is None}
     if special := _special(problem, dtype, able, device):
@@ -77,7 +74,7 @@ def arithmetic(problem: Problem, dtype: torch.dtype, variant: str, precision: st
 
 
 def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device: Device) -> tuple[Rung, str] | None:
-    """The rung that small or depthwise problems take, and the reason against the others; else None."""
+    """The rung that small or depthwise problems take, and the reason against others; else None."""
     # depthwise packs nothing, so small problems suit it. With weights beyond its registers, it takes short sums, and
     # what no stronger rung takes.
     if "depthwise" in able:
@@ -96,7 +93,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why ``rung``, able to compute the problem, is not meant for it."""
+    """Why ``rung``, able to compute the problem, does not suit it."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

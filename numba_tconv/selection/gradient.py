@@ -44,12 +44,11 @@ EXACT = {torch.float64: "fp64", torch.float32: "ieee", torch.float16: "fp16", to
 
 
 def grad_input(grad_output, weight, problem: Problem, variant: str | None = None, config=None, precision=None):
-    """The gradient for the input, (N, C_in, L), contiguous.
+    """The gradient for the input, (N, C_in, L), contiguous, of grad_output's dtype.
 
     grad_output (N, C_out, L_out) and weight (C_in, C_out/groups, K) may have any strides; shapes are not checked.
-    ``variant``: a rung of GRADIENTS, None selects; ``precision`` None: EXACT's. Equal calls give equal bits.
-
-    Raises ValueError for another gradient's variant, NotImplementedError where no rung, or not the named one, has that
+    ``variant``: a rung of GRADIENTS, None selects; ``precision`` None: EXACT's. Equal calls give equal bits. Raises
+    ValueError for another gradient's variant, NotImplementedError where no rung, or not the named one, has that
     precision on the GPU.
     """
     return _compute("grad_input", variant, (grad_output, weight), problem, config, precision)
@@ -71,10 +70,7 @@ def grad_bias(grad_output, problem: Problem, variant: str | None = None, config=
 def select(
     of: str, problem: Problem, dtype: torch.dtype, gpu: Device, variant: str | None = None, precision: str | None = None
 ) -> GradientRung:
-    """The rung for the gradient ``of``: the named one, or the last that suits the problem.
-
-    Raises as ``grad_input`` does.
-    """
+    """The named rung for the gradient ``of``, or the last that suits the problem. Raises as ``grad_input``."""
     if variant is not None and variant not in GRADIENTS:
         raise ValueError(f"unknown variant {variant!r}: the gradients are {', '.join(GRADIENTS)}")
     rungs = [GRADIENTS[variant]] if variant else [rung for rung in GRADIENTS.values() if rung.of == of]
@@ -94,10 +90,7 @@ def _compute(of: str, variant, operands, problem: Problem, config, precision) ->
 
 @lru_cache(maxsize=1024)
 def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
-    """Computes the gradient ``of`` for these layouts (tuples); zeros if grad_output is empty.
-
-    Raises what ``grad_input`` raises.
-    """
+    """The Ready of a gradient for these layouts (tuples); zeros if grad_output is empty. Raises as ``grad_input``."""
     laid_out = [Layout(*operand) for operand in operands]
     _, _, dtype, index, _ = grad_output = laid_out[0]
     precision = precision or EXACT.get(dtype, "")

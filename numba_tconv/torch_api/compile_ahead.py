@@ -37,10 +37,7 @@ class Call:
 
 
 def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
-    """The calls that ``noted`` leads to on ``device``, each once.
-
-    Raises NotImplementedError for a variant that cannot do its problem.
-    """
+    """Each call that ``noted`` leads to. Raises NotImplementedError for a variant that cannot do its problem."""
     found = []
     for problem, dtype, variant, precision in noted:
         for one in parts(direction):
@@ -59,10 +56,7 @@ def parts(direction: str) -> tuple[str, ...]:
 
 
 def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> list[Call]:
-    """The operator's call for the forward pass or one gradient; empty where torch computes it.
-
-    ``precision``: one of PRECISIONS or TF32_ALLOWED.
-    """
+    """The operator's call for a direction; empty where torch computes. ``precision``: PRECISIONS or TF32_ALLOWED."""
     if direction == FORWARD:
         own = arithmetic(problem, dtype, "", precision, device)
         picked = select(problem, dtype, own, device)
@@ -78,10 +72,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
 
 
 def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
-    """Compile the kernels of ``calls`` that the cache lacks, in up to ``jobs`` processes.
-
-    Returns how many were compiled and how many were there.
-    """
+    """Compile what the cache lacks, in up to ``jobs`` processes; returns how many kernels it lacked, and had."""
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
     workers.run(_compile, [(*one, cc) for one in missing], jobs, f"kernels to compile: {len(missing)}")

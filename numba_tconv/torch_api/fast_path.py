@@ -1,6 +1,6 @@
 """Calls that skip torch's dispatcher, which costs more than a small problem.
 
-Where ``is_clear`` finds no other work for it, the implementation is called directly, or as a torch.autograd.Function.
+Where ``is_clear`` finds no other work for it, the implementation or its torch.autograd.Function is called.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def setup_context(ctx, inputs, output):
 
 
 def constants_of(input, weight, others) -> tuple:
-    """What ``backward`` needs, from two shapes: length, kernel size, parameters of the gradients."""
+    """What ``backward`` needs, from two shapes and parameters."""
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 
@@ -206,7 +206,7 @@ def torchs_weight(grad_output, input, kernel_size: int, parameters):
 
 
 def _shape_alone(shape, like):
-    """A contiguous tensor that lends its shape, on memory of ``like`` where enough."""
+    """A contiguous tensor that lends its shape, on memory of ``like`` if enough."""
     if like.is_contiguous() and like.numel() >= math.prod(shape):
         return like.view(-1)[: math.prod(shape)].view(shape)
     return like.new_empty(shape)

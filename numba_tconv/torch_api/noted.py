@@ -54,10 +54,7 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
 
 @contextlib.contextmanager
 def _as_if_not_called(modules: list[nn.Module], mode: FakeTensorMode) -> Iterator[list[torch.Tensor]]:
-    """Give the modules fake parameters and buffers for a while; yield copies of small integer buffers.
-
-    Autocast caches no fake cast.
-    """
+    """Give the modules fake parameters and buffers; yield copies of small integer buffers. Autocast caches no fake."""
     real = {}
 
     def stand_in(one):

@@ -1,6 +1,6 @@
 """``routed``: this package computes torch's functional transposed convolution for a while.
 
-A dispatch key of our own in the thread's set routes one operator here; all others pass at no cost.
+A dispatch key in the thread's set routes one operator here; all others pass at no cost.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 
 def _number(value):
-    """The number in a list of one; other values as they are, for a later error."""
+    """The number in a list of one; other values, for a later error."""
     return value[0] if type(value) is list and len(value) == 1 else value
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` computes as a plain one; a subclass may know only torch's operators."""
+    """Whether ``tensor`` computes as a plain one."""
     return (
         type(tensor) in direct.PLAIN
         or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

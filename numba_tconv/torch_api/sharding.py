@@ -1,8 +1,7 @@
 """How the operators compute DTensors.
 
 An operator is linear in each operand, so shares may split the batch, output channels, or input channels (partial sums);
-with groups only the batch, as all shares have the same ``groups``. Registration waits for torch.distributed.tensor,
-slow to import.
+with groups only the batch. torch.distributed.tensor is slow to import, so registration waits for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Derivatives in reverse mode, forward mode and under torch.func.
 
-torch.library registers reverse mode only. Where another is active, ``apply`` uses a torch.autograd.Function.
+torch.library registers reverse mode only; elsewhere ``apply`` uses a torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}
 def register(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable, jvp: Callable) -> None:
     """Register the derivatives of ``operator``, as torch.library and torch.autograd.Function define them.
 
-    ``jvp`` takes tangents (zeros for a tensor without one) and arguments.
+    ``jvp`` takes tangents (zeros without one) and arguments.
     """
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
     direct.register(operator, backward, setup_context)

@@ -39,7 +39,7 @@ class Explanation:
     """How a problem is computed; ``str`` gives text, Jupyter a picture.
 
     ``candidates``: all rungs in the ladder's order. Times are in ms. A roofline share is floor / time, the floor an
-    H200's. ``by_torch``: torch computes. ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
+    H200's. ``has_rows``: the directory of rows exists. ``assumed``: no GPU is here.
     """
 
     problem: Problem

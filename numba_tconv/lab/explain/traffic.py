@@ -25,10 +25,7 @@ class Traffic:
 
 
 def traffic(name: str, problem: Problem, config) -> Traffic:
-    """Traffic of the rung ``name`` with ``config``. Raises ValueError for rungs other than k1 to k4.
-
-    Global loads count even where a cache answers.
-    """
+    """Traffic of the rung ``name`` with ``config``. Raises ValueError for others than k1 to k4."""
     p = problem
     outputs = p.batch * p.out_channels * p.out_length
     depth, products = p.in_channels_per_group, p.flops / 2 / outputs

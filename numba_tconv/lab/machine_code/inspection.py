@@ -45,7 +45,7 @@ def change(text: str) -> tuple[str, object]:
 
 
 def changed(config, changes: dict):
-    """``config`` with other values of its fields, or its tile's. Raises ValueError for other names and types."""
+    """``config`` with other values of its or its tile's fields. Raises ValueError for other names and types."""
     for name, value in changes.items():
         owner = config if name in _fields(config) else getattr(config, "tile", None)
         if name not in _fields(owner):

@@ -81,7 +81,7 @@ class Report:
 def report(kernel: Kernel, cc: tuple = (9, 0, "a"), shared_bytes: int | None = None, ptx: str | None = None) -> Report:
     """Compile ``kernel`` for a GPU of compute capability ``cc``. Raises ToolMissing without ptxas.
 
-    ``shared_bytes``: dynamic, where the launch decides it; ``ptx``: the kernel's, if known.
+    ``shared_bytes``: dynamic, of the launch; ``ptx``: the kernel's, if known.
     """
     before = _processor_seconds()
     ptx, cc = ptx or kernel.kept_ptx(target(cc[:2])), architecture(cc)
@@ -160,7 +160,7 @@ def product_loops(code: str) -> list[str]:
 
 
 def tool(name: str, optional: bool = False) -> str | None:
-    """Path of a program: NVIDIA's Python packages come first, as NVVM may write newer PTX than PATH's ptxas accepts.
+    """Path of a program: from NVIDIA's packages (NVVM may write PTX too new for PATH's ptxas), else from PATH.
 
     Raises ToolMissing; with ``optional``, returns None.
     """

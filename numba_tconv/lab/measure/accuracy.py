@@ -58,7 +58,7 @@ TF32_ERROR = Error(4e-4, 6e-4)
 
 
 def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
-    """``error.within(of_torch, ...)``, or within ``rounding`` for float32 sums of at most FEW_TERMS products."""
+    """Within torch's error, or ``rounding`` for float32 sums of at most FEW_TERMS products."""
     if result == "grad_bias":
         precision = "ieee"
     dtype = operands.x.dtype
@@ -71,8 +71,7 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Errors are independent: an element's grows with the root of the sum of its products' squares, even where products
-    cancel.
+    Errors are independent: an element's grows with the root of the sum of its products' squares.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))

@@ -74,7 +74,7 @@ def steps() -> int:
 def parity(problem: Problem, dtype: torch.dtype, precision: str) -> Iterator[tuple[str, Outcome]]:
     """Yield name and outcome of every result of random data, by the reference, torch and every rung.
 
-    Runs on the GPU or in the simulator. Rungs write into NaN; accuracy.right judges.
+    Rungs write into NaN; accuracy.right judges.
     """
     device = "cpu" if SIMULATOR else "cuda"
     operands = bench.make_operands(Workload("", problem, "", ""), dtype, device, gradients=True)

@@ -22,11 +22,9 @@ def rungs_for(
 ) -> tuple[list[str], list[str]]:
     """The contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
 
-    "all" is ``auto`` (the selection) and every rung that can do the problem on ``device`` (None: torch's current GPU,
-    else an H200), or ``cudnn`` where none has ``precision``.
-
-    Raises ValueError for a name unknown or of another direction, NotImplementedError where a rung named alone, or
-    ``auto``, cannot do the problem.
+    "all" is ``auto`` (the selection) and every able rung on ``device`` (None: torch's current GPU, else an H200), or
+    ``cudnn`` where none has ``precision``. Raises ValueError for a name unknown or of another direction,
+    NotImplementedError where a rung named alone, or ``auto``, cannot do the problem.
     """
     peak, device = peak_name(dtype, precision), device or current_device()
     rungs = rungs_of(FORWARD if direction == STEP else direction)

@@ -1,7 +1,6 @@
 """Transposed convolution by torch's conv1d, as an expert writes it.
 
-For stride 1 the taps are flipped. ``m * stride`` undilated taps become a conv1d whose output channels are the phases,
-shuffled and cropped.
+``m * stride`` undilated taps become a conv1d whose output channels are the phases, shuffled and cropped.
 """
 
 from __future__ import annotations

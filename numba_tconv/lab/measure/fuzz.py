@@ -1,6 +1,6 @@
 """Random problems on every rung and gradient, against float64.
 
-Seed and number determine a case. Kernels are compiled for STRUCTURES, so these come from a list.
+Seed and number determine a case. STRUCTURES limit compilation.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _layout(drawn: random.Random) -> Layout:
 def run_fuzz(arguments) -> int:
     """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python.
 
-    Any other exception ends the run: it may spoil the GPU's context.
+    Other exceptions end the run: they may spoil the GPU's context.
     """
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)

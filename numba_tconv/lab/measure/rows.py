@@ -87,7 +87,7 @@ def read_all(directory: str | os.PathLike) -> list[Row]:
 
 
 def append(path: str | os.PathLike, rows: Iterable[Kind], kind: type[Kind] = Row) -> None:
-    """Add ``rows`` to the file at ``path``, created if need be.
+    """Add ``rows`` to the file at ``path``, or create it.
 
     Raises RowsError, leaving the file as it was, for other columns or a failed write.
     """

@@ -1,7 +1,7 @@
 """Whole decoders timed, with torch's transposed convolutions and with ours, in turns.
 
-A torch function mode times each transposed convolution. Wall times run without events, until the GPU is idle: the model
-as it is, against a copy under ``convert`` and ``routed``.
+A torch function mode times each. Wall times run without events: the model as it is, against a copy under ``convert``
+and ``routed``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ HEADER = [
 class Timed(machine.Measured):
     """A decoder with torch's transposed convolutions and with ours.
 
-    Times are median ms, of the decoder and of its ``calls`` transposed convolutions together; ``wall_ms_p50`` may be
-    None. ``seconds``: each input's. Errors are the waveform's relative norms against float64.
+    Times are median ms, of the decoder and of its ``calls`` together; ``wall_ms_p50`` may be None. ``seconds``: each
+    input's. Errors are the waveform's relative norms against float64.
     """
 
     transformers: str
@@ -114,7 +114,7 @@ def measure(
     """The row of the decoder ``name`` on torch's current GPU, both sides timed in turns and checked.
 
     ``seconds`` is each input's length, ``budget_s`` a side's GPU time. float32 is computed in TF32. Raises ValueError
-    for an unknown name, RuntimeError without transformers, WrongResult where our error exceeds twice torch's.
+    for an unknown name, RuntimeError without transformers, WrongResult.
     """
     decoder = decoders.get(name)
     decoders.require_transformers()

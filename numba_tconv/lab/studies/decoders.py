@@ -67,10 +67,7 @@ def decode(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def randomise(model: nn.Module) -> None:
-    """Draw weights with which every layer affects the waveform and none clips it.
-
-    Some of transformers' are zero or too small.
-    """
+    """Draw weights with which every layer affects the waveform and none clips it."""
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
             weight = module.weight

@@ -20,8 +20,7 @@ HEADER = ["problem", "allclose 1e-4", "our error", "torch's error", "our ms", "t
 class Result(machine.Measured):
     """Mean ms with torch's default switches; ``passed`` of ``trials`` outputs allclose to torch's.
 
-    Errors against float64 are the largest over the trials: relative norms, and element errors relative to the largest
-    element.
+    Errors against float64 are the trials' largest: relative norms, and element errors relative to the largest element.
     """
 
     problem: int

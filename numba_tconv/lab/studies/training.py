@@ -1,4 +1,4 @@
-"""A small decoder trained to rebuild synthetic waveforms, with torch's layers and with ours, in turns.
+"""A small decoder trained on synthetic waveforms, with torch's layers and with ours, in turns.
 
 Parameters and batches are the same.
 """
