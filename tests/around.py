@@ -1,4 +1,4 @@
-"""Fixtures for calls around the dispatcher: CPU tensors take a GPU's ways, and each call's way is recorded.
+"""Fixtures for calls around the dispatcher: CPU tensors take a GPU's ways, which are recorded.
 
 A file takes the fixtures by ``pytest_plugins``, and ``made_ready`` for all of its tests by ``pytestmark``.
 """
@@ -25,8 +25,10 @@ READY |= {"ready_bias": grad_ops._bias_cpu}
 
 @pytest.fixture
 def made_ready(monkeypatch):
-    """CPU tensors count as a GPU's, and prepared calls compute by torch's operators. Returns the names of the prepared
-    calls, with layouts and numbers."""
+    """CPU tensors count as a GPU's, and prepared calls compute by torch's operators.
+
+    Returns the prepared calls' names, layouts and numbers.
+    """
     made = []
 
     def ready(name, compute, *what):
@@ -54,7 +56,7 @@ def made_ready(monkeypatch):
 
 @pytest.fixture
 def by_operator(monkeypatch):
-    """A function that sends a call through the dispatcher to the operator."""
+    """A function that calls the operator through the dispatcher."""
 
     def by_operator(call):
         with monkeypatch.context() as patch:
@@ -66,8 +68,7 @@ def by_operator(monkeypatch):
 
 @pytest.fixture
 def routes(monkeypatch):
-    """Lists of the operators that went around the dispatcher, of those that did not, and of the calls that took one
-    look-up."""
+    """Lists of the operators that went around the dispatcher, of the others, and of calls with one look-up."""
     seen, route, at_once = {"around": [], "through": [], "at once": []}, direct.route, functional._at_once
 
     def noted(operator, arguments):

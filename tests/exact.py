@@ -1,7 +1,6 @@
 """Sums that are exact in any order: small integers times powers of two at the ends of a dtype's range.
 
-The result must be the oracle, rounded once. Operands and sums below the smallest normal number are kept; only a result
-becomes an infinity.
+The result must be the oracle, rounded once; only a result becomes an infinity.
 """
 
 import torch

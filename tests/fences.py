@@ -1,6 +1,6 @@
-"""Memory layouts of tensors, and fences around them: a pattern before and after that must stay.
+"""Memory layouts of tensors, and fences around them, which must stay.
 
-The pattern is NaN in every dtype, so a product with anything read beyond a tensor shows in the result.
+Fences are NaN in every dtype, so a product with anything beyond a tensor shows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fenced:
 
 
 def fenced(run, operands, result, shift=0):
-    """The result of ``run(*operands, result)`` on fenced copies; all but the result must stay as it was."""
+    """The result of ``run(*operands, result)`` on fenced copies; all but the result must stay."""
     given = [None if operand is None else Fenced(operand, shift) for operand in operands]
     output = Fenced(result, shift)
     run(*(None if one is None else one.tensor for one in given), output.tensor)

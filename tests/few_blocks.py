@@ -1,5 +1,4 @@
-"""Contexts that give small problems the code paths of large ones: depthwise kernels in several passes, k5 with resident
-weights, and blocks of few threads."""
+"""Contexts for large problems' code paths: several depthwise passes, k5's resident weights, few threads a block."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ REMEMBERED = (
 
 @contextlib.contextmanager
 def few_blocks_are_enough() -> Iterator[None]:
-    """Context: a team takes several passes however few blocks that leaves, and weights stay for a tile or two."""
+    """Context: several passes however few blocks result; weights stay for a tile or two."""
     with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1), mock.patch.object(k5_choice, "FEWEST_TILES", 1):
         for function in REMEMBERED:
             function.cache_clear()
@@ -36,8 +35,7 @@ def few_blocks_are_enough() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_threads(module, threads: int, *remembered) -> Iterator[None]:
-    """Context: blocks of ``module``'s kernels have ``threads``. The kernels, and the caches ``remembered``, are made
-    anew."""
+    """Context: blocks of ``module``'s kernels have ``threads``. Kernels and the caches ``remembered`` are made anew."""
     caches = module.make_kernel, *remembered
     with mock.patch.object(module, "THREADS", threads):
         for function in caches:

@@ -1,7 +1,6 @@
-"""Parity of the gradients: operands, the reference's and torch's gradients, lengths of sums, and the operators of the
-backward pass by gradient.
+"""Parity of the gradients: operands, reference, torch's gradients, lengths of sums, operators by gradient.
 
-The verdict, the small problems and the memory layouts are parity.py's.
+Verdict, small problems and memory layouts are parity.py's.
 """
 
 from __future__ import annotations

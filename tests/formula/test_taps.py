@@ -55,7 +55,7 @@ def test_every_tap_belongs_to_its_one_phase_and_its_one_row(problem):
 @coprime
 @common
 def test_rows_of_samples_laid_end_to_end(problem):
-    """Row-wise kernels walk all samples' columns in one line, where a window may reach over a seam."""
+    """Row-wise kernels walk all samples' columns in one line; windows may reach over seams."""
     x, w, bias, expected = one_channel(problem)
     p, taps = problem, problem.taps
     columns = taps.columns(p.length, p.out_length, p.padding)

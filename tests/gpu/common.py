@@ -54,8 +54,8 @@ ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for prec
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[precision for _, precision in ARITHMETIC])
 
-# Tensor-core rungs. They alone multiply padding zeros, of a row's taps to whole chunks and around the signal, and they
-# alone split or round operands.
+# Tensor-core rungs alone multiply padding zeros, in rows' last chunks and around the signal, and split or round
+# operands.
 TENSOR_CORES = [
     rung for rung in RUNGS.values() if rung.supports(_problem(1, (16, 16), 3, 8), torch.float32, "tf32") is None
 ]

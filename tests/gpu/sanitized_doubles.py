@@ -24,8 +24,7 @@ REASONS = (
 
 
 def double_cases(rows):
-    """For each row the arguments of a Forward: with the tile that the problem gets, with products of eight channels,
-    and with a ring of two such stages."""
+    """Each row's Forward arguments: the chosen tile, products of eight channels, and a ring of two such stages."""
     for reason in REASONS:
         row = rows[reason]
         case = dict(reason=reason, problem=row.problem, dtype=torch.float64, precision="fp64")

@@ -1,6 +1,6 @@
-"""Calls of bad_calls.py on CUDA tensors: refused as torch refuses them, before anything is allocated or launched.
+"""Calls of bad_calls.py on CUDA tensors: refused as torch refuses them, before allocation or launch.
 
-Accepted calls only make their output: no kernel is compiled, since parity is tested elsewhere.
+Accepted calls only make their output; no kernel is compiled.
 """
 
 import pytest

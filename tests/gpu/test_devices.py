@@ -27,7 +27,7 @@ def step(x, w, bias, precision):
 
 @arithmetic
 def test_tensors_of_a_gpu_that_is_not_the_current_one(dtype, precision):
-    """Both GPUs give the same bits, in turns; the current GPU stays current."""
+    """Both GPUs give the same bits; the current GPU stays current."""
     tensors = operands(PROBLEM, dtype, "cuda:0")
     there = [tensor.to("cuda:1") for tensor in tensors]
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):

@@ -1,7 +1,6 @@
 """Weights that collectives write: sharded and replicated training beside torch's layer in one process.
 
-Each pass gathers a sharded layer's whole weight into memory whose writes torch does not count. One process gathers
-alone; two exchange their shards.
+Each pass gathers a sharded layer's whole weight into memory whose writes torch does not count.
 """
 
 import os
@@ -69,7 +68,7 @@ def whole(tensor):
 
 
 def training_losses(way, arithmetic, part=slice(None)):
-    """The losses of a training loop; afterwards the layer must compute with its weights as they are."""
+    """A training loop's losses; afterwards the layer must compute with its present weights."""
     spread, optimizer_of, _ = WAYS[way]
     torch.manual_seed(0)
     model = spread(layer(arithmetic))
@@ -119,7 +118,7 @@ def test_one_process_trains_as_torchs_layer(one_process, way, arithmetic):
 
 @arithmetics
 def test_a_sharded_layer_whose_shards_are_written(one_process, arithmetic):
-    """An averaged model, for example, writes shards, which each call gathers anew."""
+    """An averaged model writes shards, which each call gathers anew."""
     module = sharded(layer(arithmetic))
     for _ in range(6):
         x = fresh(module.weight.dtype).detach()

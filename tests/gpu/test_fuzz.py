@@ -1,7 +1,6 @@
-"""Random problems on every rung, in every precision, against float64.
+"""NUMBA_TCONV_FUZZ random problems on every rung, in every precision, against float64.
 
-NUMBA_TCONV_FUZZ is their number. Stride, taps and channels of a group come from a list, because kernels are compiled
-for them. Lengths, batch, cropping and layouts are drawn freely.
+Stride, taps and channels of a group come from a list, for compiled kernels; the rest is drawn freely.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Peak memory of a layer in torch's allocator, beside torch's layer.
 
-Ours packs weights and keeps partial sums, for a fixed order of addition. torch's has workspaces, which cudnn.benchmark
-may enlarge. Packed weights that are kept count, because the baseline is read before they are made.
+Ours packs weights and keeps partial sums; torch's has workspaces, which cudnn.benchmark may enlarge. The baseline is
+read before packed weights are made.
 """
 
 import pytest

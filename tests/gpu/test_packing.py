@@ -15,7 +15,7 @@ from .common import ARITHMETIC, able, check
 pytestmark = pytest.mark.gpu
 
 # Reason and problem: how a box of weights is copied (kernels/common/weight_box.py), in "a decoder's head" along phases;
-# and work beside the packing: sums in parts, a copy of x.
+# and work beside the packing: split-K, a copy of x.
 PROBLEMS = {
     "along channels": Problem(3, 128, 128, 3, 514, bias=True),
     "a decoder's head": Problem(1, 512, 64, 16, 86, stride=8, padding=4, bias=True),
@@ -54,7 +54,7 @@ def test_outputs_are_those_of_weights_packed_before(rung, what, dtype, precision
 
 @cases
 def test_what_was_written_just_before_is_what_is_read(rung, what, dtype, precision):
-    """Kernels that still run at the call write x and w, many times in a row and into the same memory."""
+    """Kernels that still run at the call write x and w, many times and into the same memory."""
     run, x, w, bias = runner(rung, what, dtype, precision)
     own_x, own_w, frozen = torch.empty_like(x), torch.empty_like(w), FrozenWeights(w)
     wanted = [run(x * number, w, bias) for number in (1, 2)], [run(x, w * number, bias) for number in (1, 2)]

@@ -1,7 +1,4 @@
-"""tf32x3 for numbers of very different sizes: operands are scaled to the exponents that fp16 has.
-
-torch computes in float32, whose exponents reach from 2^-126 to 2^127.
-"""
+"""tf32x3 for numbers of very different sizes: operands are scaled to fp16's exponents. torch computes in float32."""
 
 from dataclasses import replace
 
@@ -70,8 +67,7 @@ def test_channels_of_other_sizes_that_the_weights_make_up_for(rung, reason, apar
 @reasons
 @pytest.mark.parametrize("quiet", [2.0**-10, 2.0**-20, 2.0**-50])
 def test_beside_a_loud_signal_a_quiet_one_stays(rung, reason, quiet):
-    """The quiet signal loses at most 2^-39 of the loud one, where one tile, which may begin in the sample before, has
-    both; elsewhere it is as accurate as alone."""
+    """In a tile with both, the quiet signal loses at most 2^-39 of the loud one; elsewhere nothing."""
     problem = without_bias(reason)
     x, w = made(rung, problem)
     half = problem.length // 2

@@ -1,7 +1,4 @@
-"""Every rung and gradient on views of any strides, between fences; values at the ends of a dtype's range.
-
-Memory beyond a tensor is NaN (fences.py), so a right result has not used it.
-"""
+"""Every rung and gradient on views of any strides, between fences; values at the ends of a dtype's range."""
 
 import itertools
 
@@ -64,7 +61,7 @@ def test_gradients(rung, dtype, precision, view, shift):
 @pytest.mark.parametrize("name", RANGES)
 @pytest.mark.parametrize("reason", ["groups, unequal channels", "K = 2s, the usual decoder layer", "stride 1"])
 def test_the_ends_of_a_range(rung, name, reason):
-    """On tensor cores for float16 alone: they treat the small numbers of float32 and bfloat16 in their own way."""
+    """On tensor cores for float16 alone: they treat small float32 and bfloat16 numbers in their own way."""
     problem, dtype = SMALL[reason], RANGES[name][0]
     precision = EXACT[dtype]
     able(rung, problem, dtype, precision)

@@ -1,4 +1,4 @@
-"""Which rows of grad_output grad_input_wgmma reads where they lie, and into how many parts its sums go."""
+"""Which rows of grad_output grad_input_wgmma reads in place, and its splits."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_rows_of_real_layers_are_not_copied(name, precision, sheared):
 
 
 def test_a_copy_where_boxes_would_be_too_wide():
-    """Of eight channels a box, two are read."""
+    """Two channels of a box's eight are read."""
     p = Problem(16, 512, 64, 32, 1000, stride=16)
     plain = grad_input_wgmma_choose.choose(p, "bf16")
     assert grad_input_wgmma_choose.choose(p, "bf16", 8).g_channels == 8

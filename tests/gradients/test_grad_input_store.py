@@ -1,4 +1,4 @@
-"""The store of grad_input_wgmma: after the exchange between lanes each sum lies at its position and channel."""
+"""grad_input_wgmma's store: after the exchange between lanes each sum lies at its position and channel."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +17,7 @@ LANES, TIMEOUT_S = 32, 30
 
 @pytest.fixture
 def stored(monkeypatch):
-    """What is stored, by its place, where a sum is its position and channel, and a word one or two of them; the lanes
-    of a warp are threads that meet in every exchange."""
+    """Stores by address: a sum is its position and channel. A warp's lanes are threads that meet in exchanges."""
     found, own, meeting, given = {}, threading.local(), threading.Barrier(LANES, timeout=TIMEOUT_S), [None] * LANES
 
     def exchanged(mask, value, distance):

@@ -1,5 +1,4 @@
-"""What a lane of k5 reads as its window: the device functions of kernels/k5_mma/mainloop.py run as they are, in
-Python."""
+"""What a lane reads as its window: kernels/k5_mma/mainloop.py's device functions in Python."""
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def number(row, column):
     ],
 )
 def test_a_window_is_its_rows(memory, workload, precision, aligned, selectors):
-    """Where channels begin within a word, their columns stand an element further."""
+    """Channels that begin within a word have their columns an element further."""
     config = choose(workloads.get(workload).problem, precision, aligned=aligned)
     tile, window, pitch = config.tile, config.window, config.pitch
     assert config.turned == (precision == "bf16" and not aligned)

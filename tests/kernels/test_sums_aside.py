@@ -1,4 +1,4 @@
-"""Which sums k4 and grad_input_tile put aside, and when; on the CPU."""
+"""When k4 and grad_input_tile accumulate sums in blocks."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def test_only_float32_sums_are_put_aside():
 
 @pytest.mark.parametrize("direction", ["forward", "grad_input"])
 def test_sums_are_no_longer_than_torchs(direction):
-    """Forward, than torch's over input channels; of the gradient, than half of its one sum; but where all are short."""
+    """Forward, than torch's over input channels; gradient, than half of its one sum; but where all are short."""
     for workload in workloads.WORKLOADS.values():
         for batch in (1, workload.problem.batch):
             problem = replace(workload.problem, batch=batch)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no copy eng
 
 
 def test_a_thread_that_has_no_context_gets_torchs_first(monkeypatch):
-    """As one of autograd's threads, whose first work may be a map: torch gives it none before it launches."""
+    """A thread of autograd's may first make a map: torch gives it no context before a launch."""
     asked = []
 
     def encode_tiled(*arguments):

@@ -184,8 +184,7 @@ class Right(Rung):
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """``measure`` as if on an H200 where the first contestant takes 1 ms, the second 2 ms and so on, and memory moves 8
-    bytes a nanosecond."""
+    """``measure`` as if on an H200: contestants take 1 ms, 2 ms and so on; memory moves 8 bytes a nanosecond."""
     made, make_operands = [], bench.make_operands
 
     def make(workload, dtype, device, gradients):

@@ -1,4 +1,4 @@
-"""Parity of one problem: every rung of every result is computed beside torch and the plain loops, and judged."""
+"""Parity of one problem: every rung beside torch and the plain loops, and judged."""
 
 import math
 
@@ -15,7 +15,7 @@ PROBLEM = Problem(2, 4, 6, 3, 11, stride=2, padding=1, groups=2, bias=True)
 
 
 class Stand(Rung):
-    """Stands for a rung of a result: torch computes it, then it is spoilt, or its last element is not written."""
+    """Stands for a rung: torch computes, then the result is spoilt, or its last element left."""
 
     def __init__(self, of, spoil):
         self.of, self.spoil = of, spoil
@@ -44,7 +44,7 @@ def last_element(value):
 
 @pytest.fixture
 def outcomes(monkeypatch):
-    """A function for the outcomes of rungs, some of which spoil results or leave the last element as it was."""
+    """A function for the outcomes of rungs, some of which spoil results or leave the last element."""
     spoils = {"right": lambda result: None, "zero": last_element(0), "nan": last_element(math.nan), "unwritten": None}
     make_operands = check.bench.make_operands
 

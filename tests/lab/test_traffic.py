@@ -68,8 +68,7 @@ def test_partial_sums_are_loaded_again():
 
 @pytest.mark.parametrize("name", LADDER)
 def test_turns_hold_the_multiply_adds(name):
-    """A long signal whose phases have equally many taps, too many for one window of k4. k1 tests every tap; the others
-    multiply in every turn."""
+    """Phases have equally many taps, too many for one window of k4. k1 tests every tap; the others multiply."""
     p = Problem(4, 64, 64, 32, 65536, 4, padding=14)
     counted = traffic(name, p, RUNGS[name].config_on(H200, p, torch.float32, "ieee"))
     tested = p.stride if name == "k1_gather" else 1

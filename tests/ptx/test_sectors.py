@@ -1,4 +1,4 @@
-"""Copies of 16 bytes take the sectors of memory whole: where windows and weights begin, in memory and in a block."""
+"""16-byte copies take whole sectors: where windows and weights begin, in memory and in a block."""
 
 import re
 
@@ -29,7 +29,7 @@ def test_no_more_entries_than_it_takes(distance):
 
 @pytest.mark.parametrize("device", [H200, A100], ids=["H200", "A100"])
 def test_windows_in_float64_begin_with_sectors(device):
-    """Of every tile and sample, in memory and in a stage."""
+    """For every tile and sample, in memory and in a stage."""
     for problem in PROBLEMS:
         for c in candidates(problem, 2, device):
             first, columns = c.columns(problem)
@@ -41,7 +41,7 @@ def test_windows_in_float64_begin_with_sectors(device):
 
 
 def fixed_bytes(ptx):
-    """Of the arrays that lie before the memory that the launch allocates; the compiler aligns that to 16 bytes."""
+    """Bytes of static arrays before the launch's memory, which the compiler aligns to 16."""
     return -(-sum(int(size) for size in re.findall(r"\.shared \.align 8 \.b8 \w+\[(\d+)\]", ptx)) // 16) * 16
 
 

@@ -1,4 +1,4 @@
-"""Processes that work for a program: they run its functions, never the program itself."""
+"""Processes that work for a program run its functions, never the program itself."""
 
 import os
 import pickle
@@ -65,7 +65,7 @@ def test_what_a_call_raises_is_raised(tmp_path):
 
 
 def test_a_plain_script_is_not_run_again(tmp_path):
-    """Which has no `if __name__ == "__main__":`, in a folder whose modules are called like the library's."""
+    """One without `if __name__ == "__main__":`, in a folder whose modules are named like the library's."""
     (tmp_path / "signal.py").write_text("raise SystemExit('of the library is meant')")
     script = tmp_path / "folder" / "script.py"
     script.parent.mkdir()
@@ -86,7 +86,7 @@ def test_a_plain_script_is_not_run_again(tmp_path):
 
 @pytest.mark.thorough
 def test_an_interrupt_lets_calls_end_and_starts_no_more(tmp_path):
-    """Of the whole group of processes, as a terminal sends it."""
+    """Ctrl-C for the whole group of processes."""
     script = (
         "from numba_tconv.runtime import workers\nfrom tests.runtime import test_workers\n"
         f"workers.run(test_workers.linger, test_workers.tasks({str(tmp_path)!r}, 20), 2, 'lingering')\n"

@@ -1,7 +1,6 @@
-"""The depthwise kernels in 16 bits, in the CUDA simulator: what they read in vectors, wherever rows begin in memory.
+"""The depthwise kernels in 16 bits, in the CUDA simulator: what they read in vectors, wherever rows begin.
 
-The forward pass in registers, and gradients whose runs of grad_output begin alike: for each stride, with rows that
-begin at any place of 16 bytes, and stretches that begin, go on and end anywhere.
+The forward pass in registers, and gradients whose runs of grad_output begin alike, for each stride.
 """
 
 import math
@@ -28,7 +27,7 @@ from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# What each row is there for. Rows of several stretches; of odd lengths, so that each begins at another place.
+# Purpose of each row. Rows of several stretches; of odd lengths, so that each begins elsewhere.
 PROBLEMS = {
     "stride 1": Problem(2, 3, 3, 5, 83, 1, padding=2, groups=3, bias=True),
     "stride 1, the most taps": Problem(1, 2, 2, 8, 75, 1, groups=2),
@@ -88,7 +87,7 @@ def test_forward_however_elements_lie(layout):
 
 
 def test_what_is_not_a_tap_s_input_is_not_multiplied():
-    """A NaN goes to the outputs that the definition sends it to, and to no other."""
+    """A NaN reaches only the outputs that the definition sends it to."""
     problem = PROBLEMS[FEW[0]]
     for place in range(1, problem.length, 30):
         x, w, bias = operands(problem, torch.bfloat16)

@@ -17,7 +17,7 @@ from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# What each row is there for. Rows of several blocks, so that some lie within the signal.
+# Purpose of each row. Rows of several blocks, some within the signal.
 PROBLEMS = {
     "synthesis of bands": Problem(2, 4, 1, 32, 84, 4, padding=15),
     "rows of odd lengths, one channel": Problem(2, 2, 2, 19, 83, 2, padding=5, groups=2, bias=True),
@@ -80,7 +80,7 @@ def test_however_elements_lie(layout, dtype):
 @pytest.mark.parametrize("dtype", thorough([torch.float32, torch.bfloat16], always=[torch.float32]), ids=str)
 @pytest.mark.parametrize("reason", ["rows of odd lengths, several channels", "phases without taps"])
 def test_what_is_not_a_tap_s_input_is_not_multiplied(reason, dtype):
-    """A NaN goes to the outputs that the definition sends it to, and to no other."""
+    """A NaN reaches only the outputs that the definition sends it to."""
     problem = PROBLEMS[reason]
     for place in range(1, problem.length, 13):
         x, w, bias = operands(problem, dtype)

@@ -20,7 +20,7 @@ F32 = torch.float32
 
 @pytest.fixture
 def events(monkeypatch):
-    """What each thread does with the weights of the blocks that it runs: waits for them, and copies them."""
+    """Each thread's waits for weights, and copies of them, by block."""
     found, cp_async = {}, grad_input_tile.cp_async
 
     def note(event):

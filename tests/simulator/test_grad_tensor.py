@@ -114,7 +114,7 @@ def vectors(monkeypatch):
 
 
 def loads(vectors):
-    """Of grad_output."""
+    """grad_output's vectors."""
     return sum(v.name == "load_vector" and not v.shared for v in vectors)
 
 

@@ -1,4 +1,4 @@
-"""Sums stored as the weight's gradient, in the CUDA simulator: every sum where it belongs, and nothing elsewhere.
+"""Sums stored as the weight's gradient, in the CUDA simulator: each where it belongs, nothing elsewhere.
 
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
@@ -21,8 +21,8 @@ from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# Tiles and channels that the last ones do not fill; groups; more rows than pairs; two blocks of rows; tiles that begin
-# within a channel.
+# Last tiles and channels partly filled; groups; more rows than pairs; two blocks of rows; tiles that begin within a
+# channel.
 PROBLEMS = {
     "two taps": (Problem(1, 20, 20, 16, 8, stride=8), 1, 2, 16, False),
     "four taps, groups, more rows than pairs": (Problem(1, 24, 40, 12, 8, stride=3, groups=2), 1, 4, 8, False),

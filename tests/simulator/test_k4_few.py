@@ -1,5 +1,4 @@
-"""The thread tiles of k4 for few blocks, in blocks of one to three warps, in the CUDA simulator. Needs
-NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""k4's thread tiles for few blocks, of one to three warps, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1."""
 
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
-# Rows and columns past a tile, samples that end in it, warps behind the last column, runs that are no part of a block.
+# Rows and columns past a tile, samples that end in it, warps behind the last column, runs unaligned to a block.
 PROBLEMS = {
     "a decoder's layer, several samples": Problem(3, 6, 26, 8, 9, stride=4, padding=2, bias=True),
     "groups, without a bias": Problem(1, 12, 6, 4, 26, stride=2, groups=2),
@@ -28,15 +27,14 @@ PROBLEMS = {
     "a long stride, parts of its phases": Problem(1, 6, 1, 260, 3, stride=130),
 }
 IN_PARTS = ("a decoder's layer, several samples", "groups, without a bias")
-# With 2 warps along the columns, or as many as a tile of 24 has; two and three stages; sums put aside once, or more
-# often.
+# With 2 warps along the columns, or as many as a tile of 24 has; two and three stages; one or more blocks of sums.
 SHAPES = [
     dict(thread_m=12, thread_n=12, lanes_m=16, block_m=192, block_n=48, partial=1),
     dict(thread_m=12, thread_n=12, lanes_m=8, block_m=96, block_n=48, stages=3, partial=1),
     dict(thread_m=8, thread_n=4, lanes_m=16, block_m=128, block_n=24, partial=2),
     dict(thread_m=4, thread_n=4, lanes_m=4, block_m=32, block_n=32, stages=3, partial=1),
 ]
-# Of unequal taps, where a block has the rows of three phases, each in a warp of its own.
+# Unequal taps: a block has the rows of three phases, each in its own warp.
 APART = dict(thread_m=4, thread_n=8, lanes_m=4, block_m=48, block_n=64, partial=1, apart=True)
 
 

@@ -1,4 +1,4 @@
-"""Sums of k4 that are split over input channels, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""k4's split-K in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""The kernel of the last columns that k6 leaves out, in the CUDA simulator.
-
-Needs NUMBA_ENABLE_CUDASIM=1 (`make test`).
-"""
+"""The kernel of k6's last columns, in the CUDA simulator.  Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
 
 from dataclasses import replace
 
@@ -27,8 +24,8 @@ def tiny_blocks():
         yield
 
 
-# Two taps and three, of which the last exists in some phases only; one column and two tiles before it; samples and
-# channels that fill no block; groups; more channels than are in shared memory at a time (with 16 of them).
+# Two taps and three, the last in some phases only; one column, and two tiles before it; samples and channels that fill
+# no block; groups; more channels than shared memory holds at once (16).
 PROBLEMS = {
     "two taps": Problem(3, 20, 5, 16, 128, stride=8, padding=4, bias=True),
     "three taps": Problem(2, 40, 5, 11, 256, stride=5, padding=3, output_padding=1),

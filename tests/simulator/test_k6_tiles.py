@@ -1,4 +1,4 @@
-"""Which blocks of k6 compute which tiles: what it counts with is plain arithmetic, which the simulator can do."""
+"""Which blocks of k6 compute which tiles: plain arithmetic."""
 
 import numpy as np
 import pytest

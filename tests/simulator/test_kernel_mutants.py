@@ -1,7 +1,7 @@
-"""Tests of the suite itself, on the kernels: given a formula with a mistake in it, each of them fails the parity check.
+"""Tests of the suite itself: with a mistake in its formula, each kernel fails the parity check.
 
-The mistake is fed to the kernel, as a problem that states a wrong offset or as weights in a wrong order; the verdict
-and the problems are those of test_kernels.py. tests/test_mutants.py has those that only a kernel's text can make.
+A mistake is a problem that states a wrong offset, or weights in a wrong order. tests/test_mutants.py has those that
+only a kernel's text can make.
 """
 
 import copy

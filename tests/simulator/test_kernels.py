@@ -1,6 +1,6 @@
-"""Every rung in the CUDA simulator, in tiny tiles so that seams and tails occur, against the scatter reference.
+"""Every rung in the CUDA simulator, in tiny tiles with seams and tails, against the scatter reference.
 
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process, so it has a pytest run of its own (`make test`).
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
 import math
@@ -17,7 +17,7 @@ from tests.thorough import thorough
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 
-# For what does not depend on the index formula: strided, grouped, with empty phases, and with several tiles.
+# Independent of the index formula: strided, grouped, with empty phases, and with several tiles.
 FEW = [
     "K = 2s, the usual decoder layer",
     "groups, unequal channels",
@@ -73,7 +73,7 @@ def test_samples_far_apart(rung):
 @rungs
 @pytest.mark.parametrize("reason", thorough([*FEW, "positions past one tile, strided"], always=FEW[1:3]))
 def test_a_weight_that_is_nan_reaches_its_outputs_and_at_most_the_ends(rung, reason):
-    """Of which others than k1 and k2 multiply zeros that stand for inputs outside of the signal."""
+    """Rungs other than k1 and k2 multiply the zeros around the signal."""
     problem = SMALL[reason]
     able(rung, problem, torch.float32)
     x, w, bias = operands(problem, torch.float32)

@@ -1,4 +1,4 @@
-"""What a warpgroup of k6 does between two of its tiles, by PTX: it multiplies nothing then, so all of it counts."""
+"""A consumer warpgroup's PTX between two tiles, where it multiplies nothing."""
 
 import re
 
@@ -26,14 +26,14 @@ def over_tiles(config):
 
 
 def test_nothing_divides():
-    """Where weights are resident, a block's tile of rows and its channels stay; and columns are counted on."""
+    """With resident weights, a block's row tile and channels stay; columns are counted on."""
     config = choose(workloads.get("oobleck_u4").problem, "bf16")
     assert config.resident
     assert not re.search(r"\b(div|rem)\.", over_tiles(config))
 
 
 def tiles_found(config):
-    """Of the loop over tiles: the text, and where the next tile's sample is worked out, by 64-bit divisions."""
+    """The tile loop's text, and where the next tile's sample is found, by 64-bit divisions."""
     assert not config.resident, "tiles of resident weights are counted on"
     loop = over_tiles(config)
     found = [place.start() for place in re.finditer(r"\b(div|rem)\.[su]64", loop)]  # of columns, by their number

@@ -1,4 +1,4 @@
-"""Windows of k6 that are filled row by row: every element is written, with what its sample has there or with zero."""
+"""k6's windows filled row by row: every element is the sample's, or zero."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def memory(monkeypatch):
     return found, arrived
 
 
-# Element of the sample at which the window begins: before the sample, in it, behind it; in units of a column.
+# Element of the sample at which the window begins: before, in, or behind it; in units of a column.
 @pytest.mark.parametrize("begin", [-16, -8, 0, 24, 40, 64])
 @pytest.mark.parametrize("channels_left", [0, 3, 100])
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", np.float32), ("fp16", np.float16)])
@@ -70,7 +70,7 @@ def test_in_vectors(memory, precision, dtype, channels_left, begin):
         check(memory, config, problem, (first, columns), x, sample, begin, channels_left, None, 0)
 
 
-# Rows that no map describes, and as a box would have them; x begins as many elements after a multiple of 16 bytes.
+# Rows without a map, and as a box would have them; x begins as many elements after a multiple of 16 bytes.
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("begin", [-16, 24, 41])
 @pytest.mark.parametrize("channels_left", [0, 3, 11, 100])

@@ -1,7 +1,6 @@
-"""The store of k6 for a part of a long stride's phases, on the CPU: from every lane's registers, every output once.
+"""k6's store of a tile with some of a long stride's phases, on the CPU: from every lane's registers, every output once.
 
-The device functions run as they are, with the instructions replaced by their meanings, which also refuse addresses that
-the instructions refuse.
+Instructions are replaced by their meanings, which also refuse bad addresses.
 """
 
 from collections import Counter
@@ -24,8 +23,8 @@ from tests.thorough import thorough
 from .test_k6_bulk import sums_of
 
 WARPS, LANES = 4, 32
-# A length of some tiles; samples that share a tile, which ends with the last one; outputs from an odd place on; an odd
-# stride; a last tile of few phases, and of phases that fill no core matrix.
+# Some tiles; samples that share a tile, which ends with the last one; outputs from an odd one on; an odd stride; a last
+# tile of few phases, and of phases that fill no core matrix.
 CASES = {
     "several tiles": Problem(1, 8, 1, 272, 140, stride=136, padding=68),
     "short samples": Problem(5, 8, 2, 200, 5, stride=150),
@@ -105,7 +104,7 @@ def test_every_output_is_its_own_sum(in_python, case, precision, wide, shift):
         rest, o = divmod(index, p.out_length)
         sample, channel = divmod(rest, p.out_channels)
         sum_there = expected(p, first, sample, channel, o)
-        # The rows that no tap reaches are computed too, of weights that are zero; here they are told apart.
+        # Rows without taps are computed too, with zero weights; here they are told apart.
         assert value == sum_there + 0.5 or (sum_there == 0 and (o + p.padding) % p.stride >= p.kernel_size)
     even = all(number % 2 == 0 for number in (p.stride, p.padding, p.out_length, shift))
     assert bool(state.pairs) == even

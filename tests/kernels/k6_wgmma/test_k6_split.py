@@ -1,4 +1,4 @@
-"""Sums of k6 that are split over input channels, on the CPU: what they compute, and when they are chosen."""
+"""k6's split-K, on the CPU: what it computes, and when it is chosen."""
 
 import itertools
 from dataclasses import replace
@@ -28,7 +28,7 @@ HEAD, ISTFT = (workloads.get(name).problem for name in ("head", "istft"))
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("splits", [2, 3])
 def test_partial_sums_add_up_to_the_outputs(splits, groups):
-    """By torch: the split problem has the same tensors, and the outputs of its parts add up."""
+    """By torch: the split problem has the same tensors, and its outputs add up."""
     p = Problem(2, 12, 6, 5, 9, stride=2, padding=1, groups=groups, bias=True)
     x, w, bias = operands(p, torch.float64, "cpu")
     part = split_sums.split(p, splits)
@@ -79,7 +79,7 @@ def test_partial_sums_are_float32_and_one_kernel_serves_all_numbers_of_parts():
 
 
 def test_a_part_may_begin_wherever_boxes_do():
-    """Its last stage may take channels of the next part, whose weights there are zeros; not those of another group."""
+    """A split's last stage may take channels of the next one, with zero weights; not another group's."""
     shape, strides = (1, 1026, 512), (1026 * 512, 512, 1)
     config = replace(k6_choose.choose(ISTFT, "tf32"), splits=6)
     assert 1026 // 6 % config.tile.depth
@@ -125,7 +125,7 @@ def test_configurations_are_those_of_any_length(problem, precision):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_time_is_flat_over_lengths(precision):
-    """No length is predicted to take much longer than a longer one, odd lengths included."""
+    """A shorter length, odd or not, is never predicted to take much longer."""
     problems = [replace(HEAD, length=length) for length in range(1, 1000, 31)]
     costs = [LAUNCH + k6_choose.cost(p, k6_choose.choose(p, precision), H200) for p in problems]
     least = [min(costs[z:]) for z in range(len(costs))]
@@ -140,7 +140,7 @@ def test_the_split_is_told():
 
 
 def test_one_kernel_adds_up_all_sums():
-    """Whatever their number, and the outputs': of vectors, a quarter of the threads."""
+    """Whatever their number, and the outputs'; with vectors, a quarter of the threads."""
     for splits, (length, blocks) in itertools.product((2, 3), ((1000, 2), (1001, 8))):
         launch = split_sums.prepare(Problem(1, 16, 1, 1, length), torch.bfloat16, splits, has_bias=False, early=True)
         assert launch.kernel is split_sums.make_kernel(torch.bfloat16, True)

@@ -1,4 +1,4 @@
-"""k6 in tf32x3 where the warps that copy split x, on the CPU: when they do, and what is compiled then."""
+"""k6 in tf32x3 where producers split x, on the CPU: when they do, and the compiled code."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_windows_are_wider_in_k6_alone():
 
 @pytest.mark.parametrize("workload", [name for name, w in workloads.WORKLOADS.items() if w.problem.groups == 1])
 def test_the_mbarriers_have_room(workload):
-    """One that says split, and the inverses of two windows' scales, for each stage, before the tensor map."""
+    """For each stage one that says split, and two windows' inverse scales, before the tensor map."""
     for config in k6_config.configs(workloads.get(workload).problem, "tf32x3"):
         assert config.ready % 8 == 0
         assert config.ready >= config.barriers + 8 * (2 * config.stages + 5)
@@ -62,6 +62,6 @@ def test_warps_that_multiply_split_nothing():
     of_products = [loop for loop in offline.loops(ptx) if "wgmma.mma_async" in loop]
     assert of_products
     assert not any("cvt.rn.f16x2.f32" in loop for loop in of_products)
-    # By the others, by one piece of code for both windows of a stage: two vectors of a pair of rows at a time, or one.
+    # One piece of code splits both windows of a stage: two vectors of a pair of rows at a time, or one.
     assert ptx.count("cvt.rn.f16x2.f32") == ptx.count("cvt.f32.f16") == 8 * (2 + 1)
     assert ptx.count("redux.sync.max.u32") == 2, "one more for windows beside an infinity"

@@ -1,5 +1,4 @@
-"""What a lane reads as its window, on the CPU: the device functions of kernels/k6_wgmma/operands.py run as they are, in
-Python."""
+"""What a lane reads as its window: kernels/k6_wgmma/operands.py's device functions in Python."""
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ def memory(monkeypatch):
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
 @pytest.mark.parametrize("workload", ["kb64", "kb74", "hifigan_u1"])
 @pytest.mark.parametrize(("before", "behind"), [(0, 0), (7, 0), (1, 0), (0, 1), (0, 6), (2, 3), (99, 0), (0, 99)])
-# Where the rows of a pair of channels begin, in elements; those of 32 bits all like the first.
+# Where a pair of channels' rows begin, in elements; 32-bit ones all like the first.
 @pytest.mark.parametrize(
     ("together", "begins"), [(ALIGNED, (0, 4)), (4, (4, 8)), (2, (2, 4)), (1, (1, 2)), (1, (2, 1)), (1, (1, 3))]
 )
@@ -34,7 +33,7 @@ def test_a_window_is_its_row_and_zeros_around_it(memory, workload, precision, be
         before = behind = 0  # the copy engine makes the zeros around rows at multiples of 16 bytes
     memory.itemsize, pitch = tile.itemsize, window + 16
     halves = 2 if tile.itemsize == 2 else 1
-    # Row c, from register 0 on; elements that are none of the row's hold what is beside it in memory.
+    # Row c, from register 0 on; elements beyond the row hold its neighbours in memory.
     begins = [begins[c % halves] for c in range(16)]
     own = range(before, window - behind)
     rows = [[1000 * c + 100 + q if q in own else BESIDE for q in range(pitch)] for c in range(16)]
