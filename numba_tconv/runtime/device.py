@@ -31,7 +31,7 @@ class Device:
 
     @property
     def shared_per_block(self) -> int:
-        """The most bytes of one block."""
+        """The most shared memory of a block, in bytes."""
         return self.shared_per_multiprocessor - RESERVED_SHARED
 
     @property
@@ -42,7 +42,7 @@ class Device:
     def spreads_early(self, blocks: int, shared_bytes: int, others: int) -> bool:
         """Whether ``blocks``, begun beside ``others`` of the previous kernel, spread over all multiprocessors.
 
-        They do where a multiprocessor has room for one, or there is one for each.
+        They do where a multiprocessor has room for one only, or there is one for each block.
         """
         one_fits = 2 * (shared_bytes + RESERVED_SHARED) > self.shared_per_multiprocessor
         return self.launches_early and (one_fits or blocks + others <= self.multiprocessors)

@@ -1,4 +1,4 @@
-"""What the driver reads to launch a kernel."""
+"""Memory that the driver reads to launch a kernel."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What torch sees: function, layer, operators, autograd, transforms."""
+"""The face to torch: function, layer, operators, autograd, transforms."""

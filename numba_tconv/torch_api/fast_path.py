@@ -135,7 +135,7 @@ def wants_gradient(first: torch.Tensor, second: torch.Tensor | None = None, thir
 
 
 def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
-    """What computes ``arguments``: the implementation, its Function, or ``operator``."""
+    """The callable for ``arguments``: the implementation, its Function, or ``operator``."""
     ways = _ways.get(operator)
     count = _tensors(operator) if ways else 0
     tensors, others = arguments[:count], arguments[count:]

@@ -158,7 +158,7 @@ def setup_context(ctx, inputs, output):
 
 
 def constants_of(input, weight, others) -> tuple:
-    """What ``backward`` needs, from two shapes and parameters."""
+    """Length, kernel size and parameters for ``backward``, from two shapes and the operator's numbers."""
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 

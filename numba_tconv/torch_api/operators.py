@@ -74,7 +74,7 @@ def _problem(input, weight, bias, stride, padding, output_padding, groups, dilat
 
 
 def computes_on(index: int) -> bool:
-    """Whether this package computes on torch's device ``index``."""
+    """Whether this package computes on torch's device ``index``: on GPUs."""
     return index >= 0
 
 
@@ -87,7 +87,7 @@ def _cuda(input, weight, bias, *parameters):
 
 @lru_cache(maxsize=1024)
 def ready(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision) -> Callable:
-    """What computes the output for these layouts (tuples; None without a bias). Raises what the operator raises."""
+    """The function that computes the output for these layouts (tuples; None without a bias). Raises as the operator."""
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
@@ -140,8 +140,8 @@ def _fake(input, weight, bias, stride, padding, output_padding, groups, dilation
 def gradient_precision(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> str | None:
     """Precision of the gradient ``of`` ("grad_input", "grad_weight", "grad_bias") on ``gpu``; None: torch computes it.
 
-    Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory. torch computes what no
-    kernel can and, except grad_bias, the gradients of a forward pass that it computes.
+    Tensor-core precisions need a suited rung that uses tensor cores or is limited by memory; "tf32x3" becomes "ieee".
+    torch computes what no kernel can and, except grad_bias, the gradients of a forward pass that it computes.
     """
     own = arithmetic(problem, dtype, "", precision, gpu)
     if of != "grad_bias" and decide(problem, dtype, own, gpu).by_torch:
@@ -166,7 +166,7 @@ def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: d
 
 @lru_cache(maxsize=1024)
 def ready_input(grad_output, weight, length, *parameters) -> Callable:
-    """What computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
+    """The function that computes grad_input for these layouts. Raises what grad_ops.grad_input raises."""
     problem = grad_ops.problem_of(grad_output[0], weight[0][0], length, weight[0][2], parameters)
     return _ready("grad_input", problem, grad_output, weight, precision=parameters[-1]) or (
         lambda grad_output, weight: grad_ops.torchs_input(grad_output, weight, length, parameters)
@@ -246,7 +246,7 @@ def backward(ctx, grad_output):
 
 @lru_cache(maxsize=1024)
 def _ready_gradients(grad_output, input, weight, wants_bias, length, kernel_size, *parameters) -> tuple:
-    """What computes the gradients for input, weight, bias; None where not wanted.
+    """The functions for the gradients for input, weight, bias; None where not wanted.
 
     Without the weight's gradient ``input`` is None, without the input's ``weight``.
     """

@@ -50,7 +50,7 @@ class Error:
         return self.at_most(Error(max(2 * of_torch.norm, spacing), max(2 * of_torch.largest, spacing)))
 
     def at_most(self, limit: Error) -> bool:
-        """False for NaN."""
+        """Whether both measures are within ``limit``; False for NaN."""
         return self.norm <= limit.norm and self.largest <= limit.largest
 
 
