@@ -1,10 +1,7 @@
 """k1: one thread an output, the definition turned inside out.
 
-Several inputs add to one output, so a scatter would need atomics. The kernel gathers instead: tap k reaches output o
-from an input if ``o + padding - k*dilation`` is a multiple of the stride.
-
-Per output and input channel: K divisibility tests, which decide the time, and for one tap in ``stride`` two loads and
-one multiply-add.
+A scatter would need atomics, so the kernel gathers: tap k reaches output o if ``o + padding - k*dilation`` is a
+multiple of the stride. K divisibility tests an output and input channel decide the time.
 
 Measured (H200, kb64, float32): 1274 ms."""
 

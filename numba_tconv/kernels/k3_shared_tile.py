@@ -1,11 +1,8 @@
 """k3: input window and weights in shared memory.
 
-A block computes a tile of ``outputs`` x ``channels``. Its threads fetch the tile's inputs and weights into shared
-memory once, converted. A thread computes all ``channels`` at one position, so one input serves all of them. Zeros stand
-outside of the signal, so the inner loop runs over all taps of the phase without a bound.
-
-Per multiply-add: 1 + 1/channels shared loads instead of k2's two loads. A multiprocessor takes one shared load a clock
-and four multiply-adds, so k3 reaches at most two ninths of the arithmetic peak.
+A block fetches the inputs and weights of ``outputs`` x ``channels`` once, converted. A thread computes all ``channels``
+at one position, so one input serves them all. Zeros stand outside of the signal: the loop over taps needs no bound. ``1
++ 1/channels`` shared loads a multiply-add, at one a clock, allow two ninths of the arithmetic peak.
 
 Measured (H200, kb64, float32): 33.7 ms, 4.6 times k2."""
 
@@ -23,13 +20,13 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT, Kernel, flat, stride
 from .common.arguments import Bias, Layer, Signal, Weights, arguments, layer_of
 from .rung import Rung, adjacent, cuda_core_reason
 
-FEW_CHANNELS = 16  # output channels of a group; with fewer, most threads compute nothing
-MIN_DEPTH = 4  # input channels of a stage; with fewer, fetching weights takes longer than multiplying
+FEW_CHANNELS = 16  # of a group; with fewer, most threads idle
+MIN_DEPTH = 4  # of a stage; with less, fetching weights outlasts multiplying
 
 
 @dataclass(frozen=True)
 class Config:
-    """The tile of a block: ``outputs`` consecutive output positions, one a thread, by ``channels``."""
+    """A block's ``outputs`` consecutive positions, one a thread, by ``channels``."""
 
     dtype: torch.dtype
     outputs: int = 256
@@ -38,24 +35,24 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Weights between two taps: odd, so that the taps of neighbouring phases lie in different banks."""
+        """Weights between taps: odd, so that neighbouring phases' taps lie in different banks."""
         return self.channels // 2 * 2 + 1
 
 
 def window(problem, config) -> int:
-    """Input positions that the outputs of one tile read."""
+    """Input positions that a tile reads."""
     last_shift = problem.taps.shift(problem.kernel_size - 1)
     return (config.outputs - 2) // problem.stride + 2 + last_shift
 
 
 def bytes_a_channel(problem, config) -> int:
-    """Bytes of shared memory for one input channel: its window, and its weights for the tile's output channels."""
+    """Shared bytes of an input channel: window and weights."""
     elements = window(problem, config) + config.pitch * problem.kernel_size
     return elements * ELEMENTS[config.dtype].accumulator.bitwidth // 8
 
 
 def depth(problem, config) -> int:
-    """Input channels of a stage: as many as fit, and no more than there are."""
+    """Input channels of a stage: as many as exist and fit."""
     return min(config.depth, STATIC_SHARED_LIMIT // bytes_a_channel(problem, config), problem.in_channels_per_group)
 
 
@@ -69,14 +66,14 @@ def make_kernel(config: Config) -> Kernel:
         position_tiles = (layer.out_length + outputs - 1) // outputs
         channel_tiles = (layer.out_per_group + channels - 1) // channels
 
-        # Blocks with one window are neighbours in the grid, and find it in L2.
+        # Blocks with one window are neighbours, and find it in L2.
         window_tile, channel_tile = divmod(int64(cuda.blockIdx.x), channel_tiles)
         window_tile, group = divmod(window_tile, layer.groups)
         n, position_tile = divmod(window_tile, position_tiles)
 
         shared = cuda.shared.array(0, dtype=accumulator)
         taps, width, depth = int32(layer.taps), int32(width), int32(depth)
-        weights = int32(depth * width)  # offset of the weights (input channel, tap, output channel)
+        weights = int32(depth * width)  # offset of weights (input channel, tap, output channel)
         w_channel = int32(taps * pitch)
         thread = int32(cuda.threadIdx.x)
         first_channel = channel_tile * channels
@@ -98,7 +95,7 @@ def make_kernel(config: Config) -> Kernel:
             total[j] = accumulator(0)
         for first in range(0, layer.in_per_group, depth):
             stage_channels = int32(min(depth, layer.in_per_group - first))
-            # A thread fetches one place of every channel: addresses advance by a constant, and loads overlap.
+            # One place of every channel a thread: a constant step, and loads overlap.
             e = thread
             while e < width:
                 i = window_begin + e
@@ -109,9 +106,9 @@ def make_kernel(config: Config) -> Kernel:
                     shared[uint64(target)] = value if inside else accumulator(0)
                     source, target = source + x.stride_c, int32(target + width)
                 e = int32(e + outputs)
-            e = int32(outputs - 1 - thread)  # from the other end: threads that fetched less of the window come first
+            e = int32(outputs - 1 - thread)  # from the end: threads that fetched less come first
             while e < w_elements:
-                co = int32(uint32(e) // uint32(taps))  # unsigned, which the compiler divides in 32 bits
+                co = int32(uint32(e) // uint32(taps))  # unsigned divides in 32 bits
                 k = int32(e - co * taps)
                 source, target = w_offset + co * w.stride_o + k * w.stride_k, int32(weights + k * pitch + co)
                 for _ in range(stage_channels):
@@ -133,7 +130,7 @@ def make_kernel(config: Config) -> Kernel:
                     xs += uint64(width)
                     ws += uint64(w_channel)
                     c = int32(c + 1)
-                # Summed separately, because the error of a sum grows with its length.
+                # Separately: the error of a sum grows with its length.
                 for j in range(channels):
                     total[j] += part[j]
             cuda.syncthreads()
@@ -148,7 +145,7 @@ def make_kernel(config: Config) -> Kernel:
     x, w = arguments(Signal, data=flat(stored)), arguments(Weights, data=flat(stored))
     tensors = x, w, arguments(Bias, data=strided(stored, 1)), flat(stored)
     signature = (*tensors, arguments(Layer), types.int64, types.int64)
-    min_blocks = min(32, 1024 // outputs)  # half of a multiprocessor's threads: 64 registers each
+    min_blocks = min(32, 1024 // outputs)  # half of the threads: 64 registers each
     return Kernel("k3_shared_tile", k3_shared_tile, signature, outputs, min_blocks=min_blocks, key=repr(config))
 
 

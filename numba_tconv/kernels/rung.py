@@ -13,16 +13,16 @@ from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
-# Rungs sum so many input channels separately: the error of a sum grows with its length.
+# Channels summed separately: the error of a sum grows with its length.
 SUM_CHANNELS = 64
-BFLOAT16_CC = 8, 0  # the first compute capability that converts to bfloat16
+BFLOAT16_CC = 8, 0  # the least that converts to bfloat16
 
 
 class Step(NamedTuple):
     """A kernel that a rung launches.
 
-    ``name``: "copy" (an input in aligned rows), "planes" (its phases taken apart), "pack" (weights), "main", "tail"
-    (the last column of each sample) or "add up" (partial sums)."""
+    ``name``: "copy" (x in aligned rows), "planes" (its phases apart), "pack" (weights), "main", "tail" (each sample's
+    last column), "add up" (partial sums)."""
 
     name: str
     kernel: Kernel
@@ -30,21 +30,21 @@ class Step(NamedTuple):
 
 
 class Rung:
-    """One way to compute the forward pass. A subclass is named like its file or folder.
+    """One way to compute the forward pass, named like its file or folder.
 
-    ``name`` is the value of ``variant=``; ``idea`` is its line in the list of rungs."""
+    ``name`` is the value of ``variant=``; ``idea`` its line in the list of rungs."""
 
     name: str
     idea: str
-    minimum_cc = (0, 0)  # the least compute capability with the kernels' instructions
-    exact_cc: tuple[int, int] | None = None  # the only compute capability with them, where there is one
+    minimum_cc = (0, 0)  # least compute capability
+    exact_cc: tuple[int, int] | None = None  # the only one, if any
 
     def supports(self, problem: Problem, dtype: torch.dtype, precision: str) -> str | None:
-        """None if this rung computes ``problem`` on some GPU, otherwise the reason why it cannot."""
+        """None if this rung computes ``problem`` on some GPU, else why not."""
         raise NotImplementedError
 
     def runs_on(self, device: Device) -> str | None:
-        """None if ``device`` has the instructions of this rung, otherwise the reason why it cannot run there."""
+        """None if ``device`` has this rung's instructions, else why not."""
         if self.exact_cc not in (None, device.cc):
             return f"it needs a GPU of compute capability {_version(self.exact_cc)}, not {_version(device.cc)}"
         if device.cc < self.minimum_cc:
@@ -53,37 +53,33 @@ class Rung:
         return None
 
     def refusal(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-        """None if this rung computes ``problem`` on ``device``, otherwise the reason why it cannot."""
+        """None if this rung computes ``problem`` on ``device``, else why not."""
         return self.supports(problem, dtype, precision) or self.runs_on(device) or _lacks(device, dtype)
 
     def unsuited(self, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-        """None if this rung is meant for ``problem``, otherwise why the selection prefers a lower rung. The rung must
-        support ``problem``."""
+        """None if this rung is meant for ``problem``, which it must support, else why a lower one is preferred."""
         return None
 
     def config(self, problem: Problem, dtype: torch.dtype, precision: str | None = None):
-        """The compile-time choices for ``problem``: a frozen dataclass, equal for equal machine code.
+        """The compile-time choices: a frozen dataclass, equal for equal machine code.
 
-        ``precision`` matters where a rung has several for a dtype; None is the fastest of them."""
+        ``precision``: None is the fastest for the dtype."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
-        """The configuration that ``run`` takes for contiguous tensors on ``device``, whose addresses torch's allocator
-        has aligned."""
+        """What ``run`` takes on ``device`` for contiguous tensors of torch's allocator."""
         return self.config(problem, dtype, precision)
 
     def tile(self, config) -> str:
-        """The work of a block of the kernel of ``config``, in words."""
+        """The work of a block, in words."""
         raise NotImplementedError
 
     def predicted_ms(self, problem: Problem, config, device: Device) -> float | None:
-        """Milliseconds by the cost model that chose ``config``, without the cost of a launch.
-
-        None without a model, or with one that only ranks configurations."""
+        """Milliseconds by the cost model, without launch; None without a model that predicts them."""
         return None
 
     def tiny_configs(self, problem: Problem, dtype: torch.dtype) -> list:
-        """Configurations with tiles so small that seams and tails occur in tiny problems, for tests."""
+        """Configurations whose tiles show seams and tails in tiny problems, for tests."""
         return [self.config(problem, dtype)]
 
     def kernel(self, config) -> Kernel:
@@ -99,24 +95,24 @@ class Rung:
         return self.kernel(config).shared_bytes
 
     def run(self, x, w, bias, y, problem: Problem, config=None, precision: str | None = None) -> None:
-        """Compute ``y`` on torch's current stream. Nothing is checked here.
+        """Compute ``y`` on torch's current stream, unchecked.
 
         x (N, C_in, L) and w (C_in, C_out/groups, K) have any strides; bias is (C_out,) or None; ``y`` is contiguous (N,
-        C_out, L_out). ``config``, where given, must be of ``precision``."""
+        C_out, L_out). ``config`` must be of ``precision``."""
         layouts = (None if tensor is None else Layout.of(tensor) for tensor in (x, w, bias, y))
         self.prepare(*layouts, problem, config, precision)(x, w, bias, y)
 
     def prepare(
         self, x: Layout, w: Layout, bias: Layout | None, y: Layout, problem: Problem, config=None, precision=None
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]:
-        """Work out ``run`` for tensors of the given layouts: a function (x, w, bias, y) that launches.
+        """Work out ``run`` for tensors of these layouts: a function (x, w, bias, y) that launches.
 
-        A rung overrides either ``run`` or ``prepare``; each default calls the other."""
+        A rung overrides ``run`` or ``prepare``; each default calls the other."""
         return lambda *tensors: self.run(*tensors, problem, config, precision)
 
 
 def _lacks(device: Device, dtype: torch.dtype) -> str | None:
-    """Why no kernel can convert ``dtype`` on ``device``, or None."""
+    """Why no kernel converts ``dtype`` on ``device``, or None."""
     if dtype == torch.bfloat16 and device.cc < BFLOAT16_CC:
         least, here = _version(BFLOAT16_CC), _version(device.cc)
         return f"bfloat16 needs a GPU of compute capability {least} or above, not {here}"
@@ -128,29 +124,26 @@ def _version(cc: tuple[int, int]) -> str:
 
 
 def adjacent(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (N, C_in, L) itself, or a contiguous copy if its positions are not adjacent."""
+    """``x`` (N, C_in, L), or a contiguous copy if its positions are not adjacent."""
     return x if are_adjacent(x.shape, x.stride()) else x.contiguous()
 
 
 def are_adjacent(shape: tuple, strides: tuple) -> bool:
-    """Whether the positions of an input (N, C_in, L) are adjacent; ``strides`` in elements.
+    """Whether positions of (N, C_in, L) are adjacent; ``strides`` in elements.
 
-    Rungs that load an element several times copy other inputs first: with channels last a warp's loads fall apart into
-    one sector each."""
+    Rungs that load elements several times copy other inputs: with channels last each load of a warp takes a sector."""
     return strides[2] in (0, 1) or shape[2] == 1
 
 
 def taking_bias(launch: Callable, bias: Layout | None) -> Callable:
-    """Adapt ``launch`` of (x, w, bias, y), which takes a contiguous bias, to a bias of the given layout.
-
-    Without a bias, ``launch`` gets w in its place."""
+    """Adapt ``launch`` of (x, w, bias, y) to a bias that may not be contiguous; without one it gets w."""
     if bias is None:
         return lambda x, w, bias, y: launch(x, w, w, y)
     return launch if bias.is_contiguous else lambda x, w, bias, y: launch(x, w, bias.contiguous(), y)
 
 
 def cuda_core_reason(dtype: torch.dtype, precision: str) -> str | None:
-    """Why a kernel on CUDA cores cannot take ``dtype`` in ``precision``; None if it can."""
+    """Why CUDA cores cannot take ``dtype`` in ``precision``, or None."""
     if dtype not in ELEMENTS:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
     if precision in ("tf32", "tf32x3"):

@@ -1,7 +1,4 @@
-"""Kernel arguments that several kernels share by name: tensors with their strides, and the sizes of a layer.
-
-Strides are in elements.
-"""
+"""Kernel arguments by name: tensors with their strides, in elements, and a layer's sizes."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ class Signal(NamedTuple):
 
 
 class PlacedSignal(NamedTuple):
-    """A tensor (N, C, L) that is read in vectors of 16 bytes."""
+    """A tensor (N, C, L), read in vectors of 16 bytes."""
 
     data: object
-    offset: int  # elements from a multiple of 16 bytes to the first
+    offset: int  # elements from a multiple of 16 bytes
     stride_n: int
     stride_c: int
     stride_l: int
@@ -43,14 +40,14 @@ class Weights(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A bias (C_out,); any tensor of its type where it does not exist."""
+    """A bias (C_out,); without one, any tensor of its type."""
 
     data: object
     exists: bool
 
 
 class Layer(NamedTuple):
-    """Sizes of a problem, and how the taps of an output follow each other (formula/taps.py)."""
+    """Sizes of a problem, and how the taps of an output follow each other."""
 
     length: int
     in_per_group: int
@@ -75,20 +72,20 @@ def layer_of(problem: Problem) -> Layer:
 
 
 def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
-    """Type of an argument that is a NamedTuple ``fields`` of int64 and ``tensors``."""
+    """Type of a NamedTuple ``fields`` of int64 and ``tensors``."""
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """The NamedTuple ``fields`` of ``others`` and, by name, of the problem's sizes."""
+    """``fields`` of ``others`` and, by name, of the problem's sizes."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 
 def signal_like(x: Layout) -> Signal:
-    """A signal laid out as ``x``, told at each launch."""
+    """A signal laid out as ``x``."""
     return Signal(alike(x.shape, x.dtype, x.strides), *x.strides)
 
 
 def weights_like(w: Layout) -> Weights:
-    """Weights laid out as ``w``, told at each launch."""
+    """Weights laid out as ``w``."""
     return Weights(alike(w.shape, w.dtype, w.strides), *w.strides)

@@ -1,4 +1,4 @@
-"""Division in 32 bits: GPUs have no instruction for a 64-bit division, which takes about a hundred instead."""
+"""Division in 32 bits: GPUs lack a 64-bit division."""
 
 from numba import int32, uint32
 
@@ -7,6 +7,6 @@ from numba_tconv.ptx import device_function
 
 @device_function
 def divided(a, b):
-    """Quotient and remainder of two int32, which must not be negative."""
+    """Quotient and remainder of two int32, not negative."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)

@@ -1,4 +1,4 @@
-"""Packed weights, in the order in which a rung reads them: packed in every call, or kept by a frozen layer."""
+"""Weights in the order in which a rung reads them: packed in every call, or kept by a frozen layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numba_tconv.runtime.layout import Layout, room
 
 
 class Packing:
-    """How weights laid out as ``weights`` are packed. ``unique`` makes one object for equal choices."""
+    """How weights laid out as ``weights`` are packed; made by ``unique``."""
 
     weights: Layout
-    size: int  # elements of the packed weights
-    launch: Prepared  # takes the weights and the tensor for the packed ones
+    size: int  # elements when packed
+    launch: Prepared  # of (weights, packed weights)
 
     @cached_property
     def room(self) -> Callable[[], torch.Tensor]:
         return room((self.size,), self.weights.dtype, self.weights.index)
 
     def __call__(self, w: torch.Tensor) -> torch.Tensor:
-        """Pack ``w`` (C_in, C_out/groups, K) on the current stream; returns ``size`` elements."""
+        """Pack ``w`` (C_in, C_out/groups, K) on the current stream into ``size`` elements."""
         packed = self.room()
         self.launch(w, packed)
         return packed
@@ -40,8 +40,8 @@ def _made(kind: type[Packing], *choices) -> Packing:
 
 
 def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
-    """The one packing of type ``kind`` with these choices, wherever the weights begin. Thread-safe."""
-    with _choosing:  # concurrent first calls get one object, too
+    """One object of type ``kind`` for equal choices, wherever the weights begin. Thread-safe."""
+    with _choosing:
         return _made(kind, weights._replace(offset=0), *choices)
 
 
@@ -54,17 +54,16 @@ class _Packed(NamedTuple):
 class FrozenWeights:
     """Weights (C_in, C_out/groups, K) whose values do not change, with their packed forms.
 
-    Pass ``tensor`` to the operator instead of the parameter. Packed weights belong to this tensor object and are freed
-    with it; a copy, cast or view is packed in every call.
-    """
+    Pass ``tensor`` to the operator instead of the parameter. Packed weights belong to this tensor object; a copy, cast
+    or view is packed in every call."""
 
     def __init__(self, weights: torch.Tensor):
-        self.tensor = weights.detach()  # a separate tensor object on the same memory
+        self.tensor = weights.detach()  # another tensor object on the same memory
         self.tensor.packings = self._packings = _Packings()
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed weights that are kept."""
+        """Bytes of the packed weights kept."""
         return sum(one.weights.nbytes for one in list(self._packings.kept.values()))
 
 
@@ -81,7 +80,7 @@ class _Packings:
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
         known = self.kept.get(packing)
         if on_gpu and torch.cuda.is_current_stream_capturing():
-            # A graph cannot wait for an outside event: it takes weights that are ready, or packs them at each replay.
+            # A graph cannot wait for an outside event: it takes weights that are ready, or packs at each replay.
             with capture_ignored():
                 is_there = known is not None and known.ready.query()
             return known.weights if is_there else packing(w)
@@ -94,7 +93,7 @@ class _Packings:
 
     def _make(self, w: torch.Tensor, packing: Packing, stream: int | None) -> _Packed:
         with self._lock:
-            if packing not in self.kept:  # another thread may have been faster
+            if packing not in self.kept:  # another thread was not faster
                 packed = _Packed(packing(w), stream, None if stream is None else torch.cuda.Event())
                 if packed.ready is not None:
                     packed.ready.record()
@@ -103,21 +102,20 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """``w`` (C_in, C_out/groups, K) in the order of ``packing``, ready on the current stream, and whether the stream's
-    newest launch packed it (always False for frozen weights).
+    """Return ``w`` packed, ready on the current stream, and whether the stream's newest launch packed it (never if
+    frozen).
 
-    Every call packs, because torch does not tell when values change; a FrozenWeights' tensor is packed once an order.
-    """
+    Every call packs, because torch does not tell when values change; a FrozenWeights' tensor is packed once an
+    order."""
     packings = getattr(w, "packings", None)
     return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
 
 
 def after_packing(packing: Packing, launch: Prepared) -> Callable[..., None]:
-    """A function of (x, w, bias, y) that calls ``launch`` of (x, packed weights, bias, y).
+    """A function (x, w, bias, y) that calls ``launch`` with packed weights.
 
     ``launch`` is early only directly after the packing: an early kernel reads x before it waits (Kernel.prepare), and
-    an unknown kernel before it may still write x.
-    """
+    an unknown kernel before it may still write x."""
     ordinary, room, pack = launch.ordinary, packing.room, packing.launch
 
     def pack_and_launch(x, w, bias, y):

@@ -1,9 +1,8 @@
 """The pipeline of warp-specialised kernels: a ring of stages in shared memory.
 
-Producers wait until a stage is empty and fill it; consumers wait until it is full, read it and release it. Each stage
-has two mbarriers. The phases of an mbarrier alternate between parities 0 and 1, so a slot carries the parity of the
-phase to wait for. A warp must never be two rounds ahead of another: it would mistake an older phase for its own.
-"""
+Producers fill a stage when it is empty; consumers read and release it when it is full. Each stage has two mbarriers,
+whose phases alternate between parities 0 and 1; a slot carries the parity to wait for. A warp two rounds ahead of
+another would mistake an older phase for its own."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from numba import int32
 from numba_tconv.ptx import device_function, mbarrier_arrive, mbarrier_init, mbarrier_wait
 
 BARRIER = 8  # bytes of an mbarrier
-FULL, EMPTY = 0, 1  # parities of the first waits: a consumer's, and a producer's, which ends at once
+FULL, EMPTY = 0, 1  # parities of the first waits; a producer's ends at once
 
 
 class Pipe(NamedTuple):
-    """The barriers of a ring, as addresses in shared memory of the first stage's; those of the others follow."""
+    """The first stage's barriers, as shared addresses; the others follow."""
 
     full: int
     empty: int
@@ -26,7 +25,7 @@ class Pipe(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A turn at a stage: the first is ``Slot(int32(0), int32(FULL))`` or, for a producer, with EMPTY."""
+    """A turn at a stage; the first is ``Slot(int32(0), int32(FULL))`` or, for a producer, EMPTY."""
 
     stage: int
     parity: int
@@ -34,7 +33,7 @@ class Slot(NamedTuple):
 
 @device_function
 def init_stage(pipe, stage, fills, releases):
-    """Initialise the barriers of a stage: ``fills`` arrivals make it full, ``releases`` arrivals empty. One thread."""
+    """Initialise a stage, by one thread: ``fills`` arrivals make it full, ``releases`` empty."""
     mbarrier_init(pipe.full + BARRIER * stage, fills)
     mbarrier_init(pipe.empty + BARRIER * stage, releases)
 
@@ -46,7 +45,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """One arrival: this thread, or the warp it signals for, has read the stage."""
+    """Arrive: this thread, or the warp it signals for, has read the stage."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 

@@ -1,9 +1,7 @@
-"""Tiles of sums in the registers of threads, on CUDA cores: their sizes, and the order of their products.
+"""Tiles of sums in registers, on CUDA cores: sizes, and the order of products.
 
-Registers lie in two banks, and a bank reads one operand a clock, unless the operand is kept from the product before. So
-rows are multiplied forth and back, and neighbouring sums may be exchanged (``WarpTile.exchanged``), so that a sum and
-its column lie in different banks. tests/register_banks.py counts the waits.
-"""
+Registers lie in two banks, and a bank reads one operand a clock, unless it is kept from the product before. So rows are
+multiplied forth and back, and ``exchanged`` sums and their columns lie in different banks (tests/register_banks.py)."""
 
 from __future__ import annotations
 
@@ -37,9 +35,8 @@ class ThreadTile:
 
 
 class WarpTile(ThreadTile):
-    """A block is ``warps_m x warps_n`` warps, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a thread ``thread_m x
-    thread_n`` sums.
-    """
+    """``warps_m x warps_n`` warps a block, ``lanes_m x 32/lanes_m`` threads a warp, ``thread_m x thread_n`` sums a
+    thread."""
 
     block_m: int
     block_n: int
@@ -49,9 +46,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums of a thread's row change register banks. In wider rows the
-        compiler finds a worse order of products.
-        """
+        """Whether neighbouring sums of a row change register banks; in wider rows the compiler does worse."""
         return self.thread_n <= 8
 
     @property
@@ -69,11 +64,10 @@ class WarpTile(ThreadTile):
 
 @cache
 def make_sums(thread_n: int, vector: int, exchanged: bool):
-    """Two device functions on the sums ``acc`` of a tile with rows of ``thread_n`` columns.
+    """Build two device functions on the sums ``acc``, in rows of ``thread_n`` columns.
 
-    ``(acc, ws, xs, m, at)`` adds the products of row ``m``: weight ``ws[m]`` times the columns from ``xs[at]`` on.
-    ``(values, acc, m, n)`` copies ``vector`` sums of row ``m`` from column ``n`` on.
-    """
+    ``(acc, ws, xs, m, at)`` adds weight ``ws[m]`` times the columns from ``xs[at]`` on. ``(values, acc, m, n)`` copies
+    ``vector`` sums of row ``m`` from column ``n`` on."""
     other = int(exchanged)
 
     @device_function

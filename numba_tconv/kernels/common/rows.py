@@ -1,8 +1,6 @@
-"""Rows: copies of tensors that the copy engine can fetch, with each row at a multiple of 16 bytes.
+"""Copies of tensors with each row at a multiple of 16 bytes, as the copy engine needs them.
 
-A thread makes 16 bytes of a row: from two whole vectors, shifted, or from single elements, with zeros beyond the row's
-ends.
-"""
+A thread makes 16 bytes of a row: from two vectors, shifted, or from single elements, with zeros beyond the row."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ from .arguments import arguments
 from .tensor_map import ALIGNMENT, lies_in_rows, row_pitch
 
 THREADS = 256
-LAYER = 1 << 31  # most vectors that are counted in 32 bits
+LAYER = 1 << 31  # most vectors counted in 32 bits
 
 
 class Source(NamedTuple):
-    """A tensor (outer, inner, L) whose rows are copied from element ``first`` on."""
+    """A tensor (outer, inner, L), copied from element ``first`` of each row on."""
 
     data: object
-    offset: int  # elements from a multiple of 16 bytes to the tensor
+    offset: int  # elements from a multiple of 16 bytes
     stride_outer: int
     stride_inner: int
     stride_l: int
@@ -38,11 +36,11 @@ class Source(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The contiguous copy. Blocks along y of the grid share its rows."""
+    """The contiguous copy; blocks along y of the grid share its rows."""
 
     data: object
-    vectors: int  # of 16 bytes, of a row
-    layer_rows: int  # rows of the blocks of one y
+    vectors: int  # of 16 bytes, a row
+    layer_rows: int  # rows of a y
     rows: int
 
 
@@ -67,7 +65,7 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
         if x.stride_l == 1 and begin >= skip and begin - skip + 2 * vector <= x.length:
             load(values, x.data, source + begin - skip, int32(skip))
         else:
-            clamped = int32(max(int64(-vector), min(begin, x.length)))  # all positions outside give zeros
+            clamped = int32(max(int64(-vector), min(begin, x.length)))  # positions outside give zeros
             load_one_by_one(values, x.data, source, x.stride_l, clamped, int32(x.length))
         store(result.data, row * (result.vectors * vector) + column, values, 0)
 
@@ -77,7 +75,7 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def kernels_of(dtype: torch.dtype) -> list[Kernel]:
-    """The kernels that a copy of ``dtype`` launches."""
+    """The kernels of a copy."""
     return [make_kernel(dtype)]
 
 
@@ -85,7 +83,7 @@ def kernels_of(dtype: torch.dtype) -> list[Kernel]:
 def _prepared(
     shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, offset: int, pitch: int, first: int
 ) -> Prepared:
-    """The launch that fills rows of ``pitch`` elements from a tensor (outer, inner, L), as Source and Result name."""
+    """The launch that fills rows of ``pitch`` elements."""
     (outer, inner, length), vectors = shape, pitch * dtype.itemsize // ALIGNMENT
     rows = outer * inner
     layers = -(-rows * vectors // LAYER)
@@ -98,11 +96,10 @@ def _prepared(
 
 
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
-    """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides.
+    """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides, on the current stream.
 
-    Element e of a row is element ``e + first`` of the tensor's row, or zero where it has none. ``pitch``, in elements,
-    must be a multiple of 16 bytes. Launches on the current stream.
-    """
+    Element e of a row is element ``e + first`` of the tensor's, or zero. ``pitch``, in elements: a multiple of 16
+    bytes."""
     shape, strides, dtype, index, offset = Layout.of(tensor)
     result = room((*shape[:2], pitch), dtype, index)()
     elements = offset % ALIGNMENT // dtype.itemsize
@@ -111,11 +108,11 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
 
 def to_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor (N, C, L) whose rows begin at multiples of 16 bytes."""
+    """A copy of (N, C, L) whose rows begin at multiples of 16 bytes."""
     length = tensor.shape[2]
     return copied(tensor, row_pitch(length, tensor.element_size()))[:, :, :length]
 
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor (N, C, L) itself if one tensor map describes it, else a copy that one describes."""
+    """A tensor (N, C, L) that one tensor map describes, or such a copy."""
     return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)

@@ -1,9 +1,8 @@
-"""Split-K over input channels, for problems with too few tiles to fill a GPU evenly, and the kernel that adds up.
+"""Split-K over input channels, for problems with too few tiles to fill a GPU.
 
-Torch's order of weights makes the split a grouped problem on the same tensors, with ``splits`` times as many groups.
-Its float32 outputs are partial sums. A second kernel adds them up, always in the same order, adds the bias and
-converts. A thread makes four neighbouring outputs, or one where a group's outputs are no multiple of four.
-"""
+With torch's order of weights the split is a grouped problem on the same tensors, with ``splits`` times as many groups,
+whose float32 outputs are partial sums. A second kernel adds them up in a fixed order, adds the bias and converts. A
+thread makes four neighbouring outputs, or one where a group's are no multiple of four."""
 
 from __future__ import annotations
 
@@ -24,29 +23,29 @@ from numba_tconv.runtime.layout import room
 
 from .arguments import Bias, arguments
 
-# Numbers of parts that are tried, each rounded up, at most to its double, to a divisor of the channels.
+# Tried, each rounded up, at most to its double, to a divisor of the channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
-FEWEST_CHANNELS = 16  # input channels of a part
+FEWEST_CHANNELS = 16  # of a part
 # Cost of the second stage, fitted to measured launches.
 SECOND_LAUNCH = 0.0031  # ms
-SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs in a millisecond
+SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs a millisecond
 LEAST_GAIN = 0.0015  # ms that a model must promise: about its error
 THREADS = 128
-VECTOR = 4  # outputs of a thread: their partial sums are 16 bytes
-BATCH = 4  # parts whose loads a thread has in flight
-MOST_SUMS = 2**31 - 1  # partial sums are counted in 32 bits
+VECTOR = 4  # outputs of a thread
+BATCH = 4  # parts in flight
+MOST_SUMS = 2**31 - 1  # counted in 32 bits
 
 
 @lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums of ``problem``."""
+    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums."""
     if splits == 1:
         return problem
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
 
 
 def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
-    """Estimated milliseconds of the second stage for outputs of ``itemsize`` bytes; 0 without a split."""
+    """Estimated milliseconds of the second stage; ``itemsize``: of outputs."""
     if splits == 1:
         return 0.0
     moved = 4 * partial_sums(problem, splits) + itemsize * partial_sums(problem, 1)
@@ -54,7 +53,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Into how many parts the channels of a group may be split, besides one."""
+    """The numbers of parts, besides one, that a group's channels allow."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -62,16 +61,14 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
-    """The numbers of parts up to the first whose tiles fill the GPU ``rounds`` times; one part fills ``share`` of
-    it.
-    """
+    """The numbers of parts up to the first that fills the GPU ``rounds`` times; one part fills ``share`` of it."""
     parts = numbers_of_parts(problem)
     enough = next((z for z, splits in enumerate(parts) if splits * share >= rounds), len(parts))
     return parts[: enough + 1]
 
 
 def partial_sums(problem: Problem, splits: int) -> int:
-    """The number of partial sums."""
+    """Their number."""
     return splits * problem.batch * problem.out_channels * problem.out_length
 
 
@@ -92,11 +89,10 @@ def _load_one(values, z, sums, index):
 
 
 def make_add_up(element: Element, width: int):
-    """A device function that adds up ``width`` neighbouring outputs of a group, from output ``e`` of all on.
+    """Build the addition of ``width`` neighbouring outputs of a group from output ``e`` on.
 
-    ``totals``: receives bias plus sums, in float32. ``first_sum``: index of the first output's sum in the first part.
-    ``values``: a local array of BATCH * ``width``.
-    """
+    ``totals``: receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array
+    of BATCH * ``width``."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -119,14 +115,14 @@ def make_add_up(element: Element, width: int):
                 if int32(first_part + z) < parts.splits:
                     for u in range(width):
                         totals[u] += values[z * width + u]
-            first_part = recomputed(int32(first_part + BATCH))  # keeps the loop from being unrolled
+            first_part = recomputed(int32(first_part + BATCH))  # keeps the loop rolled
 
     return add_up
 
 
 @cache
 def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
-    """The kernel for outputs of ``dtype``. ``early``: it can be launched early (Kernel.prepare)."""
+    """The kernel for outputs of ``dtype``. ``early``: may be launched early (Kernel.prepare)."""
     element = ELEMENTS[dtype]
     store, store_vector, vector_bytes = element.store, store_run(element, VECTOR), VECTOR * dtype.itemsize
     add_up_one, add_up_vector, all_values = make_add_up(element, 1), make_add_up(element, VECTOR), BATCH * VECTOR
@@ -148,7 +144,7 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
         add_up_vector(totals, values, parts, first_sum, bias, e, out_length)
         if global_address(y, e) % vector_bytes == 0:
             store_vector(y, e, totals, 0)
-        else:  # y may begin anywhere; the partial sums are aligned
+        else:  # y may begin anywhere
             for u in range(VECTOR):
                 y[uint64(e + u)] = store(totals[u])
 
@@ -158,16 +154,15 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
 
 
 def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
-    """The second stage as steps: none without a split."""
+    """The second stage's steps; none without a split."""
     return [] if splits == 1 else [Step("add up", make_kernel(dtype, early))]
 
 
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
     """The launch that adds up partial sums.
 
-    It takes the partial sums (N, groups, splits, C_out/groups, L_out), float32 and aligned, the bias (C_out,) or any
-    tensor of ``dtype``, and the output (N, C_out, L_out) of ``dtype``, which may begin anywhere.
-    """
+    It takes the sums (N, groups, splits, C_out/groups, L_out), float32 and aligned, the bias (C_out,) or any tensor of
+    ``dtype``, and the output (N, C_out, L_out), which may begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
     width = VECTOR if group_outputs % VECTOR == 0 else 1  # outputs of a thread
@@ -188,7 +183,7 @@ class SecondStage:
     launch: Prepared
 
     def after(self, first: Callable, index: int) -> Callable:
-        """A function of (x, w, bias, y) that runs ``first``, then this launch on its partial sums, on GPU ``index``."""
+        """A function (x, w, bias, y): ``first``, then this launch, on GPU ``index``."""
         sums_room, add_up = room((self.sums,), torch.float32, index), self.launch
 
         def both(x, w, bias, y):
@@ -202,7 +197,7 @@ class SecondStage:
 def second_stage(
     problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False
 ) -> SecondStage | None:
-    """The second stage for sums in ``splits`` parts; None for one part."""
+    """The second stage for ``splits`` parts; None for one."""
     if splits == 1:
         return None
     return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias, early))

@@ -1,7 +1,6 @@
-"""Tensor maps on the host: what the copy engine must know to fetch boxes of a tensor (ptx/tensor_maps.py).
+"""Tensor maps on the host, by which the copy engine fetches boxes (ptx/tensor_maps.py).
 
-A map is encoded without an address, so that tensors laid out alike share it; a kernel writes the address in.
-"""
+Maps have no address: tensors laid out alike share one, and a kernel writes the address in."""
 
 from __future__ import annotations
 
@@ -28,27 +27,24 @@ if not SIMULATOR:
 
 MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8
-ALIGNMENT = 16  # bytes: alignment of a tensor and of its strides
+ALIGNMENT = 16  # bytes, of a tensor and its strides
 LONGEST_STRIDE = 1 << 40  # bytes
 LARGEST_BOX = 256  # elements along a dimension
 LARGEST_SIZE = (1 << 31) - (1 << 16)  # elements: coordinates are int32
 
 
 def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
-    """Bytes from a sample to the next and from a channel to the next, of a tensor (N, C, L) with ``strides`` in
-    elements; ALIGNMENT for a dimension of size 1.
-    """
+    """Bytes between samples and between channels of (N, C, L), ``strides`` in elements; ALIGNMENT for size 1."""
     return tuple(
         stride * itemsize if size > 1 else ALIGNMENT for size, stride in zip(shape[:2], strides[:2], strict=True)
     )
 
 
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
-    """The number of channels, a power of two, after which rows of a tensor (N, C, L), ``strides`` in elements, begin
-    alike modulo 16 bytes; 0 if maps cannot describe it.
+    """The channels, a power of two, after which rows of (N, C, L) begin alike modulo 16 bytes; 0 if no map describes
+    them.
 
-    One sheared map holds all rows (kernels/k6_wgmma/boxes.py), or each set of rows has its own map (``make_publish``).
-    """
+    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows its own (``make_publish``)."""
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
@@ -57,7 +53,7 @@ def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
 
 
 def lies_in_rows(tensor: Layout) -> bool:
-    """Whether one map describes a tensor (N, C, L): rows of adjacent elements at multiples of 16 bytes."""
+    """Whether one map describes (N, C, L): rows of adjacent elements at multiples of 16 bytes."""
     distances = row_bytes(tensor.shape, tensor.strides, tensor.dtype.itemsize)
     return (
         tensor.offset % ALIGNMENT == 0
@@ -69,18 +65,16 @@ def lies_in_rows(tensor: Layout) -> bool:
 
 
 def row_pitch(length: int, itemsize: int) -> int:
-    """The least pitch, in elements, of rows of ``length`` elements that one map describes."""
+    """The least pitch, in elements, of such rows of ``length`` elements."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
 
 
 def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled: bool = False) -> tuple[int, ...]:
-    """The map of a tensor as 64-bit numbers. Raises RuntimeError if the driver refuses.
+    """The map as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
-    ``sizes`` and ``box``: elements, innermost dimension first; ``distances``: bytes, from the second dimension on.
-    "tf32" rounds to TF32 on the way. ``swizzled``: rows of a box are 128 bytes, whose 16-byte pieces are permuted by
-    the row's number modulo 8, as wgmma reads them.
-    """
+    ``sizes``, ``box``: elements, innermost first; ``distances``: bytes, from the second dimension on. "tf32" rounds on
+    the way. ``swizzled``: a box's rows are 128 bytes, permuted by 16 by the row's number modulo 8, for wgmma."""
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
@@ -118,10 +112,9 @@ def _hand_over(maps, at):
 
 @device_function
 def publish(template, address, maps, at, lane):
-    """Publish ``template`` with the tensor's ``address`` to ``maps`` in global memory; by a whole warp.
+    """Publish ``template`` with ``address`` to ``maps`` in global memory, by a whole warp.
 
-    ``at``: 128 bytes of shared memory. Copies read the map after an acquire.
-    """
+    ``at``: 128 bytes of shared memory. Copies need an acquire first."""
     _stage(template, at, lane)
     if lane == 0:
         tensormap_replace_address(at, address)
@@ -129,12 +122,10 @@ def publish(template, address, maps, at, lane):
 
 
 def make_publish(itemsize: int):
-    """Device functions ``publish`` and ``acquire`` for a tensor whose rows begin alike only every ``boxes`` channels:
-    one map for each set of rows; by a whole warp.
+    """Build ``publish`` and ``acquire``, by a whole warp, with a map for each set of rows ``boxes`` channels apart.
 
-    Each map begins at the multiple of 16 bytes before its first row. ``maps``: their global address; ``at``: 128 bytes
-    of shared memory; ``early``: elements from a multiple of 16 bytes to the tensor.
-    """
+    Each begins at the multiple of 16 bytes before its first row. ``maps``: global address; ``at``: 128 bytes of shared
+    memory; ``early``: elements from a multiple of 16 bytes to the tensor."""
     vector = ALIGNMENT // itemsize
     replace_length, replace_channels = tensormap_replace_size(0), tensormap_replace_size(1)
 

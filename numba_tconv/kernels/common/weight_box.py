@@ -1,11 +1,10 @@
-"""The weights of one stage, copied to shared memory as they lie: the first half of every packing kernel.
+"""A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
-In global memory the taps of an output channel are neighbours; in a packed stage, rows of different channels are. So a
-block copies a box (input channel, output channel, tap) along the taps, and its threads gather from shared memory.
+In global memory the taps of an output channel are neighbours; in a packed stage, rows of different channels. So a block
+copies a box (input channel, output channel, tap) along the taps, and gathers from shared memory.
 
-Copies take 16 bytes in runs of whole output channels, if a box has all their taps, or of neighbouring phases, if their
-number is a multiple of 16 bytes. Other weights are copied one by one.
-"""
+Copies take 16 bytes in runs of whole output channels, if a box has all their taps, or of neighbouring phases, if they
+fill 16 bytes. Other weights are copied one by one."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ from numba_tconv.runtime.layout import Layout
 
 from .integer import divided
 
-BATCH = 4  # elements in flight of a thread, copied one by one
+BATCH = 4  # elements of a thread in flight, one by one
 ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2  # how a box is copied
 
 
 @dataclass(frozen=True)
 class Box:
-    """Sizes of the weights (input channel, output channel, tap of a row, phase) that one block packs."""
+    """Sizes of a block's weights (input channel, output channel, tap of a row, phase)."""
 
     dtype: torch.dtype
     depth: int
     channels: int
     taps: int  # of a row
     phases: int
-    rows: int  # rows of an output channel, ``phases`` of them in the box; distance of a row's taps
+    rows: int  # of an output channel, ``phases`` in the box; between a row's taps
 
     @property
     def vector(self) -> int:
@@ -44,7 +43,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Most weights of one input channel, rounded up to 16 bytes."""
+        """Most weights of an input channel, up to 16 bytes."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -56,9 +55,9 @@ class Box:
         return self.phases % self.vector == 0 and self.rows % self.vector == 0
 
     def way(self, w: Layout, whole: bool) -> int:
-        """How boxes of weights (C_in, C_out/groups, K), laid out as ``w``, are copied if they begin at a multiple of 16
-        bytes. ``whole``: a box has all phases and taps of its output channels.
-        """
+        """How boxes of weights laid out as ``w`` are copied if they begin at a multiple of 16 bytes.
+
+        ``whole``: a box has all phases and taps of its output channels."""
         (_, _, kernel_size), (stride_c, stride_o, stride_k), v = w.shape, w.strides, self.vector
         if stride_k != 1 or stride_c % v:
             return ELEMENTWISE
@@ -68,14 +67,14 @@ class Box:
 
 
 class Pitch(NamedTuple):
-    """Elements of an output channel, and of a tap of all phases, in the copied box."""
+    """Elements of an output channel, and of a tap of all phases, in the box."""
 
     channel: int
     tap: int
 
 
 class Limits(NamedTuple):
-    """The input channels, output channels, phases and taps of a box that exist."""
+    """How many of a box exist."""
 
     inputs: int
     outputs: int
@@ -87,15 +86,15 @@ class Limits(NamedTuple):
 class LoadBox(NamedTuple):
     """Device functions for a box.
 
-    It begins at ``first`` = (input channel, output channel, tap) and at row ``row``; ``left`` = (input channels, output
-    channels) from the first on.
+    It begins at ``first`` = (input channel, output channel, tap) and row ``row``; ``left`` = (input, output channels)
+    from there on.
 
-    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies the box by all threads of a block and waits.
-      Returns its Pitch. Places of missing weights keep their old content.
-    * ``at(pitch, k, channel, tap, phase)``: index in ``shared`` of a weight of the box.
-    * ``limits(first, row, left, kernel_size)``: its Limits.
-    * ``within(limits, k, channel, tap, phase)``: whether a weight exists.
-    """
+    * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads of a block and waits. Returns
+      the
+      Pitch. Missing weights keep their old content.
+    * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
+    * ``limits(first, row, left, kernel_size)``: Limits.
+    * ``within(limits, k, channel, tap, phase)``: whether a weight exists."""
 
     load: Callable
     at: Callable
@@ -104,9 +103,7 @@ class LoadBox(NamedTuple):
 
 
 def make_copies(box: Box, threads: int) -> tuple:
-    """Three device functions that start a box's copies from ``source`` on: along the output channels, along the phases,
-    one by one.
-    """
+    """Build three starts of a box's copies: along the output channels, along the phases, one by one."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
     elements, pieces = depth * all_channels * of_channel, phases // vector  # elements; vectors in a run of phases
@@ -115,7 +112,7 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def copy_runs(shared, w, source, stride_i, vectors, inputs_left):
-        """Copy along the output channels: ``vectors`` of each input channel."""
+        """Copy ``vectors`` of each input channel."""
         e, end = int32(cuda.threadIdx.x), int32(min(inputs_left, depth) * vectors)
         while e < end:
             k, p = divided(e, vectors)
@@ -124,9 +121,7 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def place(e, phase_steps):
-        """Input channel, output channel, tap and phase of the ``e``-th element or vector of a box in memory order.
-        ``phase_steps``: phases, in elements or vectors.
-        """
+        """Input channel, output channel, tap and phase of the ``e``-th element or vector; ``phase_steps``: phases."""
         of_taps = uint32(e) // uint32(phase_steps)
         phase = int32(e - of_taps * phase_steps)
         of_channels, tap = divided(int32(of_taps), int32(taps))
@@ -154,7 +149,7 @@ def make_copies(box: Box, threads: int) -> tuple:
                 t = int32(tap * rows + phase)
                 exists = k < left[0] and channel < left[1] and t < taps_left and k < depth
                 index = source + k * strides[0] + channel * strides[1] + t * strides[2]
-                # A missing weight loads the first one instead: no branch, so the loads overlap.
+                # A missing weight loads the first instead of branching: loads overlap.
                 values[z] = w[uint64(index if exists else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)
@@ -167,7 +162,7 @@ def make_copies(box: Box, threads: int) -> tuple:
 
 
 def make_load_box(box: Box, threads: int) -> LoadBox:
-    """The device functions for blocks of ``threads``."""
+    """Build them for blocks of ``threads``."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     itemsize, by_phases, of_channel, all_channels = (
         box.dtype.itemsize,

@@ -1,7 +1,4 @@
-"""The arguments of k6's kernel, and what its parts share, by name.
-
-Host and device order the fields alike. The kernel narrows counts to 32 bits where that suffices.
-"""
+"""The arguments of k6's kernel, and what its parts share. Host and device order fields alike."""
 
 from __future__ import annotations
 
@@ -18,30 +15,30 @@ from .tile import Config
 
 
 class TensorMap(NamedTuple):
-    """The tensor map of x. It is unused where no box is fetched."""
+    """The tensor map of x, unused where no box is fetched."""
 
-    template: tuple  # its words, without an address
-    room: int  # global memory for a map a block
+    template: tuple  # 64-bit words, without an address
+    room: int  # global memory, a map a block
 
 
 class Window(NamedTuple):
-    """How the windows of a stage lie in shared memory (boxes.py), in bytes but for the first and the last."""
+    """How a stage's windows lie in shared memory (boxes.py), in bytes."""
 
-    alike_log: int  # rows as many apart begin alike modulo 16 bytes: logarithm to base 2
-    pitch: int  # from a row of a box to the next
-    shear: int  # from a channel's start in its row to the next channel's
+    alike_log: int  # logarithm to base 2 of boxes.Rows.alike
+    pitch: int  # between rows of a box
+    shear: int  # between channels' starts in their rows
     region: int  # of a window
-    slot: int  # from a stage to the next
+    slot: int  # a stage
     stages: int
 
 
 class Fetch(NamedTuple):
     """How windows are fetched; each is 0 or 1."""
 
-    boxed: int  # in boxes where one sample owns the window
-    aligned: int  # all windows begin at multiples of 16 bytes
+    boxed: int  # where one sample owns the window
+    aligned: int  # windows begin at multiples of 16 bytes
     whole_tiles: int  # samples share no tile
-    in_vectors: int  # rows begin and end at multiples of 16 bytes
+    in_vectors: int  # rows begin and end there
 
 
 class Samples(NamedTuple):
@@ -60,7 +57,7 @@ class Input(NamedTuple):
     address: int
     stride_n: int  # strides in elements
     stride_c: int
-    early: int  # elements from a multiple of 16 bytes to x
+    early: int  # elements from a multiple of 16 bytes
     window: Window
     fetch: Fetch
     samples: Samples
@@ -98,18 +95,16 @@ class Grid(NamedTuple):
     """The tiles, and the loops of one."""
 
     tap_chunks: int
-    last_taps: int  # of the last tap chunk
+    last_taps: int  # in the last tap chunk
     channel_chunks: int  # depths of a tap chunk
-    group_tiles: int  # row tiles of a group
+    group_tiles: int  # row tiles a group
     row_tiles: int
     column_tiles: int
-    band: int  # column tiles, or pairs, that concurrent blocks share
+    band: int  # column tiles, or pairs, shared by concurrent blocks
 
 
 def signature_of(config: Config) -> tuple:
-    """Return Numba's types of the kernel's arguments: TensorMap, Input, Weights, Target, Channels, Columns, Grid,
-    Alignment.
-    """
+    """Numba's types of the kernel's arguments, in order."""
     tile, integer = config.tile, types.int64
     stored = flat(ELEMENTS[tile.dtype].storage)
 
@@ -126,7 +121,7 @@ def signature_of(config: Config) -> tuple:
 
 
 class Tile(NamedTuple):
-    """A tile, by its row tile, and the sample and column where its own outputs begin."""
+    """A row tile, and the sample and column where its own outputs begin."""
 
     row_tile: int
     sample: int
@@ -134,7 +129,7 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The way from a tile to the next."""
+    """From a tile to the next."""
 
     samples: int
     columns: int
@@ -149,31 +144,30 @@ class Rows(NamedTuple):
 
 
 class View(NamedTuple):
-    """How a lane reads its windows of a tile and tap chunk (operands.py)."""
+    """How a lane reads its windows of a tile and tap chunk."""
 
-    address: int  # of the window in the first stage
-    rounded: bool  # the copy engine has rounded it to TF32
-    some_outside: bool  # whether a lane of the warp reads outside its row
-    outside: int  # the lane's columns there (operands.make_beyond), which become zeros
+    address: int  # in the first stage
+    rounded: bool  # to TF32, by the copy engine
+    some_outside: bool  # some lane of the warp reads outside its row
+    outside: int  # the lane's columns there (operands.make_beyond), read as zeros
     together: int  # elements a load
 
 
 class Lane(NamedTuple):
-    """What all of a lane's windows share."""
+    """What a lane's windows share."""
 
-    h_step: int  # bytes from the row of h = 0 to that of h = 1
+    h_step: int  # bytes from h = 0 to h = 1
     odd_step: int  # bytes to the next channel
     slot: int  # bytes of a stage
-    descriptor: int  # lower half: of the first stage's or depth's weights
-    # Of split operands (kernels/common/tensor_core/split_operand.py); split ahead, first the address of the inverse
-    # scales of the warpgroup's windows.
+    descriptor: int  # lower half, of the first weights
+    # tensor_core/split_operand.py; split ahead: first the address of the warpgroup's inverse scales.
     scales: tuple
 
 
 class Chunk(NamedTuple):
     """The products of a tap chunk."""
 
-    add: int  # 0 if the first ones overwrite the sums
+    add: int  # 0: overwrite the sums
     taps: int
     depths: int
 
@@ -186,16 +180,16 @@ class Turn(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the window of a stage lies in x."""
+    """Where a stage's window lies in x."""
 
     sample: int
-    element: int  # of the sample, in column 0
+    element: int  # of the sample's column 0
     channel: int
     channels_left: int
 
 
 class Split(NamedTuple):
-    """What producers need to split operands: addresses of the first stage's ``ready`` mbarrier and inverse scales."""
+    """Addresses of the first stage's ``ready`` mbarrier and inverse scales."""
 
     ready: int
     inverses: int
@@ -203,30 +197,30 @@ class Split(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """A consumer thread's sums, and the registers in which they leave."""
+    """A consumer thread's sums and staging registers."""
 
     acc: object
-    total: object  # in tf32x3: sums of ``acc`` on CUDA cores
-    values: object  # a slab of the sums (epilogue.slab_of)
+    total: object  # tf32x3: sums of ``acc`` on CUDA cores
+    values: object  # a slab (epilogue.slab_of)
     runs: Runs
 
 
 class Leaving(NamedTuple):
-    """A thread's run that waits to be handed to the copy engine (epilogue/bulk.py)."""
+    """A thread's run that waits for the copy engine (epilogue/bulk.py)."""
 
-    held: object  # int32: bytes, address in shared memory, stages until it is due (0: none waits)
+    held: object  # int32: bytes, shared address, stages until due (0: none waits)
     target: object  # int64: index in y
-    interval: int  # stages between the departures of two runs
+    interval: int  # stages between two runs
     y: object
 
 
 class Buffers(NamedTuple):
-    """The warpgroup's staging in shared memory; offsets are in bytes."""
+    """A warpgroup's staging; offsets in bytes of shared memory."""
 
     shared: object
     as_stored: object  # shared memory as elements of x
     base: int  # its address
     at: int
     extras_at: int  # of staged biases
-    turns: int  # mbarriers of the warpgroups' turns, where both have one buffer, and the parity to wait for
+    turns: int  # where the warpgroups share a buffer: mbarriers, and the parity to wait for
     parity: int

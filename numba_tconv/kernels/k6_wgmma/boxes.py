@@ -1,13 +1,11 @@
 """Boxes of x: the copy engine fetches a window in one box, however the rows of x are aligned.
 
-A tensor map needs tensor, strides and boxes at multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has
-the same alignment, so the map shows x sheared. One dimension is every ``alike``-th row. Another is the rows between,
-with the stride of x less ``shear`` elements, a multiple of 16 bytes. A wider box then holds the windows of all
-channels: channel c of a stage is row c of the box, moved by ``shear`` * (c % alike) elements.
+A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has the same alignment, so the
+map shows x sheared: one dimension is every ``alike``-th row, another the rows between, with the stride of x less
+``shear`` elements. Channel c of a stage is row c of a wider box, moved by ``shear`` * (c % alike) elements.
 
-Beyond a row's ends a box holds its neighbours' elements; consumers read them as zeros (operands.py). If all rows begin
-at multiples of 16 bytes (``aligned``), the copy engine writes zeros there, and windows begin where their boxes do.
-"""
+Beyond a row's ends a box holds its neighbours' elements, which consumers read as zeros. Where all rows begin at
+multiples of 16 bytes (``aligned``), the copy engine writes the zeros."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from numba_tconv.ptx import device_function
 
 from .tile import Config
 
-SPARE = 32  # elements added to a row of a box, at most, to avoid bank conflicts
+SPARE = 32  # elements added to a row against bank conflicts, at most
 
 
 @dataclass(frozen=True)
@@ -32,25 +30,25 @@ class Rows:
     """The alignment of an input's rows."""
 
     alike: int = 1  # row c + alike begins as row c does, modulo 16 bytes
-    shear: int = 0  # elements, modulo 16 bytes, from a row's start to the next row's
-    aligned: bool = True  # all windows begin at multiples of 16 bytes
+    shear: int = 0  # elements, modulo 16 bytes, between starts of rows
+    aligned: bool = True  # windows begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The layout of a stage's channels in shared memory, in bytes but for ``alike`` and ``stages``."""
+    """A stage in shared memory, in bytes but for ``alike`` and ``stages``."""
 
     alike: int
-    pitch: int  # from a row of a box to the next
-    shear: int  # from a channel's start in its row to the next channel's
+    pitch: int  # between rows of a box
+    shear: int  # between channels' starts in their rows
     region: int  # size of a window
-    slot: int  # from a stage to the next
+    slot: int  # a stage
     stages: int
 
 
 @lru_cache(maxsize=1024)
 def geometry(config: Config, rows: Rows | None) -> Geometry:
-    """Return the geometry of windows of ``rows``; None (windows filled row by row) counts as aligned."""
+    """The geometry of windows of ``rows``; None (filled row by row) counts as aligned."""
     rows, tile = rows or Rows(), config.tile
     itemsize = tile.itemsize
     pitch = (config.pitch if rows.aligned else _pitch(config, rows)) * itemsize
@@ -67,17 +65,16 @@ def geometry(config: Config, rows: Rows | None) -> Geometry:
 
 
 def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int) -> Rows | None:
-    """Return the alignment of an input (N, C_in, L), or None if no tensor map can describe it.
+    """The alignment of an input (N, C_in, L), or None if no tensor map describes it.
 
-    ``strides``: in elements. ``offset``: bytes from a multiple of 16 to the input. ``groups``: of the problem.
-    """
+    ``strides``: in elements. ``offset``: bytes from a multiple of 16 to the input."""
     tile, in_part = config.tile, shape[1] // (groups * config.splits)
     vector = ALIGNMENT // tile.itemsize
     if groups > 1 and in_part % config.depth:
-        return None  # a stage must not read the next group; the next part of the same group it may
+        return None  # a stage must not read the next group
     alike = rows_alike(shape, strides, tile.itemsize)
     if not alike or in_part % alike:
-        return None  # a box would reach beyond the last channel, or a part begin within one
+        return None  # a box would reach beyond the last channel, or a split-K part begin within one
     aligned = alike == 1 and not offset and tile.chunk_shift % vector == 0
     rows = Rows(alike, strides[1] % vector if alike > 1 else 0, aligned)
     overlapping = alike > 1 and rows.shear == strides[1]
@@ -87,25 +84,25 @@ def rows_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: i
 
 
 def _narrowest(config: Config, rows: Rows) -> int:
-    """Return the least elements of a box's row."""
+    """The least elements of a box's row."""
     vector = ALIGNMENT // config.tile.itemsize
     return -(-(config.width + vector - 1 + (rows.alike - 1) * rows.shear) // vector) * vector
 
 
 @lru_cache(maxsize=1024)
 def _pitch(config: Config, rows: Rows) -> int:
-    """Return the elements of a box's row for which loads have the fewest bank conflicts."""
+    """The elements of a box's row with the fewest bank conflicts."""
     narrowest, vector = _narrowest(config, rows), ALIGNMENT // config.tile.itemsize
     pitches = range(narrowest, min(narrowest + SPARE, LARGEST_BOX) + 1, vector)
     return min(pitches, key=lambda pitch: wavefronts(config, rows, pitch))
 
 
 def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
-    """Return the wavefronts of a warp's load of its windows' first elements; ``pitch`` in elements."""
+    """Wavefronts of a warp's load of its windows' first elements; ``pitch`` in elements."""
     itemsize = config.tile.itemsize
     words = max(1, gcd(4, rows.shear) * itemsize // 4)  # of a lane's load
     log = rows.alike.bit_length() - 1
-    taken = defaultdict(set)  # words in a bank, by turn of 128 bytes
+    taken = defaultdict(set)  # words in a bank, by 128 bytes
     for lane in range(32):
         channel = lane % 4 * (4 // itemsize)
         element = place.py_func(channel, log, pitch, rows.shear) + column_of(0, lane, 0, 0)
@@ -116,10 +113,7 @@ def wavefronts(config: Config, rows: Rows, pitch: int) -> int:
 
 
 def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows: Rows) -> tuple[int, ...]:
-    """Return the tensor map, as 64-bit numbers, of an input as in ``rows_of``.
-
-    The kernel inserts the input's address, rounded down to 16 bytes (``publish``).
-    """
+    """The tensor map of an input as in ``rows_of``, without its address, as 64-bit words."""
     (batch, channels, length), itemsize = shape, config.tile.itemsize
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     return encode(
@@ -132,5 +126,5 @@ def template_map(shape: tuple, strides: tuple, offset: int, config: Config, rows
 
 @device_function
 def place(c, alike_log, pitch, shear):
-    """Return the byte of channel ``c`` of the stage in a window's region."""
+    """Byte of channel ``c`` in a window."""
     return int32(c * pitch + (c & ((1 << alike_log) - 1)) * shear)

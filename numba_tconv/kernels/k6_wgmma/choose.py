@@ -1,15 +1,8 @@
-"""The choice of k6's configuration: a cost model of the candidates, without a search.
+"""The choice of k6's configuration, by a cost model.
 
-A turn computes one tile, or a pair (Config.paired). A stage lasts as long as its products plus the copy engine's work.
-The epilogue adds its full time if both warpgroups store together; else it hides behind the other's products. Memory
-traffic overlaps with all of it, but for a share EXPOSED.
-
-Few tiles with long sums may split them over input channels (split-K, kernels/common/split_sums.py), which costs a
-second stage.
-
-The constants are fitted to measurements in tf32, tf32x3 and bf16; a test limits what a choice costs against the best
-configuration.
-"""
+A stage lasts as long as its products plus the copy engine's work. The epilogue adds its time if both warpgroups store
+together; else it hides behind products. Memory traffic overlaps but for a share EXPOSED. Constants are fitted to
+measurements; a test limits the loss against the best configuration."""
 
 from __future__ import annotations
 
@@ -25,29 +18,29 @@ from .tile import BLOCKS, CONSUMERS, MOST_STAGES, Config, channel_chunks, column
 
 CLOCK = 1.755e6  # clocks a millisecond
 BANDWIDTH = 3.704e9  # bytes a millisecond
-LOADED = 3.83e7  # bytes a millisecond of resident weights, before the first product
-EXPOSED = 0.05  # share of the shorter of memory's and the multiprocessors' time that does not hide
-BULK_TRAFFIC = 1.096  # factor of memory time with bulk stores
-ENDS = 667  # bytes of traffic for a run's unaligned ends, times an element's bytes
+LOADED = 3.83e7  # bytes of resident weights a millisecond
+EXPOSED = 0.05  # share of the shorter of memory's and compute's time that does not hide
+BULK_TRAFFIC = 1.096  # factor of memory time
+ENDS = 667  # bytes of traffic, times an element's, for a run's unaligned ends
 # Clocks, and factors:
-PRODUCT = 0.155  # a row of one product of 64 columns
-SPLIT = 2.5  # factor of split products, whose sums are added up on CUDA cores
-WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # the copy engine's, a row and a byte of a window
-# A stage's slowdown per share of the ring beyond that in the deepest ring: paired, and in turn.
+PRODUCT = 0.155  # a row of a 64-column product
+SPLIT = 2.5  # factor of split products
+WINDOW_ROW, WINDOW_BYTE = 6.2, 0.03  # the copy engine's, a row and a byte
+# Slowdown by the share of the ring that is missing: cooperative, and ping-pong.
 SHALLOW, SHALLOW_IN_TURN = 1.6, 2.75
 ALONE = 641  # a stage beside its products, while the other warpgroup stores
-BULK, BULK_ROW = 50, 18.7  # bulk stores: a tile, a row
-BULK_BYTE = 0.0348  # a byte of a round that must leave before the next
-# Warps' stores, a row: by store_runs.py; its factor for 16-bit elements; by epilogue/rows.py; the factor by turns.
+BULK, BULK_ROW = 50, 18.7  # a tile, a row
+BULK_BYTE = 0.0348  # a byte of a round that leaves before the next
+# A row by store_runs.py; its factor in 16 bits; a row by epilogue/rows.py; the factor with a shared buffer.
 RUNS_ROW, HALVES, ROUNDS_ROW, IN_TURN = 81.8, 1.162, 48.7, 0.654
-# A part of the phases: a tile's and a row's stores, a stage beside its products, SHALLOW.
+# A part of the phases: a tile's and a row's stores, a stage, SHALLOW.
 PART, PART_ROW, PART_STAGE, PART_SHALLOW = 1500, 45, 200, 1.1
-TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch of tail.py, and each of its stages
-TENSOR = 0.5  # the least for a row of one product of 64 columns, of a part of the phases
+TAIL, TAIL_STAGE = 0.0075, 5.8e-5  # ms: a launch of tail.py, and its stages
+TENSOR = 0.5  # the least PRODUCT of a part of the phases
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Return the blocks: at most one a multiprocessor if possible; with resident weights as many for each row tile."""
+    """The blocks: at most one a multiprocessor if possible; resident: as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
@@ -55,7 +48,7 @@ def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: 
 
 
 def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """Return the blocks, and the band of column tiles (or pairs) that concurrent blocks share."""
+    """The blocks, and the band of column tiles (or pairs) that concurrent blocks share."""
     tile, blocks = config.tile, grid_of(config, row_tiles, column_tiles, multiprocessors)
     if config.resident:
         return blocks, 1
@@ -65,14 +58,14 @@ def grid(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int
 
 
 def turns_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Return the turns of the busiest multiprocessor."""
+    """The turns (tiles or pairs) of the busiest multiprocessor."""
     blocks = grid_of(config, row_tiles, column_tiles, multiprocessors)
     waves = -(-blocks // multiprocessors)  # above 1 with more row tiles than multiprocessors
     return waves * -(-(-(-column_tiles // config.regions) * row_tiles) // blocks)
 
 
 def stores_of(config: Config) -> float:
-    """Return the clocks in which a warpgroup stores a tile."""
+    """Clocks in which a warpgroup stores a tile."""
     tile = config.tile
     if tile.part:
         return PART + PART_ROW * tile.rows
@@ -85,13 +78,13 @@ def stores_of(config: Config) -> float:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Return the predicted milliseconds of a configuration, without the launch overhead."""
+    """Predicted milliseconds, without launch overhead."""
     second = second_stage_ms(problem, config.splits, config.tile.itemsize)
     return _first_stage_ms(split(problem, config.splits), config, device) + second
 
 
 def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
-    """Return the predicted milliseconds of k6's kernel and what runs before it; ``problem``: split."""
+    """Predicted milliseconds of k6's kernel and what runs before; ``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows
@@ -121,13 +114,13 @@ def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
 
 
 def share(problem: Problem, config: Config, device: Device) -> float:
-    """Return the share of the multiprocessors that have a tile without a split; above 1, all have one."""
+    """The share of multiprocessors that have a tile without split-K, or more than 1."""
     tiles = config.tile.row_tiles(problem) * problem.groups * column_tiles(problem, config)
     return tiles / (config.regions * device.multiprocessors)
 
 
 def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[Config]:
-    """Return the configurations with split sums; ``share``: of the multiprocessors, filled without a split."""
+    """The split-K configurations; ``share``: as by ``share``."""
     return [
         config
         for splits in worthwhile(problem, share)
@@ -137,13 +130,13 @@ def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[
 
 @lru_cache(maxsize=1024)
 def choose_whole(problem: Problem, precision: str) -> Config | None:
-    """Return the cheapest configuration of a problem on an H200 without a split, or None if it has none."""
+    """The cheapest configuration on an H200 without split-K, or None."""
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """Return the cheapest configuration of a problem on an H200, split or whole, or None if it has none."""
+    """The cheapest configuration on an H200, or None."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

@@ -1,10 +1,8 @@
 """How k6 takes its input: as it lies, or copied first.
 
-* In rows that begin at multiples of 16 bytes, where no tensor map describes x as it lies (boxes.py).
-* Joined, for short samples whose tiles are a part of the phases (epilogue/part.py): the samples lie end to end as one
-  row a channel, with the zeros between them that a tile's columns count anyway (Tile.columns). Then every window is one
-  box, and few columns are wasted.
-"""
+* In rows that begin at multiples of 16 bytes, where no tensor map describes x (boxes.py).
+* Joined, for short samples in parts of the phases (epilogue/part.py): samples lie end to end as one row a channel, with
+  zeros between, so every window is one box and few columns are wasted."""
 
 from __future__ import annotations
 
@@ -23,17 +21,15 @@ from numba_tconv.runtime.kernel import Kernel
 from .boxes import Rows, rows_of
 from .tile import Config, sample_columns
 
-COPY, FILL = 0.004, 0.0015  # ms, fitted to torch's copies: the launch; more for joined samples
-BANDWIDTH = 1.5e9  # bytes of input copied in a millisecond, fitted likewise
+COPY, FILL = 0.004, 0.0015  # ms of a copy, fitted: launch; more if joined
+BANDWIDTH = 1.5e9  # bytes of input copied a millisecond, fitted
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input as k6 reads it, after ``copy`` if there is one.
+    """An input as k6 reads it, after ``copy`` if any.
 
-    ``shape``, ``strides``: in elements. ``offset``: bytes from a multiple of 16 to its start. ``rows``: see
-    ``rows_of``.
-    """
+    ``shape``, ``strides``: in elements. ``offset``: bytes from a multiple of 16. ``rows``: see ``rows_of``."""
 
     shape: tuple
     strides: tuple
@@ -43,24 +39,19 @@ class Input:
 
 
 def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
-    """Join the samples of ``x`` (N, C, L) into one of shape (1, C, N*columns).
-
-    Element i of sample n lies at ``n*columns + i - first``; the others are zeros.
-    """
+    """Return the samples of ``x`` (N, C, L) as (1, C, N*columns): element i of sample n at ``n*columns + i - first``,
+    else 0."""
     batch, channels, _ = x.shape
     return copied(x.transpose(0, 1), columns, first).view(1, channels, batch * columns)
 
 
 def to_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy, always a new tensor, which begins at a multiple of 16 bytes."""
+    """Return a contiguous copy, always new."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: int, samples: tuple[int, int]) -> Input:
-    """Return how k6 takes an input of this layout.
-
-    ``groups``: of the problem. ``samples``: the first column, and the columns of a sample.
-    """
+    """How k6 takes an input of this layout; ``samples``: a sample's first column and columns."""
     batch, channels, length = shape
     if config.joined:
         row = batch * samples[1]
@@ -78,7 +69,7 @@ def input_of(shape: tuple, strides: tuple, offset: int, config: Config, groups: 
 
 
 def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
-    """Return the kernels that copy a contiguous input of ``problem``, if any."""
+    """The kernels that copy a contiguous input, if any."""
     p = split(problem, config.splits)
     shape, strides = (p.batch, p.in_channels, p.length), (p.in_channels * p.length, p.length, 1)
     copy = input_of(shape, strides, 0, config, problem.groups, sample_columns(p, config)).copy
@@ -86,13 +77,13 @@ def copy_kernels(problem: Problem, config: Config) -> list[Kernel]:
 
 
 def copy_ms(shape: tuple, config: Config) -> float:
-    """Return the milliseconds of a copy in rows."""
+    """Milliseconds of a copy in rows."""
     batch, channels, length = shape
     return COPY + batch * channels * length * config.tile.itemsize / BANDWIDTH
 
 
 def cost(shape: tuple, config: Config, groups: int, samples: tuple[int, int]) -> float:
-    """Return the milliseconds that a contiguous input takes beside products and stores."""
+    """Milliseconds of a contiguous input beside products and stores."""
     _, channels, length = shape
     taken = input_of(shape, (channels * length, length, 1), 0, config, groups, samples)
     return 0 if taken.copy is None else copy_ms(taken.shape, config) + FILL * config.joined

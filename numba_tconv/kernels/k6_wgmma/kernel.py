@@ -5,26 +5,19 @@ Idea: producer warps copy, two consumer warpgroups multiply and store, and all o
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* Load (producer.py, boxes.py): the copy engine fetches a window in one box and rounds it to TF32; windows shared by
-  samples are filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage
-  (streamed).
-* Begin: blocks start while the weights are being packed, and wait before they copy.
-* Multiply (mainloop.py, operands.py): x is the register operand, because TF32 wgmma takes shared operands only
-  with contiguous channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
-* Input (input.py): inputs without a tensor map, and some short samples, are copied first.
-* Store (epilogue/): staged sums leave as aligned runs, by the copy engine during the next tile or by the warps. Parts
-  of a long stride's phases go straight to memory.
-* Tail (tail.py): another kernel computes a lone last column of every sample.
-* Split-K (choose.py): few tiles with long sums deal the input channels out to parts.
+* Producer (producer.py, boxes.py): the copy engine fetches a window in one box and rounds it to TF32; windows shared by
+  samples are filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage.
+* Mainloop (mainloop.py, operands.py): x is the register operand, because TF32 wgmma takes shared operands only with
+  contiguous channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
+* Epilogue (epilogue/): staged sums leave as aligned runs, by the copy engine during the next tile or by the warps.
+  Parts of a long stride's phases go straight to memory.
+* Input (input.py) copies what no tensor map describes. Tail (tail.py) computes a lone last column.
 
-With resident weights the warpgroups take alternate tiles, so one stores while the other multiplies. With streamed
-weights or split operands (tf32x3) both compute neighbouring tiles from the same stages, which halves the traffic of
-weights. A cost model chooses height, mode and store (choose.py).
+Resident weights: ping-pong, the warpgroups take alternate tiles. Streamed weights or split operands (tf32x3):
+cooperative, neighbouring tiles from the same stages, which halves the traffic of weights. choose.py picks height, mode,
+store and split-K. Latency limits the mainloop: it does not divide.
 
-Latency limits the mainloop: it does not divide, and a lane knows how to load its window before it waits for the stage.
-
-Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5.
-"""
+Measured (H200, kb64, tf32): 1.28 ms, 1.5 times k5."""
 
 from __future__ import annotations
 
@@ -97,7 +90,7 @@ from .tail import make_kernel as tail_kernel
 from .tile import BLOCKS, CONSUMERS, PRODUCERS, REGISTERS, THREADS, Config, configs
 
 BULK = 1 << 15  # bytes of one bulk copy of weights, at most
-# k5 is faster for tiles with both fewer rows and fewer stages.
+# k5 is faster below both.
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
 
@@ -113,24 +106,23 @@ def make_kernel(config: Config) -> Kernel:
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
     empty_slots, all_staging = tile.empty_slots, config.staging_bytes // 4
     own_staging, extras_at, own_extras = config.own_staging, config.extras_at, config.extras
-    block_sums, operands = rows // 2, parts * 2 * window  # registers a lane: one block's sums, one depth's operands
+    block_sums, operands = rows // 2, parts * 2 * window  # registers a lane
     all_sums, all_operands = BLOCKS * block_sums, unroll * operands
     ahead = config.split_ahead
-    exact = parts == 2  # the sums are added up on CUDA cores (mainloop.py)
+    exact = parts == 2  # sums are added on CUDA cores
     all_totals = all_sums if exact else 1
     storage = ELEMENTS[tile.dtype].storage
     wait_for_all = wgmma_wait(0)
     grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
     produce, mainloop, view_of = make_produce(config), make_mainloop(config), make_view(config)
     turns, _ = make_locate(config)
-    turns_on = 1 if paired else CONSUMERS  # from a turn of a warpgroup to its next
+    turns_on = 1 if paired else CONSUMERS  # from a warpgroup's turn to its next
     first_tile, tile_after = make_follow(config, turns_on)
-    # With resident weights a block keeps its row tile. Locating the next tile before the store pays only with one phase
-    # and no split operands.
+    # Locating the next tile before the store pays with one phase and no split operands.
     keeps_rows, looks_ahead = resident and not exact, not exact and phases == 1
     epilogue = make_epilogue(config)
     aim_tile, store_tile, finish = epilogue.aim, epilogue.store, epilogue.finish
-    # A warp's runs leave during three quarters of the next tile's turns.
+    # A warp's runs leave during three quarters of the next tile.
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
@@ -159,7 +151,6 @@ def make_kernel(config: Config) -> Kernel:
         full, empty = int32(base + barriers_at), int32(base + barriers_at + 8 * most_stages)
         weights_full, product_turn = int32(empty + 8 * most_stages), int32(empty + 8 * most_stages + 8)
         staging_turn = int32(product_turn + 8 * CONSUMERS)
-        # Consumers wait on these mbarriers.
         ready = int32(base + ready_at) if ahead else full
         inverses = int32(ready + 8 * most_stages)
         copied, read = Pipe(full, empty, window.stages), Pipe(ready, empty, window.stages)
@@ -185,7 +176,7 @@ def make_kernel(config: Config) -> Kernel:
             x_map = tensor_map.room + int64(cuda.blockIdx.x) * MAP_BYTES
             if warp == CONSUMERS * 4 and fetch.boxed:
                 publish(tensor_map.template, x.address - x.early * itemsize, x_map, base + map_at, lane)
-            griddepcontrol_wait()  # until the weights are packed
+            griddepcontrol_wait()  # until weights are packed
             griddepcontrol_launch_dependents()
             if resident and thread == CONSUMERS * 128:
                 mbarrier_arrive_expect_tx(weights_full, all_weights)
@@ -221,7 +212,6 @@ def make_kernel(config: Config) -> Kernel:
                 cuda.local.array(run_channels, dtype=int32),
                 cuda.local.array(run_channels, dtype=int32),
             )
-            # Address of the lane's window in the first stage.
             column = column_of_lane(group_warp, lane, 0, 0)
             x_at = int32(base + ring_at + (lead - halo + column) * itemsize)
             lane_channel = int32((lane & 3) * lane_channels)
@@ -230,7 +220,7 @@ def make_kernel(config: Config) -> Kernel:
             if paired:
                 x_at = int32(x_at + crew * window.region)
             weights_at = int32(0 if resident else ring_at + regions * window.region)
-            # Opaque, else the compiler recomputes it for each stage.
+            # Opaque, else recomputed for each stage.
             descriptor0 = recomputed(int32(descriptor_of(base + weights_at, rows * 16, 0)))
             staging, extras = int32(staging_at + crew * own_staging), int32(extras_at + crew * own_extras)
             if resident:
@@ -258,7 +248,7 @@ def make_kernel(config: Config) -> Kernel:
             (row_tile, n, j), step = first_tile(turn, grid, own, in_columns)
             if keeps_rows:
                 rows_now = rows_of(row_tile, grid.group_tiles, channels.out_per_group)
-            # ``known``: ``view`` already holds for the next tile's first tap chunk.
+            # ``known``: ``view`` holds for the next tile.
             view, known = View(x_at, False, False, int32(0), int32(4)), False
             while turn < count:
                 while stage >= window.stages:
@@ -319,7 +309,7 @@ class WarpgroupMatrix(TensorRung):
     choose, make_kernel = staticmethod(choose), staticmethod(make_kernel)
 
     def unsuited(self, problem, dtype, precision, device):
-        """Return why k5 is the better rung (small tiles with short sums), or None."""
+        """Why k5 is the better rung (small tiles with short sums), or None."""
         tile = configs(problem, precision)[0].tile  # the highest
         fewest, stages = FEWEST_ROWS // tile.parts, tile.tap_chunks(problem) * tile.channel_chunks(problem)
         if tile.rows < fewest and stages < FEWEST_TURNS:
@@ -363,7 +353,7 @@ class WarpgroupMatrix(TensorRung):
         maps_room, ordinary = room((plan.map_bytes,), torch.uint8, x.index), launch.ordinary
 
         def fill(x, w, bias, y):
-            # The launch writes maps before the packing ends, so the packing must not read that memory.
+            # The launch writes maps before packing ends: packing must not read that memory.
             maps = maps_room()
             packed, now = packed_weights(w, packing)
             (launch if now else ordinary)(maps, x, x.data_ptr(), packed, bias, y)

@@ -1,4 +1,4 @@
-"""The mainloop of k6: a consumer warpgroup's products over the stages of a tile."""
+"""The mainloop of k6: a consumer warpgroup's products of a tile."""
 
 from __future__ import annotations
 
@@ -22,27 +22,24 @@ from .epilogue.bulk import make_hand_over
 from .operands import lane_rows_of, make_window
 from .tile import BLOCKS, Config
 
-STRIDE = 128  # bytes from a core matrix of the weights to the next along n
+STRIDE = 128  # bytes between the weights' core matrices along n
 
 
 def make_mainloop(config: Config):
     """Build ``mainloop``, over one tile and tap chunk: wait for a stage, load its window, multiply, release the stage.
 
-    With resident weights a slot is released once its products are issued: the window is in registers. Tensor cores read
-    streamed weights themselves, so their slot is released when the products are done. Every thread arrives on
-    ``empty``.
+    With resident weights a slot is released once its products are issued: the window is in registers. Streamed weights
+    are read by the tensor cores, so their slot is released when products are done. Every thread arrives on ``empty``.
 
-    In tf32x3 at most MOST_SPLIT_TAPS taps are summed in ``acc``, smallest products first, and then added to ``total``
-    on CUDA cores, because tensor cores truncate. Power limits the clock there, so fewer instructions matter more than
-    overlap.
-    """
+    In tf32x3 at most MOST_SPLIT_TAPS taps are summed in ``acc``, smallest products first, then added to ``total`` on
+    CUDA cores, because tensor cores truncate."""
     tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
     single = config.depths == 1  # each depth is a stage
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
     block_sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
     tap_groups = -(-chunk // MOST_SPLIT_TAPS)
-    # To save registers, the rest of a wide window is loaded when half of the first taps' products are done.
+    # To save registers, a wide window's rest is loaded when half of the first taps' products are done.
     first_column = 0
     if config.split_ahead and tap_groups > 1 and not several_chunks:
         first_column = max(halo - (chunk // tap_groups - 1) * step, 0) // 4 * 4
@@ -58,9 +55,8 @@ def make_mainloop(config: Config):
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
         """Issue the products of tap ``b`` and a block of columns.
 
-        ``at``: the depth's first register in ``v``. ``part``: which of the three split products; the first two are
-        small. ``descriptor``: lower half of the weights' descriptor.
-        """
+        ``at``: the depth's first register in ``v``. ``part``: of the three split products; two are small.
+        ``descriptor``: lower half."""
         x_part = 1 if parts == 2 and part == 0 else 0
         w_part = 1 if parts == 2 and part == 1 else 0
         q = at + 2 * x_part * window + halo - b * step + 2 * block
@@ -70,7 +66,7 @@ def make_mainloop(config: Config):
 
     @device_function
     def multiply(sums, v, at, descriptor, add, taps, inverse, offset, view, lane):
-        """Issue a depth's products; the first overwrite the sums if ``add`` is 0."""
+        """Issue a depth's products; overwrite the sums if ``add`` is 0."""
         wgmma_fence()
         for b in range(chunk):
             for block in range(BLOCKS):
@@ -79,7 +75,7 @@ def make_mainloop(config: Config):
 
     @device_function
     def multiply_taps(sums, v, at, descriptor, first, count, inverse, offset, view, lane):
-        """Add the products of ``count`` split taps from ``first`` on to the totals."""
+        """Add the products of ``count`` split taps to the totals."""
         acc, total = sums.acc, sums.total
         wgmma_fence()
         for block in range(BLOCKS):
@@ -105,7 +101,7 @@ def make_mainloop(config: Config):
                     multiply_taps(sums, v, at, descriptor, b, 2, inverse, offset, view, lane)
                 elif b < taps:
                     multiply_taps(sums, v, at, descriptor, b, 1, inverse, offset, view, lane)
-        else:  # the first group apart: with its loads inside, LLVM would keep the loop, and v in memory
+        else:  # the first group apart: else LLVM keeps the loop, and v in memory
             multiply_taps(sums, v, at, descriptor, 0, chunk // tap_groups, inverse, offset, view, lane)
             for group in range(1, tap_groups):
                 first = group * chunk // tap_groups
@@ -116,8 +112,8 @@ def make_mainloop(config: Config):
 
     @device_function
     def one_depth(sums, v, z, pipe, slot, view, lane, taps, add, descriptor):
-        """Load and multiply the ``z``-th unrolled depth, in ``slot``; return the next slot."""
-        offset = recomputed(int32(slot.stage * lane.slot))  # before the wait, to keep it off the critical path
+        """Load and multiply the ``z``-th unrolled depth; return the next slot."""
+        offset = recomputed(int32(slot.stage * lane.slot))  # before the wait, off the critical path
         if single or z == 0:
             wait_full(pipe, slot)
         if not resident:
@@ -135,7 +131,7 @@ def make_mainloop(config: Config):
             release(pipe, slot.stage)
         if not exact:
             wait_for_older()
-        if not resident:  # products that have ended no longer read the ring
+        if not resident:  # products that ended no longer read the ring
             if unroll == 1:
                 release(pipe, slot.stage)
             elif add and (single or z == 0):
@@ -148,10 +144,8 @@ def make_mainloop(config: Config):
     def mainloop(sums, v, pipe, slot, view, lane, chunk, descriptor, leaving, turn):
         """Consume a tap chunk's stages from ``slot`` on, while the last tile's runs leave (epilogue/bulk.py).
 
-        ``v``: operand registers. ``descriptor``: of the chunk's weights, if they are resident. ``turn``: to wait for
-        before a tile, in ping-pong mode. Returns the next stage, its parity, and the next
-        weights' descriptor.
-        """
+        ``v``: operand registers. ``descriptor``: of resident weights. ``turn``: to wait for in ping-pong mode. Returns
+        the next stage, its parity, and the next descriptor."""
         add = chunk.add
         if ping_pong and add == 0:
             mbarrier_wait(turn.barrier, turn.parity)

@@ -1,4 +1,4 @@
-"""The register operand of k6's products: a lane's window of x, and how the lane reads it."""
+"""The register operand of k6's products: a lane's window of x."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ ALIGNED = 0  # a value of View.together
 
 
 def halves(low, high):
-    """Return prmt's selector of two halves: 0 and 1 of the first word, 2 and 3 of the second."""
+    """prmt's selector of two halves: 0 and 1 of the first word, 2 and 3 of the second."""
     return sum((2 * half + byte) << (8 * z + 4 * byte) for z, half in enumerate((low, high)) for byte in range(2))
 
 
 def lane_rows_of(tile: Tile) -> int:
-    """Return the rows of x (16-bit: pairs of rows) of which a lane has a window."""
+    """Rows of x (16-bit: pairs) of which a lane has a window."""
     return SPLIT_ROWS if tile.parts == 2 else 2
 
 
 def make_beyond(config: Config):
-    """Build a device function: the columns of a lane's window before its row, plus 256 times those behind it.
+    """Build ``beyond``: columns of a lane's window before its row, plus 256 times those behind.
 
-    ``element``: the window's first column, in a row of ``length`` elements.
-    """
+    ``element``: the window's first column, in a row of ``length`` elements."""
     window = 4 + config.tile.halo
 
     @device_function
@@ -42,20 +41,18 @@ def make_beyond(config: Config):
 
 
 def make_window(config: Config, first: int = 0, end: int | None = None):
-    """Build a device function that loads a lane's window as operand registers, ``parts`` times two rows of ``window``.
+    """Build ``window``: loads a lane's window as operand registers, ``parts`` times two rows of ``window``.
 
-    Register (h, q) of a part holds column q for channels k = t + 4*h or, with 16-bit elements, k = 2*t + 8*h and the
-    next. With q = halo - shift + 2*block + half it is register 2*h + half of A
-    (kernels/common/tensor_core/fragments.py). Split operands come from channels t, t + 4, t + 8 and t + 12
-    (``split_channel``). Split ahead, the rows are the larger and smaller parts of the first two, then of the others
-    (split_ahead.py); only then may ``first`` and ``end``, multiples of four, limit the columns.
+    Register (h, q) of an operand half holds column q for channels k = t + 4*h or, with 16-bit elements, k = 2*t + 8*h
+    and the next. With q = halo - shift + 2*block + half it is register 2*h + half of A (tensor_core/fragments.py).
+    Split operands come from channels t, t + 4, t + 8 and t + 12. Split ahead, the rows are hi and lo of the first two,
+    then of the others; only then may ``first`` and ``end``, multiples of four, limit the columns.
 
-    ``offset``: bytes from the first stage to the window's, a multiple of 16. View.together is 4, 2 or 1, as all rows'
-    alignment allows, or ALIGNED: 4, rows begin at multiples of 16 bytes and are rounded where needed. View.outside is
-    unused if ALIGNED or split ahead.
+    ``offset``: bytes from the first stage, a multiple of 16. View.together is 4, 2 or 1, as all rows' alignment allows,
+    or ALIGNED: 4, and rows begin at multiples of 16 bytes and are rounded. View.outside is unused if ALIGNED or split
+    ahead.
 
-    Returns the factor of the products' sums; 1 unless the lane splits.
-    """
+    Returns the factor of the products' sums; 1 unless the lane splits."""
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
@@ -89,8 +86,7 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     fours, twos = make_rows(4), make_rows(2)
 
-    # The barriers keep the compiler from merging the branches into predicated loads. The slowest branch comes first,
-    # because tests cost clocks in each stage.
+    # Barriers keep branches from merging into predicated loads. The slowest comes first: tests cost clocks.
     @device_function
     def load_singles(v, at, offset, view, lane):
         h_step, together = lane.h_step, view.together
@@ -118,7 +114,7 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     @device_function
     def interleave(v, at, even, odd):
-        """Turn two columns of each of two channels from a word a channel into a word a column."""
+        """Turn two columns of two channels from a word a channel into a word a column."""
         v[at] = prmt(even, odd, lower)
         v[at + 1] = prmt(even, odd, upper)
 
@@ -141,7 +137,6 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     @device_function
     def words_within_one(v, at, x_at, offset, h_step, odd_step):
         """Load where one of two neighbouring channels begins within a word."""
-        # Only the offset depends on the stage.
         even_within = x_at & 2
         whole_at = int32(int32(x_at + odd_step if even_within else x_at) + offset)
         parted_at = int32(int32((x_at if even_within else x_at + odd_step) & -4) + offset)
@@ -193,15 +188,14 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
 
 def make_view(config: Config):
-    """Build ``view_of``, which returns a lane's View of the tap chunk of a tile at sample ``n`` and column ``j``.
+    """Build ``view_of``: a lane's View of the tap chunk of a tile at sample ``n`` and column ``j``.
 
-    ``column``: of the tile, where the lane's window begins; ``x_at``: its address if the tile's window begins at a
-    multiple of 16 bytes.
-    """
+    ``column``: where the lane's window begins in the tile; ``x_at``: its address if the tile's begins at a multiple of
+    16 bytes."""
     tile = config.tile
     itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
     shift, before = tile.chunk_shift, tile.overlap + lead
-    # Consumers round the windows that the copy engine has not.
+    # Consumers round windows that the copy engine has not.
     some_rounded, ahead = tile.precision == "tf32", config.split_ahead
     window_start, beyond_of = make_window_start(config, int32), make_beyond(config)
 

@@ -1,4 +1,4 @@
-"""The plan of a k6 launch, worked out once for all calls with tensors laid out alike."""
+"""The plan of a k6 launch, for all calls with tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NO_MAP = (0,) * MAP_WORDS
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch needs, whatever the values and addresses of its tensors."""
+    """What a launch needs, whatever its tensors' values and addresses."""
 
     copy: Callable[[torch.Tensor], torch.Tensor] | None  # of x, to be read instead
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
     tail: Prepared | None  # computes the last columns
-    second: SecondStage | None  # adds up the parts of split-K
+    second: SecondStage | None  # adds up split-K
 
 
 @lru_cache(maxsize=1024)
@@ -54,10 +54,9 @@ def plan_of(
     y_offset: int,
     device_index: int | None,
 ) -> Plan:
-    """Return the plan of a problem; ``config`` None is chosen by the cost model.
+    """Return the plan; ``config`` None is chosen by the cost model.
 
-    ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector's
-    start to y. ``w``: the weights' layout.
+    ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16 to x, and from a sector to y.
     """
     config = config or choose(problem, precision or default_precision(dtype))
     second = second_stage(problem, dtype, config.splits, has_bias, early=True)

@@ -1,8 +1,6 @@
-"""The producer warps of k6: global memory into the ring of stages.
+"""The producer warps of k6: global memory into the ring.
 
-The copy engine fetches a window of one sample as a box (boxes.py). A window shared by samples, or without a tensor map,
-is filled row by row.
-"""
+The copy engine fetches a window of one sample as a box (boxes.py). Others are filled row by row."""
 
 from __future__ import annotations
 
@@ -36,18 +34,17 @@ from .tile import PRODUCERS, Config
 
 
 def make_window_start(config: Config, integer=int64):
-    """Build ``window_start``, in ``integer`` arithmetic; the faster int32 suffices wherever boxes are fetched."""
+    """Build ``window_start``; int32 suffices wherever boxes are fetched."""
     tile, width = config.tile, config.width
     shift, before = tile.chunk_shift, tile.overlap + tile.lead
-    unused = tile.lead - tile.reach  # columns at the window's start that no tap reaches
+    unused = tile.lead - tile.reach  # at the window's start, that no tap reaches
 
     @device_function
     def window_start(n, j, chunk, boxed, apart, length, columns, first):
         """Return the sample and element where a tile's window begins, and whether it is fetched as a box.
 
-        A box requires that its used columns hold no inputs of another sample. ``n``, ``j``: as in make_walk. ``boxed``,
-        ``apart``: Fetch.boxed and Fetch.whole_tiles.
-        """
+        A box must hold one sample's inputs in its used columns. ``n``, ``j``: as in make_walk. ``boxed``, ``apart``:
+        Fetch.boxed, Fetch.whole_tiles."""
         length, columns, first = integer(length), integer(columns), integer(first)
         j = integer(j - (before + chunk * shift))
         if apart:
@@ -62,30 +59,27 @@ def make_window_start(config: Config, integer=int64):
     return window_start
 
 
-# 16-bit elements that a lane loads before it stores any; more would spill.
+# 16-bit elements loaded before any is stored; more would spill
 TOGETHER = 2
 
 
 class Piece(NamedTuple):
-    """Elements of TOGETHER channels that a lane copies through registers."""
+    """Elements of TOGETHER channels, copied through registers."""
 
     x: object
     values: object
     source: int  # index in x of the first channel's
     channel: int  # of the stage
-    channels_left: int  # of the stage, that exist there
+    channels_left: int  # that exist there
     shared: object
     element: int  # of the window
     stride_c: int
     window: object
-    at: int  # offset of the window in shared memory, in bytes
+    at: int  # byte offset of the window in shared memory
 
 
 def make_fill(config: Config):
-    """Build ``fill_in_vectors`` and ``fill``, by which a warp fills a window without a box.
-
-    A warp fills before it arrives at ``barrier``, whose phase waits for the copies.
-    """
+    """Build ``fill_in_vectors`` and ``fill``: a warp fills a window without a box before it arrives at ``barrier``."""
     width, itemsize, depth = config.width, config.tile.itemsize, config.depth
     storage, asynchronous, vector = ELEMENTS[config.tile.dtype].storage, itemsize == 4, 16 // itemsize
     copy, copy_vector = cp_async_to(4), cp_async_to(16)
@@ -94,7 +88,7 @@ def make_fill(config: Config):
 
     @device_function
     def fill_in_vectors(x, origin, address, lane, barrier):
-        """Fill from rows that begin and end at multiples of 16 bytes; a lane copies every 32nd vector."""
+        """Fill from rows that begin and end at multiples of 16 bytes."""
         window, samples = x.window, x.samples
         e = recomputed(lane)  # saves registers
         while e < all_vectors:
@@ -118,7 +112,7 @@ def make_fill(config: Config):
 
     @device_function
     def element_at(c, p, window, at):
-        """Return the byte address of element ``p`` of channel ``c`` of the window at ``at``."""
+        """Byte address of element ``p`` of channel ``c``."""
         return int32(at + place(c, window.alike_log, window.pitch, window.shear) + p * itemsize)
 
     @device_function
@@ -136,7 +130,7 @@ def make_fill(config: Config):
 
     @device_function
     def fill(x, origin, base, region, shared, lane, barrier):
-        """Fill from rows of any alignment; a lane copies every 32nd element."""
+        """Fill from rows of any alignment."""
         window, samples = x.window, x.samples
         early = int32(0 if x.fetch.aligned else int32(x.early + origin.element) & (vector - 1))  # as in a box
         at = int32(region + early * itemsize)
@@ -171,9 +165,8 @@ def make_fill(config: Config):
 def make_produce(config: Config):
     """Build ``produce``, the life of a producer warp.
 
-    Each warp brings every fourth stage alone, so issuing copies and waiting for slots overlap. There is at most one
-    warp a slot: two rounds ahead of its slot, a warp would mistake an older phase for its own.
-    """
+    Each warp brings every fourth stage alone. At most one warp a slot: two rounds ahead, it would mistake an older
+    phase for its own."""
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
     vector, config_depths = ALIGNMENT // itemsize, config.depths
@@ -196,11 +189,10 @@ def make_produce(config: Config):
         firsts, lasts = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         weights_at = int32(regions * region_bytes)
         window_bytes, own_weights = int32(depth * x.window.pitch), int32(stage_weights if streamed else 0)
-        # The loop over stages limits the copies, so it counts and does not divide.
+        # The loop over stages limits the copies: it does not divide.
         together = int32(min(PRODUCERS, stages))  # warps that copy
         at, barrier, ahead = int32(ring_at + warp * slot), int32(full + 8 * warp), int32(stages - warp)
         parity, to_empty, ring = int32(1), int32(pipe.empty - full), int32(stages * slot)
-        # Sample and column of each window's tile.
         tile_n, tile_j = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int64)
         turn, count = int32(0), turns(grid) if warp < together else int32(0)
         row_tile, column_tile = locate(turn, grid)
@@ -224,7 +216,7 @@ def make_produce(config: Config):
                     n, i, in_box = window_start(tile_n[z], tile_j[z], chunk, boxed, apart, length, columns, first)
                     sample[z], start[z], by_box[z] = n, int64(i), int32(in_box)
                     announced += window_bytes if in_box else 0
-                    if split_ahead:  # the row's elements: its share of a box, or all that was filled
+                    if split_ahead:  # the row's elements: its share of a box, or all filled
                         early = int64(0 if aligned else (x.early + i) & (vector - 1))
                         firsts[z] = int32(early + (max(-i, -farthest) if in_box and not aligned else 0))
                         end = farthest if aligned else min(length - i, farthest)

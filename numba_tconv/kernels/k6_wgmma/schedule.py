@@ -1,7 +1,4 @@
-"""The tile scheduler of k6: which tile a block computes next, in 32-bit counts.
-
-Blocks that run together share inputs and weights in L2.
-"""
+"""The tile scheduler of k6, in 32-bit counts. Concurrent blocks share inputs and weights in L2."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from .tile import Config
 
 
 def make_locate(config: Config):
-    """Build ``turns`` (turns of a block) and ``locate`` (a turn's row tile and first column tile)."""
+    """Build ``turns`` (of a block) and ``locate`` (a turn's row tile and first column tile)."""
     resident, together = config.resident, config.regions
 
     @device_function
@@ -36,7 +33,7 @@ def make_locate(config: Config):
         if resident:
             rank = divided(block, row_tiles)
             return int32(block - rank * row_tiles), int32((rank + turn * divided(blocks, row_tiles)) * together)
-        # Concurrent blocks share ``band`` groups of column tiles and a few row tiles, so that both stay in L2.
+        # ``band`` groups of column tiles and a few row tiles stay in L2.
         groups = divided(grid.column_tiles + together - 1, together)
         rank = int32(block + turn * blocks)
         first = divided(rank, band * row_tiles)
@@ -48,10 +45,10 @@ def make_locate(config: Config):
 
 
 def make_walk(config: Config):
-    """Build ``sample_of`` and ``walk``, which return the sample and its column where a tile's own outputs begin.
+    """Build ``sample_of`` a column tile, and ``walk`` by a step without division: sample and column of a tile's own
+    outputs.
 
-    ``sample_of`` takes a column tile; ``walk`` adds a step without a division. ``columns``: of a sample.
-    """
+    ``columns``: of a sample."""
     advance = config.tile.advance
 
     @device_function
@@ -68,10 +65,9 @@ def make_walk(config: Config):
 
 
 def make_follow(config: Config, turns_on: int):
-    """Build ``first_tile`` and ``tile_after`` for a warpgroup that takes every ``turns_on``-th turn of its block.
+    """Build ``first_tile`` (with the step to the next) and ``tile_after`` for every ``turns_on``-th turn of the block.
 
-    ``own``: its tile in a pair. ``columns``: of a sample. ``first_tile`` also returns the step to the next tile.
-    """
+    ``own``: the warpgroup's tile in a pair. ``columns``: of a sample."""
     resident = config.resident
     _, locate = make_locate(config)
     sample_of, walk = make_walk(config)

@@ -1,11 +1,9 @@
-"""Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 parts, in place.
+"""Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
 
-A number of x is in the windows of up to four lanes. With few taps each lane splits what it reads (operands.py). With
-more, the warp that copied a stage splits it once (Config.split_ahead), which also saves registers for wider windows.
+With few taps each lane splits what it reads (operands.py). With more (Config.split_ahead), the warp that copied a stage
+splits it once for all lanes, which also saves registers.
 
-Channels t and t + 4 share a word of an operand (``split_channel``). Their larger parts lie in row t, their smaller ones
-in row t + 4, in the same columns.
-"""
+Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4, in the same columns."""
 
 from __future__ import annotations
 
@@ -33,23 +31,21 @@ from numba_tconv.ptx import (
 
 from .tile import Config
 
-LANES = 4  # lanes that share a row; each takes every fourth vector
-VECTOR, BYTES = 4, 16  # numbers that a lane loads at a time
-STEP = LANES * BYTES  # from a lane's vector to its next
+LANES = 4  # share a row, a vector in four each
+VECTOR, BYTES = 4, 16  # of a lane's load
+STEP = LANES * BYTES  # between a lane's vectors
 
 
 def row_of(lane):
-    """Return the channel whose pair a lane splits; eight lanes read from all banks (Config.pitch)."""
+    """The channel whose pair a lane splits; eight lanes read from all banks (Config.pitch)."""
     return (lane >> 2 & 1) * 2 + (lane >> 3 & 1) + (lane >> 4) * 8
 
 
 def make_split_window():
-    """Build ``split_window``, with which a warp splits a window it has copied.
+    """Build ``split_window``: a warp splits a window it has copied.
 
-    ``window_at``: its address. ``window``: its layout (boxes.py). ``first``, ``last``: begin and end of its elements
-    in a row without shear; the rest becomes zeros. ``scales``: of the weights. Returns the factor of the products'
-    sums.
-    """
+    ``window``: layout (boxes.py). ``first``, ``last``: begin and end of its elements in a row without shear; the rest
+    becomes zeros. ``scales``: of the weights. Returns the factor of the products' sums."""
     load, own_row = ld_shared(VECTOR, float32), device_function(row_of)
 
     @device_function
@@ -60,7 +56,7 @@ def make_split_window():
 
     @device_function
     def split(at, below, upper, lower, scale):
-        """Split a vector of each of the pair's two rows."""
+        """Split a vector of each of two rows."""
         a, e = split_pair(upper[0] * scale, lower[0] * scale)
         b, f = split_pair(upper[1] * scale, lower[1] * scale)
         c, g = split_pair(upper[2] * scale, lower[2] * scale)
@@ -100,7 +96,7 @@ def make_split_window():
             exponent = exponent_of_warp(largest)
         exponent = max(exponent, least)
         scale, at = scale_of(exponent), int32(begin)
-        while at + STEP < end:  # two at a time, to overlap their latency
+        while at + STEP < end:  # two at a time, to overlap latency
             upper, lower = load(at), load(at + below)
             next_upper, next_lower = load(at + STEP), load(at + STEP + below)
             split(at, below, upper, lower, scale)
@@ -114,11 +110,9 @@ def make_split_window():
 
 
 def make_split_stage(config: Config):
-    """Build ``split_stage``, with which a warp splits a stage whose copies have arrived.
+    """Build ``split_stage``: a warp splits a stage whose copies have arrived.
 
-    ``at``: its address. ``slot``: 8 bytes for each slot before it. ``firsts``, ``lasts``: of each
-    window.
-    """
+    ``at``: address. ``slot``: 8 bytes for each slot before. ``firsts``, ``lasts``: by window."""
     last, regions, split_window = config.regions - 1, config.regions, make_split_window()
 
     @device_function

@@ -1,14 +1,9 @@
 """The last column of every sample on CUDA cores, where it alone would take k6 one more tile.
 
-A sample of L inputs has a few more than L columns; if L is a whole number of tiles, one is left over.
-
-* A block takes the rows of one of k6's tiles that have an output there, and a few samples, whose inputs it keeps in
-  shared memory.
-* A thread takes a row, and every so many 16 bytes of its packed weights (kernels/common/tensor_core/pack.py). A row's
-  partial sums are added in a fixed order. In tf32x3 a weight's two parts are added first.
-* Blocks need nothing from k6, so they may begin once the weights are packed (Kernel.prepare). Early blocks gather on
-  few multiprocessors, so long sums do not begin early.
-"""
+* A block takes the rows of a tile that have an output there, and a few samples' inputs in shared memory.
+* A thread takes a row and a share of its packed weights, 16 bytes at a time. Partial sums are added in a fixed order;
+  in tf32x3 a weight's two halves first.
+* Blocks may begin once the weights are packed. Early blocks gather on few multiprocessors, so long sums wait."""
 
 from __future__ import annotations
 
@@ -33,8 +28,8 @@ from .tile import Config, tail_column
 THREADS = 512
 SAMPLES = 2  # a block
 LOADS = 8  # in flight, a thread
-MOST_EARLY_STAGES = 64  # stages of a launch that begins early
-CHANNELS = 2048  # in shared memory at a time; a whole number of stages
+MOST_EARLY_STAGES = 64  # of a launch that begins early
+CHANNELS = 2048  # in shared memory at a time; whole stages
 INPUTS = CHANNELS * SAMPLES
 
 
@@ -54,9 +49,9 @@ class Sizes(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    group_tiles: int  # row tiles of a group
+    group_tiles: int  # row tiles a group
     row_tiles: int
-    stages: int  # of the packed weights of a row tile
+    stages: int  # of a row tile's packed weights
 
 
 class LastColumn(NamedTuple):
@@ -109,7 +104,7 @@ def make_kernel(tile: Tile) -> Kernel:
         thread, outputs = int32(cuda.threadIdx.x), int32(last.outputs)
         few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(tiles.row_tiles))
         group, group_tile = divided(row_tile, int32(tiles.group_tiles))
-        slots = int32(channels * outputs)  # rows that have an output here
+        slots = int32(channels * outputs)  # rows with an output here
         parts = int32(THREADS // slots)  # threads a row
         part, slot = divided(thread, slots)
         channel, phase = divided(slot, outputs)
@@ -185,9 +180,8 @@ def prepare(
 ) -> Prepared:
     """Return the launch that computes the last columns.
 
-    It takes x (N, C_in, L) with the given strides in elements, positions contiguous; weights packed for ``config`` in
-    ``stages`` stages; the bias (C_out,), else anything of ``dtype``; the output (N, C_out, L_out).
-    """
+    It takes x (N, C_in, L), positions contiguous, strides in elements; weights packed for ``config`` in ``stages``
+    stages; the bias (C_out,), else anything of ``dtype``; the output (N, C_out, L_out)."""
     p, tile, column = problem, config.tile, tail_column(problem, config)
     group_tiles, first_output = tile.row_tiles(p), column * p.stride - p.padding
     row_tiles = group_tiles * p.groups

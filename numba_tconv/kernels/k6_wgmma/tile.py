@@ -1,4 +1,4 @@
-"""Configurations of k6: a block's tile, ring and staging, and the layout of its shared memory."""
+"""Configurations of k6: tile, ring, staging, and the layout of shared memory."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from numba_tconv.runtime.device import H200
 CONSUMERS, PRODUCERS = 2, 4  # warpgroups; warps
 STORE_WARPS = 4  # a warpgroup's
 THREADS = CONSUMERS * 128 + PRODUCERS * 32
-# A consumer's and a producer's thread, without spills; all start with 168, and the block's sum must not grow.
+# A consumer's and a producer's thread, without spills; all start with 168, and the sum must not grow.
 REGISTERS = 216, 72
-BLOCKS = 2  # of 64 columns, in a tile
-WIDEST = 2 * COLUMNS  # columns of a window, at most
-SHARED_PER_BLOCK = H200.shared_per_block  # bytes; k6 needs compute capability 9.0
+BLOCKS = 2  # of 64 columns
+WIDEST = 2 * COLUMNS  # columns of a window
+SHARED_PER_BLOCK = H200.shared_per_block  # bytes, of every card of compute capability 9.0
 MOST_STAGES = 12
 FEWEST_STAGES = 4
 ROW_CHOICES = 128, 96, 80, 64  # of a tile, at most
-# A sample may be padded to so many times its columns, to avoid windows shared by samples. Shared windows are filled in
-# vectors of 16 bytes or, where samples end within one, by elements.
+# A sample may be padded to so many times its columns, so that samples share no window: shared windows are filled in
+# vectors of 16 bytes, else by elements.
 MOST_PADDING, MOST_PADDING_OF_ELEMENTS = 3, 4
 # With fewer stages, a deeper ring is worth more than a second staging buffer.
 SHALLOW_RING = 7
-# The least taps with which operands are split ahead, and the columns that a window may have then.
+# Where operands are split ahead: the least taps, and the most columns of a window.
 FEWEST_TAPS_AHEAD, WIDEST_SPLIT_AHEAD = 4, 16
 LARGEST_STAGING = 24 * 1024  # bytes of one buffer, where smaller rounds are possible
-LANE_OPERANDS = 48  # registers of two depths, beside 128 accumulators
-LANE_OPERANDS_OF_PARTS = 24  # the same where sums are stored straight from registers
+LANE_OPERANDS = 48  # registers of two depths, beside 128 sums
+LANE_OPERANDS_OF_PARTS = 24  # the same without staging
 
 
 @dataclass(frozen=True)
 class Config:
     tile: Tile
-    resident: bool  # the row tile's weights stay in shared memory
+    resident: bool  # stay in shared memory, a row tile's
     weights: int  # bytes of them
     stages: int
-    unroll: int  # product depths in registers at a time
-    # Staging buffers: 2 (one a warpgroup), 1 (shared by turns) or 0 (epilogue/part.py); in bulk, of each warpgroup.
+    unroll: int  # depths in registers at a time
+    # Staging: 2 (one a warpgroup), 1 (shared by turns), 0 (epilogue/part.py); in bulk, of each warpgroup.
     buffers: int
-    bulk_channels: int = 0  # output channels handed to the copy engine together (bulk.py), or 0
-    round_buffers: int = 1  # buffers in each, for rows in rounds (epilogue/rows.py)
-    joined: bool = False  # samples are laid end to end first (input.py)
-    depths: int = 1  # product depths of a stage: 1 or ``unroll``
-    splits: int = 1  # split-K: parts of the input channels (kernels/common/split_sums.py)
-    tail: bool = False  # the last column of every sample is left to tail.py
+    bulk_channels: int = 0  # channels handed to the copy engine together, or 0
+    round_buffers: int = 1  # of each, for rows in rounds (epilogue/rows.py)
+    joined: bool = False  # samples laid end to end (input.py)
+    depths: int = 1  # of a stage: 1 or ``unroll``
+    splits: int = 1  # split-K: parts of the input channels
+    tail: bool = False  # tail.py computes every sample's last column
 
     @property
     def compiled(self) -> Config:
-        """The part of the configuration that k6's kernel depends on."""
+        """What k6's kernel depends on."""
         return replace(self, splits=1, tail=False)
 
     @property
     def paired(self) -> bool:
-        """The warpgroups compute neighbouring tiles from the same stages, not alternate tiles."""
+        """Cooperative: neighbouring tiles from the same stages; else ping-pong."""
         return not self.resident or self.tile.parts == 2
 
     @property
     def split_ahead(self) -> bool:
-        """Producers, not consumers, split the operands of tf32x3."""
+        """Producers split the operands of tf32x3."""
         tile = self.tile
         return tile.parts == 2 and (tile.tap_chunk >= FEWEST_TAPS_AHEAD or 4 + tile.halo > WINDOW_LIMIT["tf32x3"])
 
@@ -87,57 +87,54 @@ class Config:
         """Columns of a window."""
         return self.tile.lead + COLUMNS
 
-    # A window in a box (boxes.py), for rows of x that begin at multiples of 16 bytes.
+    # A window in a box whose rows begin at multiples of 16 bytes.
 
     @property
     def pitch(self) -> int:
-        """Elements from channel to channel: 8 or 24 modulo 32, so that four channels lie in different banks."""
+        """Elements between channels: 8 or 24 modulo 32, so that four channels lie in different banks."""
         return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
 
     def region(self, pitch: int) -> int:
-        """Bytes of a window, a multiple of 128; ``pitch``: bytes from one channel to the next."""
+        """Bytes of a window, a multiple of 128; ``pitch``: bytes between channels."""
         return -(-self.depth * pitch // 128) * 128
 
     def slot_of(self, region: int) -> int:
-        """Bytes of a stage; ``region``: bytes of a window."""
+        """Bytes of a stage; ``region``: of a window."""
         return self.regions * region + (0 if self.resident else self.stage_weights)
 
     @property
     def slot(self) -> int:
         return self.slot_of(self.region(self.pitch * self.tile.itemsize))
 
-    # Staging of a warpgroup for bulk stores.
+    # Staging for bulk stores.
 
     @property
     def bulk_pitch(self) -> int:
-        """Elements from run to run, a multiple of 16 bytes; the kernel adds less than that (epilogue/bulk.py).
-
-        The spare vector lets runs begin in different banks.
-        """
+        """Elements between runs, a multiple of 16 bytes, with a spare vector against bank conflicts."""
         vector = 16 // self.tile.out_dtype.itemsize
         run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
         return (-(-run // vector) + 1) * vector
 
     @property
     def by_lanes(self) -> bool:
-        """Lanes write the bulk runs, because each row of the tile is one (epilogue/vectors.py)."""
+        """Lanes write the bulk runs, each a row of the tile (epilogue/vectors.py)."""
         return self.bulk_channels > 0 and self.tile.span == 1
 
     @property
     def by_rows(self) -> bool:
-        """The warps store a tile eight rows at a time (epilogue/rows.py)."""
+        """Eight rows are stored at a time (epilogue/rows.py)."""
         tile = self.tile
         rounds = tile.whole and tile.span == 1 and tile.round_channels == ROUND_ROWS
         return rounds and self.buffers > 0 and not self.bulk_channels and tile.out_dtype.itemsize == 4
 
     @property
     def spreads(self) -> bool:
-        """A tile's runs leave one after another during the next tile's products."""
+        """Runs leave one after another during the next tile."""
         return self.paired and 0 < self.bulk_channels == self.tile.channels and not self.by_lanes
 
     @property
     def bulk_runs(self) -> int:
-        """Runs in a buffer, with those that fill the last core matrix."""
+        """Runs in a buffer, up to whole core matrices."""
         return -(-self.tile.rows * self.bulk_channels // (self.tile.channels * self.tile.phases))
 
     @property
@@ -147,22 +144,19 @@ class Config:
 
     @property
     def own_staging(self) -> int:
-        """Bytes from one warpgroup's staging to the next; 0 if they share a buffer.
-
-        In bulk, it also holds tiles that samples share (kernels/common/tensor_core/store_any.py).
-        """
+        """Bytes between the warpgroups' stagings, or 0. In bulk, one also holds tiles that samples share."""
         if self.bulk_channels:
             return max(self.buffers * self.buffer_bytes, self.tile.staging * 4)
         return self.staging_buffer if self.buffers > 1 else 0
 
     @property
     def staging_buffer(self) -> int:
-        """Bytes of a staging buffer, unless outputs leave in bulk."""
+        """Bytes of a buffer that is not in bulk."""
         return self.round_buffers * self.round_bytes if self.by_rows else self.tile.staging * 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of a round's buffer; lanes read up to a vector beyond its last row."""
+        """Bytes of a round; lanes read up to a vector beyond its last row."""
         return self.tile.staging * 4 + 16
 
     @property
@@ -180,7 +174,7 @@ class Config:
     def extras_at(self) -> int:
         return self.staging + self.staging_bytes
 
-    # Offsets in shared memory, in bytes: resident weights, ring, staging, biases, mbarriers, a tensor map.
+    # Byte offsets in shared memory: resident weights, ring, staging, biases, mbarriers, tensor map.
 
     @property
     def ring(self) -> int:
@@ -200,18 +194,12 @@ class Config:
 
     @property
     def ready(self) -> int:
-        """Offset for operands split ahead: one mbarrier a stage, then 8 bytes of inverse scales a stage
-        (split_ahead.py).
-        """
+        """Split ahead: one mbarrier, then 8 bytes of inverse scales, a stage."""
         return self.barriers + 8 * (2 * self.stages + 1 + 2 * CONSUMERS)
 
     @property
     def map(self) -> int:
-        """Offset of the tensor map.
-
-        Before ``ready`` lie a full and an empty mbarrier for each stage, one for resident weights, and two turns for
-        each warpgroup.
-        """
+        """The tensor map, behind the mbarriers: two a stage, one of resident weights, two turns a warpgroup."""
         return -(-(self.ready + 16 * self.stages * self.split_ahead) // 128) * 128
 
     @property
@@ -220,11 +208,10 @@ class Config:
 
 
 def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
-    """Return the depths of operands that a lane holds: 2, to load during products, if the registers suffice.
+    """Depths of operands that a lane holds: 2, to load during products, if registers suffice and none lies in the next
+    group.
 
-    It is 1 where the second depth could lie in the next group. The next of ``splits`` parts may be read: its weights
-    are zeros.
-    """
+    The next of ``splits`` parts may be read: its weights are zeros."""
     if problem.groups > splits and problem.in_channels_per_group % (2 * tile.depth):
         return 1
     operands = 2 * (4 + tile.halo)
@@ -233,12 +220,12 @@ def unroll_of(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def last_column(problem: Problem) -> int:
-    """Return the last column of a sample that has outputs."""
+    """A sample's last column with outputs."""
     return (problem.padding + problem.out_length - 1) // problem.stride
 
 
 def tail_column(problem: Problem, config: Config) -> int | None:
-    """Return a sample's single column beyond whole tiles, if tail.py can compute it; else None."""
+    """A sample's single column beyond whole tiles, if tail.py can compute it."""
     tile, last = config.tile, last_column(problem)
     if not tile.whole or tile.overlap or tile.empty_slots or tile.several_chunks or tile.wide_outputs:
         return None
@@ -248,10 +235,8 @@ def tail_column(problem: Problem, config: Config) -> int | None:
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
-    """Return a sample's first column and number of columns.
-
-    If the padding is not too much, the columns are whole tiles, and samples share no tile and no window.
-    """
+    """A sample's first column and number of columns: if padding permits, whole tiles that share no window with
+    another's."""
     tile = config.tile
     first, needed = tile.columns(problem)
     if config.joined:
@@ -266,23 +251,21 @@ def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def column_tiles(problem: Problem, config: Config) -> int:
-    """Return the tiles along the columns, without the last sample's padding."""
+    """Tiles along the columns, without the last sample's padding."""
     columns, needed = sample_columns(problem, config)[1], config.tile.columns(problem)[1]
     return config.tile.tiles_along((problem.batch - 1) * columns + min(columns, needed))
 
 
 def channel_chunks(problem: Problem, config: Config) -> int:
-    """Return the depths of a tap chunk, a multiple of ``unroll``; missing channels are zeros."""
+    """Depths of a tap chunk, a multiple of ``unroll``."""
     return -(-config.tile.channel_chunks(problem) // config.unroll) * config.unroll
 
 
 def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits: int = 1) -> tuple[Config, ...]:
-    """Return a problem's configurations: tile heights, stagings, weights resident if they fit, else streamed (parts:
-    both).
+    """A problem's configurations: heights, stagings, weights resident if they fit, else streamed (parts: both).
 
-    Batch and length do not change what is compiled. ``wide_outputs``: float32 outputs in any case. ``splits``: parts of
-    a group's channels, which are groups of ``problem`` (split_sums.split).
-    """
+    Batch and length do not matter. ``wide_outputs``: float32 in any case. ``splits``: the groups of ``problem`` are
+    parts of a group's channels (split_sums.split)."""
     found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
     return (*found, *tails)
@@ -292,7 +275,7 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
 def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int = 1) -> tuple[Config, ...]:
     found = []
     for rows in ROW_CHOICES:
-        # Split operands need a second set of sums (mainloop.py), so half the rows.
+        # Split operands need a second set of sums, so half the rows.
         split = precision == "tf32x3"
         tile = make_tile(problem, precision, rows // 2 if split else rows, WIDEST_SPLIT_AHEAD if split else None)
         if tile is None:
@@ -312,16 +295,15 @@ def _configs(problem: Problem, precision: str, wide_outputs: bool, splits: int =
 
 
 def deepest(config: Config) -> Config | None:
-    """Return the configuration with the deepest ring that fits, or None."""
+    """The configuration with the deepest ring that fits."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1))
     return next((ring for ring in rings if ring.shared_bytes <= SHARED_PER_BLOCK), None)
 
 
 def with_deep_stages(problem: Problem, config: Config) -> Config:
-    """Return the configuration with stages of ``unroll`` depths, if the ring is deepest and no stage spans groups.
+    """The configuration with stages of ``unroll`` depths, if the ring is deepest and no stage spans groups.
 
-    Deep stages halve a depth's cost to copy and wait for, but also the number of stages.
-    """
+    Deep stages halve a depth's cost to copy and wait for, but also their number."""
     unroll, own = config.unroll, problem.in_channels_per_group
     of_one_group = problem.groups == 1 or own % (unroll * config.tile.depth) == 0
     if config.stages < MOST_STAGES or not of_one_group:
@@ -330,12 +312,11 @@ def with_deep_stages(problem: Problem, config: Config) -> Config:
 
 
 def stagings(config: Config) -> Iterator[Config]:
-    """Yield the ways to stage the outputs, with aligned runs and, where possible, without.
+    """The ways to stage outputs, with aligned runs and, where possible, without.
 
-    * Bulk: all or half of a tile's channels at a time; not with split operands, whose sums take the registers.
+    * Bulk: all or half of a tile's channels at a time; not split operands, whose sums take the registers.
     * Warps' stores in the largest rounds: two buffers, or one if two do not fit or leave the ring shallow.
-    * A part of the phases: no staging, input joined or not (input.py).
-    """
+    * A part of the phases: none, input joined or not."""
     tile = config.tile
     if tile.part:
         yield from (replace(config, buffers=0, joined=joined) for joined in (False, True))
@@ -356,10 +337,8 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """Return the configuration with the largest rounds that keep runs in registers, else the smallest.
-
-    Rounds of rows get two buffers, if the ring stays as deep.
-    """
+    """The largest rounds that keep runs in registers, else the smallest; rows get two buffers if the ring stays as
+    deep."""
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)
         if staged.staging * 4 <= LARGEST_STAGING and keeps_runs(staged, STORE_WARPS):
@@ -373,6 +352,6 @@ def _runs(config: Config, buffers: int) -> Config:
 
 
 def _largest_rounds(tile: Tile, staging: int) -> Tile:
-    """Return the tile with the most channels a round that ``staging`` bytes hold, or the fewest possible."""
+    """The tile with the most channels a round in ``staging`` bytes, or the fewest possible."""
     tiles = [replace(tile, round_channels=channels) for channels in round_sizes(tile)]
     return next((staged for staged in tiles if staged.staging * 4 <= staging), tiles[-1])

@@ -1,19 +1,17 @@
-"""Which lane of a warp holds which element of a tensor-core operand, as PTX defines it; plain functions of numbers.
+"""Which lane holds which element of a tensor-core operand, as PTX defines it.
 
-``i``: register of the operand; ``h``: half of a register with 16-bit elements. ``lane = 4*g + t``.
-"""
+``i``: register of the operand; ``h``: half of a register with 16-bit elements. ``lane = 4*g + t``."""
 
 
 def wgmma_b(n, k, rows, elements):
-    """Offset in shared memory, in elements, of element (k, n) of B: K-major, without swizzle.
+    """Offset in shared memory, in elements, of (k, n) of B: K-major, not swizzled.
 
-    Core matrices of 8 columns by 16 bytes (``elements`` of them) follow one another, along n first.
-    """
+    Core matrices of 8 columns by 16 bytes (``elements``) follow one another, along n first."""
     return ((k // elements * (rows // 8) + n // 8) * 8 + n % 8) * elements + k % elements
 
 
 def wgmma_b_at(e, rows, elements):
-    """(n, k) of the element at offset ``e``: the inverse of ``wgmma_b``."""
+    """(n, k) at offset ``e``: the inverse of ``wgmma_b``."""
     core, inside = e // (8 * elements), e % (8 * elements)
     return core % (rows // 8) * 8 + inside // elements, core // (rows // 8) * elements + inside % elements
 
@@ -34,16 +32,15 @@ def mma_d(lane, i):
 
 
 def wgmma_a(warp, lane, i, h, halves):
-    """(row, k) of A of m64 from registers: each of four warps holds 16 rows, laid out as those of mma.sync."""
+    """(row, k) of A of m64 from registers: four warps hold 16 rows each, laid out as mma.sync's."""
     row, k = mma_a(lane, i, h, halves)
     return 16 * warp + row, k
 
 
 def split_channel(k):
-    """The channel that element k of an fp16 product means for split operands (split_operand.py).
+    """The channel that element k of an fp16 product means for split operands.
 
-    A lane, whose k are 2*t, 2*t + 1, 2*t + 8 and 2*t + 9, holds the channels t, t + 4, t + 8 and t + 12.
-    """
+    A lane with k of 2*t, 2*t + 1, 2*t + 8 and 2*t + 9 holds channels t, t + 4, t + 8 and t + 12."""
     return k // 8 * 8 + k % 2 * 4 + k % 8 // 2
 
 
@@ -53,7 +50,7 @@ def wgmma_d(warp, lane, i):
 
 
 def column_of(warp, lane, block, half):
-    """The column that a lane's row of A means. k6 computes 128 columns as two m64 blocks, and a lane owns four
-    consecutive columns. ``half``: row g (0) or g + 8 (1) of the warp's sixteen.
-    """
+    """The column of a lane's row g (``half`` 0) or g + 8 (1) of its warp's 16 of A.
+
+    k6 computes 128 columns as two m64 blocks; a lane owns four consecutive ones."""
     return (warp << 5) + (lane >> 2 << 2) + 2 * block + half

@@ -1,4 +1,4 @@
-"""What the stores of the tensor-core rungs share by name: the output, a tile's place in it, and its staging buffer."""
+"""What the tensor-core stores share by name."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Alignment(NamedTuple):
-    """How the runs of an output lie (store_any.alignment_of)."""
+    """How an output's runs lie (store_any.alignment_of)."""
 
-    shift: int  # elements from a sector boundary to y
-    quantum: int  # staged outputs that can be loaded together: 4, 2 or 1
-    offset: int  # of staged outputs in their buffer, which aligns such loads
-    whole: int  # 1 if samples begin and end at multiples of what a lane writes at once, else 0
+    shift: int  # elements from a sector to y
+    quantum: int  # staged outputs loaded together: 4, 2 or 1
+    offset: int  # of staged outputs in their buffer, which aligns the loads
+    whole: int  # 1 if samples begin and end at multiples of a lane's write, else 0
 
 
 class Output(NamedTuple):
-    """The output (N, C_out, L_out) in memory order, and the columns of its samples."""
+    """The output (N, C_out, L_out) in memory order, and its samples' columns."""
 
     data: object
     bias: object
@@ -30,49 +30,49 @@ class Output(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where the outputs of a tile begin and end (store_any.make_aim)."""
+    """Where a tile's outputs begin and end (store_any.make_aim)."""
 
     begin: int  # the tile's first own output
     next_sample: int  # of the next tile
     next_begin: int
-    lowest: int  # range of the sample's outputs, counted from the tile's own
+    lowest: int  # range of the sample's outputs, from the tile's own on
     highest: int
-    goes_on: bool  # the next tile goes on in the sample
+    goes_on: bool  # the next tile is of the same sample
     ends: bool  # the next tile begins a sample
 
 
 class Place(NamedTuple):
     """The outputs of a tile, or of a round of its channels."""
 
-    sample: int  # sample and column where the tile's own outputs begin
+    sample: int  # where the tile's own outputs begin
     column: int
     row: int  # first row of taps
     channel: int  # first channel
-    channels_left: int  # from the first one on
+    channels_left: int  # from the first on
     extent: Extent
-    head: int  # index in y of the tile's own first output, for the warp's first channel
+    head: int  # index in y of the tile's own first output, in the warp's first channel
 
 
 class Staging(NamedTuple):
     """A staging buffer in shared memory."""
 
     shared: object
-    base: int  # address of shared memory, in bytes
-    at: int  # elements from there to the buffer
+    base: int  # shared address, in bytes
+    at: int  # elements from there
 
 
 class Thread(NamedTuple):
-    """Which thread of the warps that store a tile together."""
+    """A thread of the warps that store a tile together."""
 
-    team: int  # they meet at named barrier ``team + 1``
+    team: int  # meets at named barrier ``team + 1``
     warp: int  # of the team
     lane: int
 
 
 class Runs(NamedTuple):
-    """Four local arrays (store_runs.runs_sizes): a lane's next outputs in each of its warp's channels."""
+    """Local arrays (store_runs.runs_sizes): a lane's next outputs in each of its warp's channels."""
 
     target: object  # index in y
-    source: object  # address in shared memory, for each load
+    source: object  # shared address of each load
     done: object  # outputs from the run's begin
     size: object  # outputs of the run

@@ -1,12 +1,11 @@
-"""Packed weights of the tensor-core rungs, rounded once instead of in every tile.
+"""Packed weights of the tensor-core rungs, rounded once.
 
 Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a tap, "wgmma" is a K-major shared
-operand, and in "mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros.
-A block packs a stage (kernels/common/weight_box.py).
+operand; in "mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros. A
+block packs a stage (weight_box.py).
 
-Split operands (split_operand.py) are packed as fp16: the larger halves of all taps, then the smaller ones. One power of
-two scales all weights; its inverse is the last packed element.
-"""
+Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last packed
+element."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 THREADS = 128
-WORDS = 4  # words in the 16 bytes that a thread packs at a time
-SCALE = WORDS  # words behind packed split operands; the last is the inverse of the scale
+WORDS = 4  # words of a thread at a time
+SCALE = WORDS  # words behind packed split operands; the last: the inverse scale
 MAPS = wgmma_b_at, mma_a, split_channel
 ON_GPU = tuple(map(device_function, MAPS))
 
@@ -66,7 +65,7 @@ class Stage(NamedTuple):
     """The stage that a block packs."""
 
     number: int
-    first: tuple  # input channel, output channel and tap
+    first: tuple  # input channel, output channel, tap
     first_row: int  # row of taps
     left: tuple  # input and output channels from the first on
 
@@ -76,7 +75,7 @@ class Stage(NamedTuple):
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
-    """The kernel for operands of one number."""
+    """The kernel for unsplit operands."""
     element, elements, rounded = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.kind == "tf32"
     storage, store, box = element.storage, store_run(element), box_of(tile)
     tap_vectors = tile.rows * tile.depth // elements
@@ -85,7 +84,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_weights(weights, packed, sizes, way):
-        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
         stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
@@ -116,7 +115,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_split(weights, largest, packed, sizes, way):
-        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=float32)
         stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
@@ -151,7 +150,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
 
 
 def _types(storage: types.Type) -> tuple:
-    """Numba's types of Weights, the packed weights and Sizes."""
+    """Numba's types of Weights, packed weights, Sizes."""
     data, integer = flat(storage), types.int64
     weights = named(Weights, data=data, stride_c=integer, stride_o=integer, stride_k=integer)
     return weights, data, named(Sizes, **dict.fromkeys(Sizes._fields, integer))
@@ -161,7 +160,7 @@ def _types(storage: types.Type) -> tuple:
 
 
 def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
-    """A function that returns the row and the channel of element ``e`` of a tap."""
+    """Build (element ``e`` of a tap) -> (row, channel)."""
     rows, elements, halves = tile.rows, 16 // tile.operand_size, 4 // tile.operand_size
     of_wgmma, of_mma, of_split = maps
 
@@ -193,7 +192,7 @@ def box_of(tile: Tile) -> Box:
 
 
 def make_stage_of(tile: Tile) -> Callable:
-    """A device function: the block's Stage."""
+    """Build ``stage_of``: the block's Stage."""
     depth, channels, phases, row_parts = tile.depth, tile.channels, tile.phases, tile.row_parts
     chunk_taps = tile.tap_chunk * tile.taps.rows
 
@@ -212,12 +211,10 @@ def make_stage_of(tile: Tile) -> Callable:
 
 
 def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -> Callable:
-    """A device function: 16 bytes of a tap, as float32, from the box in shared memory (weight_box.make_load_box), with
-    zeros for missing weights.
-    """
+    """Build ``gather``: 16 bytes of a tap, as float32, from the box; zeros for missing weights."""
     elements, phases, channels, reciprocal = 16 // tile.operand_size, tile.phases, tile.channels, tile.reciprocal
     widened, all_weights = ELEMENTS[tile.dtype].load, tile.channels * tile.phases == tile.rows
-    # Distances of rows and channels from the first element's are the same for all vectors.
+    # Distances of rows and channels from the first element's are the same in all vectors.
     rows_on, channels_on = zip(*map(make_place(tile, order), range(elements)), strict=True)
     place = device_function(make_place(tile, order, ON_GPU))
 
@@ -246,7 +243,7 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
 
 
 def largest_of(w: torch.Tensor) -> torch.Tensor:
-    """The largest finite magnitude of the weights: one float32 on their device."""
+    """The weights' largest finite magnitude: a float32 on their device."""
     return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
 
 
@@ -264,7 +261,7 @@ class TensorPacking(Packing):
 
     @property
     def blocks(self) -> int:
-        """One block for each stage."""
+        """A block a stage."""
         return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
 
     @cached_property
@@ -285,18 +282,16 @@ class TensorPacking(Packing):
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
-    """The kernel that packs weights for ``tile``."""
+    """The packing kernel."""
     return make_split_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
-    """Elements of the packed weights of ``blocks`` stages."""
+    """Elements of ``blocks`` packed stages."""
     return blocks * tile.depth_weights // tile.itemsize + (SCALE if tile.parts == 2 else 0)
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:
-    """The packing of weights (C_in, C_out/groups, K), laid out as ``weights``, for ``tile``; batch and length do not
-    matter. ``channel_chunks``: product depths of a tap chunk.
-    """
+    """The packing for ``tile`` of any batch and length; ``channel_chunks``: product depths of a tap chunk."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     return unique(TensorPacking, weights, tile, order, problem.groups, *sizes)

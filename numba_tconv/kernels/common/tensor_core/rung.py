@@ -1,4 +1,4 @@
-"""What the tensor-core rungs share on the host: which problems they take, and how they copy their input."""
+"""What the tensor-core rungs share on the host."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numba_tconv.runtime.device import H200
 from .pack import kernel_of
 from .tile import Tile
 
-FEWEST_CHANNELS = 8  # channels of a group: with fewer, most of a product is zeros
+FEWEST_CHANNELS = 8  # of a group: with fewer, most of a product is zeros
 
 
 def default_precision(dtype: torch.dtype) -> str:
-    """The tensor cores' fastest precision for a dtype."""
+    """The fastest precision of a dtype."""
     return next(precision for precision, known in DTYPES.items() if known == dtype)
 
 
@@ -34,9 +34,8 @@ def tensor_core_reason(dtype: torch.dtype, precision: str, known: Collection[str
 
 
 class TensorRung(Rung):
-    """A rung on tensor cores. ``choose(problem, precision)`` returns a configuration or None; ``make_kernel(config)``
-    returns its cached kernel; ``order`` is the order of its packed weights (pack.py).
-    """
+    """A rung on tensor cores: ``choose(problem, precision)`` returns a configuration or None, ``make_kernel(config)``
+    its cached kernel; ``order`` is that of packed weights (pack.py)."""
 
     order: str
     choose: Callable
@@ -50,7 +49,7 @@ class TensorRung(Rung):
         fewest = min(problem.in_channels_per_group, problem.out_channels_per_group)
         if problem.groups > 1 and fewest < FEWEST_CHANNELS:
             return f"it needs {FEWEST_CHANNELS} channels a group, not {fewest}: most of its products would be zeros"
-        # Tensor cores truncate once at least for every sum; with few products the truncation dominates the error.
+        # Tensor cores truncate at least once a sum: with few products that dominates the error.
         if precision == "tf32x3" and problem.in_channels_per_group < FEWEST_CHANNELS:
             return (
                 f"in tf32x3 it needs {FEWEST_CHANNELS} input channels a group, not {problem.in_channels_per_group}: "
@@ -75,9 +74,9 @@ class TensorRung(Rung):
 
 
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
-    """Whether windows of an input (N, C_in, L), ``strides`` in elements, can be copied in aligned pieces of 16 bytes.
-    ``offset``: bytes from a multiple of 16 to the first element.
-    """
+    """Whether windows of x (N, C_in, L) can be copied in aligned 16 bytes.
+
+    ``strides``: in elements. ``offset``: bytes from a multiple of 16."""
     vector = 16 // tile.itemsize
     if not contiguous_rows(shape, strides):
         return False
@@ -86,5 +85,5 @@ def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
 
 
 def contiguous_rows(shape: tuple, strides: tuple) -> bool:
-    """Whether the elements of a row of an input (N, C_in, L) are adjacent."""
+    """Whether elements of a row are adjacent."""
     return strides[2] == 1 or shape[2] <= 1

@@ -1,12 +1,11 @@
 """Operands from float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
-Split operands have two halves: the number rounded to eleven significant bits, and the remainder. x * w is the sum of
-three products; the omitted one is 2^-22 of it. fp16 is as precise as TF32, at twice the rate.
+hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the omitted one is 2^-22
+of it. fp16 is as precise as TF32, at twice the rate.
 
-Powers of two scale numbers into fp16's exponents: the largest weight's (pack.py), and that of the largest x in a
-warp's or a tile's windows of a stage (kernels/k6_wgmma/split_ahead.py). Sums are multiplied by the inverse of both.
-Numbers of at least 2^-17 of the largest keep both halves whole; smaller ones lose at most 2^-39 of the largest.
-"""
+Powers of two scale numbers into fp16's exponents: by the largest weight (pack.py), and by the largest x of a warp's or
+tile's windows of a stage. Sums are multiplied by the inverse of both. Numbers of at least 2^-17 of the largest keep
+both halves whole; smaller ones lose at most 2^-39 of the largest."""
 
 from __future__ import annotations
 
@@ -25,56 +24,55 @@ from numba_tconv.ptx import (
     tf32_operand,
 )
 
-SPLIT_ROWS = 4  # rows of x of a lane in a product's depth
-MOST_SPLIT_TAPS = 3  # most taps that tensor cores add up, because they truncate
+SPLIT_ROWS = 4  # rows of x of a lane in a depth
+MOST_SPLIT_TAPS = 3  # taps added on tensor cores, which truncate
 INFINITY = float32(math.inf)
-MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and of infinity
+MANTISSA, ONE, NO_NUMBER = 23, 127, 255  # mantissa bits; biased exponents of 1 and infinity
 LARGEST = ONE + 14  # exponent of the largest scaled number, which may be rounded up
-LEAST = LARGEST - ONE + 1  # least exponent of the largest number; below it the scale's inverse is not normal
+LEAST = LARGEST - ONE + 1  # exponent of the largest number below which the scale's inverse is not normal
 
 
 @device_function
 def put_tf32(v, at, value):
-    """Store the TF32 operand of ``value`` in ``v[at]``."""
+    """Store ``value`` as TF32."""
     v[at] = tf32_operand(value)
 
 
 @device_function
 def exponent_of(number):
-    """The biased exponent of a number that must not be negative."""
+    """Biased exponent of a number that is not negative."""
     return int32(bits_of(number) >> MANTISSA)
 
 
 @device_function
 def scale_of(exponent):
-    """The power of two that scales numbers the largest of which has this exponent."""
+    """The power of two that scales numbers whose largest has this exponent."""
     return float_of((LARGEST + ONE - exponent) << MANTISSA)
 
 
 @device_function
 def inverse_of(exponent):
-    """The inverse of ``scale_of(exponent)``."""
+    """``1 / scale_of(exponent)``."""
     return float_of((exponent + ONE - LARGEST) << MANTISSA)
 
 
 @device_function
 def scales_of(inverse):
-    """The scales for ``split`` from the weights' inverse scale: the least exponent of x that keeps the inverse of both
-    normal, and what to add to x's exponent for the inverse's.
-    """
+    """``scales`` for ``split`` from the weights' inverse: the least exponent of x that keeps the inverse of both
+    normal, and what to add to x's exponent for the inverse's."""
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
 
 
 @device_function
 def exponent_of_warp(largest):
-    """The exponent of the largest number of a warp's lanes; none may be negative."""
+    """Exponent of the largest number in a warp; none may be negative."""
     return int32(redux_max(bits_of(largest)) >> MANTISSA)
 
 
 @device_function
 def larger_finite(value, other):
-    """The larger of ``value`` and the magnitude of ``other``; infinities and NaN are ignored."""
+    """The larger of ``value`` and ``other``'s magnitude, if finite."""
     magnitude = abs(other)
     return max(value, magnitude) if magnitude < INFINITY else value
 
@@ -87,7 +85,7 @@ def inverse_of_sums(exponent, of_weights):
 
 @device_function
 def split_pair(low, high):
-    """Two scaled numbers as two words: their larger halves, and their smaller ones."""
+    """Two scaled numbers as two words: both hi, both lo."""
     larger = pack_f16(low, high)
     return larger, pack_f16(low - f16_to_f32(larger, False), high - f16_to_f32(larger, True))
 
@@ -103,17 +101,15 @@ def _largest_number(v, at, window, first):
 
 
 def make_split(window: int, first: int):
-    """A device function ``split(v, at, scales)``: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on,
-    become operands in place.
+    """Build ``split(v, at, scales)``: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
 
     All lanes of a warp call it, with ``scales_of`` the weights. Columns before ``first`` are ignored. A word holds two
-    rows: the larger halves of rows 0 and 1, of 2 and 3, then the smaller ones. Returns the factor of sums of products.
-    """
+    rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the factor of sums of products."""
 
     @device_function
     def split(v, at, scales):
         least, of_weights = scales
-        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # one maximum a row: shorter chains
+        largest = cuda.local.array(SPLIT_ROWS, dtype=float32)  # a maximum a row: shorter chains
         for h in range(SPLIT_ROWS):
             largest[h] = float32(0)
         for q in range(first, window):
@@ -121,7 +117,7 @@ def make_split(window: int, first: int):
                 largest[h] = larger_magnitude(largest[h], float_of(v[at + h * window + q]))
         largest[0], largest[2] = larger_magnitude(largest[0], largest[1]), larger_magnitude(largest[2], largest[3])
         exponent = exponent_of_warp(larger_magnitude(largest[0], largest[2]))
-        if exponent == NO_NUMBER:  # an infinity has no scale; the finite numbers beside it have
+        if exponent == NO_NUMBER:  # infinite: scale by the finite numbers
             exponent = exponent_of_warp(_largest_number(v, at, window, first))
         exponent = max(exponent, least)
         scale = scale_of(exponent)
@@ -129,7 +125,7 @@ def make_split(window: int, first: int):
             for h in range(0, SPLIT_ROWS, 2):
                 low, high = float_of(v[at + h * window + q]) * scale, float_of(v[at + (h + 1) * window + q]) * scale
                 v[at + h * window + q], v[at + (h + 1) * window + q] = split_pair(low, high)
-            # Larger halves first: the two middle words change places.
+            # hi first: the middle words change places.
             smaller = v[at + window + q]
             v[at + window + q] = v[at + 2 * window + q]
             v[at + 2 * window + q] = smaller

@@ -1,8 +1,6 @@
 """The general store of the tensor-core rungs: staged sums leave as long runs from aligned starts.
 
-The staging buffer holds a channel's outputs in memory order, phases interleaved. Addresses alone decide where a run
-begins and ends (tile.py).
-"""
+The buffer holds a channel's outputs in memory order. Addresses alone decide where a run begins and ends (tile.py)."""
 
 from __future__ import annotations
 
@@ -21,13 +19,11 @@ from .tile import Tile, staged_at
 
 
 def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = False) -> Alignment:
-    """How the runs of an output lie that begins ``offset`` bytes after a sector boundary; ``in_fours``: outputs are
-    staged by fours.
-    """
+    """The Alignment of an output ``offset`` bytes after a sector; ``in_fours``: staged by fours."""
     itemsize = tile.out_dtype.itemsize
     shift = offset // itemsize
     quantum = math.gcd(4, problem.out_length)
-    staged = (shift - problem.padding) % quantum  # a tile's first output is a multiple of eight, less the padding
+    staged = (shift - problem.padding) % quantum  # the first output is a multiple of eight, less the padding
     if tile.span == 1 or in_fours or (tile.whole and not tile.aligned):
         quantum, staged = math.gcd(quantum, staged), 0
     at_once = outputs_at_once(quantum, itemsize)
@@ -35,11 +31,10 @@ def alignment_of(offset: int, problem: Problem, tile: Tile, in_fours: bool = Fal
 
 
 def make_stage_rows(tile: Tile):
-    """A device function that puts sums into the staging buffer, in memory order.
+    """Build the staging of sums, in memory order.
 
-    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's row ``first_row`` on; two of
-    every eight rows are the lane's, with four columns each. ``offset``: Alignment.offset.
-    """
+    ``values``: from ``first_value`` on, the lane's sums of ``count`` rows from the round's ``first_row`` on: two of
+    every eight rows, four columns each. ``offset``: Alignment.offset."""
     span, spread, phases, run_pitch = tile.span, tile.spread, tile.phases, tile.pitch
     used_rows = tile.round_channels * tile.phases
     skip = tile.skip
@@ -69,17 +64,15 @@ def make_stage_rows(tile: Tile):
 
 
 def make_aim(tile: Tile, to_the_output: bool = False):
-    """Device functions ``aim`` and ``head_of`` for a tile whose own outputs begin at ``column`` of ``sample``.
+    """Build ``aim`` and ``head_of`` for a tile whose own outputs begin at ``column`` of ``sample``.
 
-    ``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do.
-    """
+    ``to_the_output``: runs may begin and end anywhere, not only where a lane's outputs do."""
     stride, span, advance, sector, whole = tile.stride, tile.span, tile.advance, tile.sector, tile.whole
 
     @device_function
     def aim(sample, column, out):
-        """Returns the tile's Extent and ``straight``: all outputs lie in one sample, and end with it only where a
-        lane's outputs do.
-        """
+        """Return the Extent, and ``straight``: all outputs lie in one sample, and end with it only where a lane's
+        do."""
         begin = (out.first_column + column) * stride - out.padding
         next_sample, next_column = sample, column + advance
         while next_column >= out.columns:
@@ -88,7 +81,7 @@ def make_aim(tile: Tile, to_the_output: bool = False):
         highest = int32(max(min(out.length - begin, int64(advance * span)), int64(-sector)))
         goes_on, ends = next_sample == sample, next_column == 0
         alone = whole and sample < out.batch and (goes_on or (ends and next_sample == sample + 1))
-        # An early run at a sample's begin may start in the sample before.
+        # An early run may start in the sample before.
         alone = alone and (sample == 0 or column == 0 or column * span >= sector)
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out.length
         next_begin = (out.first_column + next_column) * stride - out.padding
@@ -104,14 +97,12 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
 
 def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
-    """A device function by which ``warps`` warps write a round of channels of any tile. store_runs.py is faster for
-    tiles in one sample, with the same arguments.
+    """Build the store of a round of channels of any tile by ``warps`` warps; store_runs.py is faster in one sample.
 
-    The bias is added if ``add_bias``, or if the tile has empty slots. Returns the round's head.
-    """
+    The bias is added if ``add_bias``, or if the tile has empty slots. Returns the round's head."""
     stride, dilation, all_rows, whole = tile.stride, tile.dilation, tile.taps.rows, tile.whole
     span, advance, overlap, sector = tile.span, tile.advance, tile.overlap, tile.sector
-    partly = tile.part  # all warps write its one channel; the last tile of a channel may have fewer rows
+    partly = tile.part  # one channel for all warps, whose last tile may have fewer rows
     lanes = 32 * warps if partly else 32
     round_channels, pitch = tile.round_channels, tile.pitch
     load_type, store_type = ELEMENTS[tile.dtype].load, ELEMENTS[tile.out_dtype].store
@@ -133,7 +124,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             if sector > 1:
                 early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
                 head_next = (n_next * out_channels + co + channel) * out_length + begin_next
-                # The first tile of a sample takes no outputs of the sample before.
+                # A sample's first tile takes no outputs of the sample before.
                 early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
             # An early run may begin in an earlier sample.
@@ -141,7 +132,7 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             while m <= n_next:
                 if m >= 0 and m < batch:
                     line = (m * out_channels + co + channel) * out_length
-                    from_first = (n - m) * columns + j  # columns from the sample's first to the tile's own
+                    from_first = (n - m) * columns + j  # from the sample's first column to the tile's own
                     if whole:
                         offset = begin + (n - m) * columns * stride  # the sample's output at e = 0
                         e = int32(min(max(int64(-early), -offset), int64(end)))

@@ -1,7 +1,6 @@
-"""The store of float32 tiles without a stride: eight rows a round, each row one run.
+"""The store of float32 tiles without a stride: eight rows a round, a run each.
 
-Hardly anything hides a round, so the code is straight-line. A round takes one barrier with two buffers, else two.
-"""
+Hardly anything hides a round: the code is straight-line. A round takes one barrier with two buffers, else two."""
 
 from __future__ import annotations
 
@@ -14,29 +13,28 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared_st_global_i
 from .store_runs import make_run_of
 from .tile import Tile
 
-ROUND_ROWS = 8  # rows of a tile that leave together
+ROUND_ROWS = 8
 
 
 class Rounds(NamedTuple):
-    """What the rounds of a tile share."""
+    """What a tile's rounds share."""
 
     sums: object
     lane_at: object  # as in make_store_rounds
     y: object
-    target: object  # for each of the warp's rows of a round: index in y of the lane's first output
+    target: object  # index in y of the lane's first output, by row of the warp
     source: object  # its address in the first buffer
-    wanted: object  # for each of the lane's writes of a round: whether it is within the run
+    wanted: object  # by write of the lane: within the run
     team: int
-    rows_left: int  # of the tile, from the warp's first one on
-    further: int  # outputs from a row of y to the row of the next round
+    rows_left: int  # from the warp's first on
+    further: int  # outputs from a row to the next round's
 
 
 def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int):
-    """A device function by which a team of ``warps`` warps writes a tile in one sample.
+    """Build the store of a tile in one sample by a team of ``warps`` warps.
 
-    ``stage``: device function (k, sums, lane_at, buffer) that puts rows ``8 * k`` to ``8 * k + 7`` at ``buffer`` bytes
-    behind the first buffer; ``lane_at`` is its own. ``at``: address of the first buffer.
-    """
+    ``stage``: (k, sums, lane_at, buffer) puts rows ``8 * k`` to ``8 * k + 7`` ``buffer`` bytes behind the first buffer;
+    ``lane_at`` is its own. ``at``: address of the first buffer."""
     of_width = (_make_store(tile, warps, stage, buffers, buffer_bytes, width) for width in (4, 2, 1))
     by_fours, by_twos, by_ones = of_width
 
@@ -53,10 +51,10 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """The same for runs that begin at multiples of ``width`` outputs, which a lane loads and writes at once."""
+    """The same for runs at multiples of ``width`` outputs, which a lane writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps  # of a round
-    step = 32 * width  # outputs that a warp writes at once
+    step = 32 * width  # outputs of a warp's write
     steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
     pieces = warp_rows * steps
     copy, run_of = ld_shared_st_global_if(width), make_run_of(tile)
@@ -79,7 +77,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
 
     @device_function
     def store(sums, lane_at, at, out, place, thread):
-        # Eight rows on, runs lie alike: eight rows are whole sectors.
+        # Eight rows are whole sectors, so runs lie alike.
         target, source = cuda.local.array(warp_rows, dtype=int64), cuda.local.array(warp_rows, dtype=int32)
         wanted = cuda.local.array(pieces, dtype=boolean)
         for z in range(warp_rows):

@@ -1,8 +1,6 @@
-"""The store of the tensor-core rungs for tiles in one sample: nearly all tiles.
+"""The store of the tensor-core rungs for tiles in one sample: nearly all.
 
-Few warps store, so nothing hides a branch or a load: the code is straight-line, with predicates and several loads in
-flight.
-"""
+Nothing hides a branch or a load: the code is straight-line, with predicates and several loads in flight."""
 
 from __future__ import annotations
 
@@ -14,47 +12,47 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Tile, staged_at
 
-HELD = 16  # staged outputs that a lane has loaded and not yet written, at most
+HELD = 16  # outputs loaded and not yet written, a lane
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
-    """Outputs that a lane writes at once, if it loads ``quantum`` staged ones together. Kernels call it, too."""
+    """Outputs that a lane writes at once, from loads of ``quantum``. Kernels call it, too."""
     return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
 
 
 def channels_of_a_warp(tile: Tile, warps: int) -> int:
-    """Most channels of a round that a warp writes."""
+    """Most channels of a round for a warp."""
     return -(-tile.round_channels // warps)
 
 
 def most_channels(tile: Tile) -> int:
-    """Most channels of a warp whose runs are in registers; more where runs are shortest."""
+    """Most channels whose runs are in registers; more where runs are shortest."""
     return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
 def keeps_runs(tile: Tile, warps: int) -> bool:
-    """Whether ``runs`` are carried from round to round."""
+    """Whether ``runs`` are kept from round to round."""
     return channels_of_a_warp(tile, warps) <= most_channels(tile)
 
 
 def runs_channels(tile: Tile, warps: int) -> int:
-    """Channels of a warp whose runs are in flight at a time."""
+    """Channels whose runs are in flight."""
     return min(channels_of_a_warp(tile, warps), most_channels(tile))
 
 
 def runs_loads(tile: Tile) -> int:
-    """Most shared loads for one store."""
+    """Most shared loads of a store."""
     return max(outputs_at_once(quantum, tile.out_dtype.itemsize) // quantum for quantum in (4, 2, 1))
 
 
 def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
-    """Elements of the arrays of ``runs`` (``make_prepare``): of the second, and of the others."""
+    """Elements of ``runs``' arrays: the second, the others."""
     channels = runs_channels(tile, warps)
     return channels * runs_loads(tile), channels
 
 
 def _all_channels(tile: Tile, warps: int) -> int:
-    """Channels of a warp's round, rounded up to whole sets that are in flight together."""
+    """A warp's channels, up to whole sets in flight."""
     channels = runs_channels(tile, warps)
     return -(-channels_of_a_warp(tile, warps) // channels) * channels
 
@@ -65,15 +63,14 @@ def _some_channels(tile: Tile, warps: int) -> bool:
 
 
 def make_run_of(tile: Tile):
-    """A device function for a channel's run in a tile in one sample: its first output, its end, and the distance from
-    its first sector to the tile's own first output.
-    """
+    """Build ``run_of`` a channel, in one sample: first output, end, distance from its first sector to the tile's own
+    output."""
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function
     def run_of(run, extent, alignment):
-        """``run``: index in y of the tile's own first output, for this channel."""
-        # The run goes from its first sector to that of the next tile.
+        """``run``: index in y of the channel's own first output."""
+        # From its first sector to that of the next tile.
         early = int32(int32(run + alignment.shift) & (sector - 1))
         end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
         low = int32(max(int32(-early), extent.lowest))
@@ -84,7 +81,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """A device function that finds the outputs of a warp's channels, in a tile in one sample."""
+    """Build ``prepare``: the outputs of a warp's channels, in one sample."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
@@ -92,7 +89,7 @@ def make_prepare(tile: Tile, warps: int):
 
     @device_function
     def prepare(runs, z0, out, staging, place, thread):
-        """Fill ``runs`` for the warp's channels from its ``z0``-th on."""
+        """Fill ``runs`` from the warp's ``z0``-th channel on."""
         target, source, done, size = runs
         quantum, to_staged = int32(out.alignment.quantum), int32(out.alignment.offset + overlap * span)
         width = int32(at_once(quantum, itemsize))
@@ -112,7 +109,7 @@ def make_prepare(tile: Tile, warps: int):
 
 
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
-    """A device function: the bias of each of a warp's channels, or zero."""
+    """Build the load of the bias of each of a warp's channels, or zero."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels
@@ -131,9 +128,7 @@ def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
 
 
 def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
-    """A device function that writes a round, loading ``quantum`` staged outputs together; ``runs``: filled by
-    ``prepare`` where they are kept (``keeps_runs``).
-    """
+    """Build the store of a round, loading ``quantum`` outputs together; ``prepare`` fills kept ``runs``."""
     span, advance, sector = tile.span, tile.advance, tile.sector
     round_channels, skip = tile.round_channels, tile.skip
     itemsize = tile.out_dtype.itemsize
@@ -142,8 +137,8 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
     loads, words = width // quantum, width * itemsize // 4  # for a lane's step
     load, write = ld_shared(quantum, float32), st_global_if(words)
-    step, step_bytes = 32 * width, (32 + skip) * width * 4  # step of a warp: outputs, and bytes of the staging buffer
-    # A warp handles ``channels`` channels at a time, with ``steps`` steps of each in flight.
+    step, step_bytes = 32 * width, (32 + skip) * width * 4  # a warp's step: outputs, bytes of the buffer
+    # ``channels`` at a time, with ``steps`` steps of each in flight.
     channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
     all_steps = -(-(advance * span + sector - 1) // step)
     turns = -(-all_steps // max(1, HELD // (width * channels)))
@@ -152,7 +147,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
 
     @device_function
     def store_some(runs, z0, y, staging, extra):
-        """Write ``channels`` of the warp's runs, from its ``z0``-th channel on."""
+        """Write ``channels`` runs from the ``z0``-th on."""
         target, source, done, size = runs
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)
@@ -182,12 +177,12 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
                     before = int32((turn * steps + h) * step)
                     write(uint32(done[z] + before) < uint32(size[z]), y, target[z] + before, output)
             turn = int32(turn + 1)
-            if turns > 1:  # turns must not overlap, else registers run out
+            if turns > 1:  # turns must not overlap: registers run out
                 turn = recomputed(turn)
 
     @device_function
     def store_runs(runs, out, staging, place, thread):
-        """Write a round. Returns the head of the next (Place.head)."""
+        """Write a round; return the next Place.head."""
         extra = cuda.local.array(all_channels, dtype=float32)
         load_extra(extra, out, place, thread.warp)
         if kept:

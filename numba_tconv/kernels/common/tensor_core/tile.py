@@ -1,16 +1,15 @@
 """Tiles of the tensor-core rungs: which rows and columns a tile computes, and which outputs it owns.
 
-Letters as in kernels/k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a product takes ``depth`` channels.
+Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a product takes ``depth`` channels.
 
-**Outputs of a tile.** A column contributes ``span`` consecutive outputs to each channel of the tile.
+**Outputs.** A column contributes ``span`` consecutive outputs to each channel.
 
-* Whole: all rows of a channel, span = stride. A channel leaves as one run, phases interleaved.
-* Part: a long stride, no dilation. The phases are rows; each column leaves as one run.
+* Whole: all rows of a channel, span = stride. A channel is one run, phases interleaved.
+* Part: a long stride, no dilation. Rows are phases; each column is one run.
 * Single: one row of taps, outputs ``stride`` apart, where phases of neighbouring outputs lie in columns far apart.
 
 **Aligned runs.** A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice and
-each run begins and ends on a sector, unless products outlast memory (``aligned`` is false).
-"""
+its runs begin and end on sectors, unless products outlast memory (``aligned`` is false)."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 
 COLUMNS = 128
-ROWS = 128  # most rows of a tile
+ROWS = 128  # of a tile
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16  # a long signal
-# Columns of a lane's window; wider ones spill in tf32x3.
+# Columns; in tf32x3 wider windows spill.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
 LONGEST_STAGED_SPAN = 96
@@ -39,13 +38,13 @@ class Tile:
     precision: str
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row that share one window
-    several_chunks: bool  # a row has more taps than one chunk
-    phases: int  # rows of one output channel in a tile
-    channels: int  # output channels in a tile
-    span: int  # outputs that one column contributes to a channel
-    round_channels: int  # output channels that are staged together
-    wide_outputs: bool = False  # float32 partial sums of 16-bit operands (kernels/common/split_sums.py)
+    tap_chunk: int  # taps of a row in one window
+    several_chunks: bool  # a row has more than one
+    phases: int  # rows of a channel in a tile
+    channels: int  # in a tile
+    span: int  # outputs of a column in a channel
+    round_channels: int  # staged together
+    wide_outputs: bool = False  # float32 partial sums of 16-bit operands
     aligned: bool = True  # runs begin and end on sectors
 
     @cached_property
@@ -67,7 +66,7 @@ class Tile:
 
     @property
     def kind(self) -> str:
-        """The type of the operands, in PTX terms."""
+        """The operands' PTX type."""
         return KINDS[self.precision][0]
 
     @property
@@ -77,7 +76,7 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Halves of an operand: 2 for tf32x3 (split_operand.py), else 1."""
+        """Operand halves: 2 in tf32x3, else 1."""
         return KINDS[self.precision][2]
 
     @property
@@ -87,78 +86,77 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Rows of the tile, rounded up to whole core matrices."""
+        """Rows, up to whole core matrices."""
         return -(-self.channels * self.phases // 8) * 8
 
     @property
     def whole(self) -> bool:
-        """Whether a channel's outputs leave as one run."""
+        """A channel is one run."""
         return self.span == self.stride
 
     @property
     def part(self) -> bool:
-        """Whether each column is a run of neighbouring phases."""
+        """Each column is a run of phases."""
         return not self.whole and self.dilation == 1
 
     @property
     def spread(self) -> int:
-        """Outputs between two phases of one column, in the staging buffer."""
+        """Staged outputs between phases of a column."""
         return self.dilation if self.whole else 1
 
     @property
     def row_parts(self) -> int:
-        """Tiles that share the rows of one output channel."""
+        """Tiles of an output channel's rows."""
         return 1 if self.whole else -(-self.taps.rows // self.phases)
 
     @property
     def reach(self) -> int:
-        """Columns that the taps of a chunk reach back."""
+        """Columns that a chunk's taps reach back."""
         return (self.tap_chunk - 1) * self.taps.step
 
     @property
     def halo(self) -> int:
-        """Columns of a lane's window before its own four, rounded up to four."""
+        """Columns of a window before the lane's four, up to four."""
         return -(-self.reach // 4) * 4
 
     @property
     def lead(self) -> int:
-        """Columns of a stage before the tile: its reach, rounded up to eight."""
+        """A stage's columns before the tile, up to eight."""
         return -(-self.reach // 8) * 8
 
     @property
     def chunk_shift(self) -> int:
-        """Columns between the windows of two successive tap chunks."""
+        """Columns between windows of successive tap chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
     @cached_property
     def sector(self) -> int:
-        """Outputs in a sector; 1 where runs are not aligned."""
+        """Outputs in a sector; 1 if not aligned."""
         return SECTOR // self.out_dtype.itemsize if self.whole and self.aligned else 1
 
     @cached_property
     def overlap(self) -> int:
-        """Columns before those of the outputs that the tile owns, a multiple of eight: for the phases of a run's first
-        outputs and a run that begins up to a sector early.
-        """
+        """Columns before the tile's own outputs, a multiple of eight: for a run's first phases, up to a sector
+        early."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Whether unaligned runs save columns. Lanes write at least two 16-bit outputs, which must be aligned."""
+        """Whether unaligned runs save columns; lanes write at least two 16-bit outputs, aligned."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
     def advance(self) -> int:
-        """Columns from one tile to the next."""
+        """Columns between tiles."""
         return COLUMNS - self.overlap
 
     @property
     def depth_weights(self) -> int:
-        """Bytes of packed weights of one product depth."""
+        """Bytes of a depth's packed weights."""
         return self.tap_chunk * self.parts * self.rows * self.depth * self.operand_size
 
-    # The staging buffer: float32, one channel's run after another.
+    # The staging buffer: float32, run after run.
 
     @property
     def rounds(self) -> int:
@@ -166,36 +164,36 @@ class Tile:
 
     @property
     def skip(self) -> int:
-        """Unused elements after every 32 of a run, against bank conflicts."""
+        """Unused elements after every 32, against bank conflicts."""
         return 0 if self.span == 1 else 8 if self.span % 4 == 0 else 4
 
     @property
     def reciprocal(self) -> int:
-        """``m * reciprocal >> 16`` is ``m // phases`` for every row m of a tile."""
+        """``m * reciprocal >> 16`` is ``m // phases`` for each row m."""
         return 65536 // self.phases + 1
 
     @property
     def pitch(self) -> int:
-        """Elements from one channel's run to the next."""
+        """Elements between channels' runs."""
         run = COLUMNS * self.span + (self.spread * (self.phases - 1) if self.whole else 0)
         return -(-(staged_at(run, self.skip) + 4 + self.skip) // 4) * 4
 
     @property
     def staging(self) -> int:
-        """Elements of the staging buffer, a multiple of four."""
+        """Elements of the buffer, a multiple of four."""
         runs = self.rows // self.rounds if self.span == 1 else self.round_channels
         return -(-runs * self.pitch // 4) * 4
 
     @property
     def empty_slots(self) -> bool:
-        """Whether no row reaches some outputs of a run, which are staged as zeros."""
+        """Whether no row reaches some outputs, staged as zeros."""
         return self.span != self.phases
 
     def columns(self, problem: Problem) -> tuple[int, int]:
         """First column, and columns a sample; multiples of eight."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
-        # Zeros between samples cover all columns that taps reach back, missing taps included.
+        # Zeros between samples cover the columns that taps reach back, missing taps included.
         stop = max(columns.stop, problem.length + (self.tap_chunks(problem) * self.tap_chunk - 1) * t.step)
         first = columns.start // 8 * 8
         return first, -(-(stop - first) // 8) * 8
@@ -208,7 +206,7 @@ class Tile:
         return -(-(columns + -(-(self.sector - 1) // self.span)) // self.advance)
 
     def row_tiles(self, problem: Problem) -> int:
-        """Tiles along the rows of one group."""
+        """Tiles along a group's rows."""
         return -(-problem.out_channels_per_group // self.channels) * self.row_parts
 
     def tap_chunks(self, problem: Problem) -> int:
@@ -223,17 +221,17 @@ class Tile:
 
 
 def staged_at(u, skip):
-    """Offset of output ``u`` of a run in the staging buffer, from the run's begin. Kernels call it, too."""
+    """Offset of output ``u`` of a run. Kernels call it, too."""
     return u + (u >> 5) * skip
 
 
 def _lag(taps: Taps) -> int:
-    """Columns from the first to the last that the outputs of one stride need."""
+    """Columns that the outputs of one stride span."""
     return ((taps.rows - 1) * taps.dilation + taps.gap - 1) // taps.stride
 
 
 def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
-    """Phases in a tile, and span; None if the problem has no tile."""
+    """Phases in a tile, and span; None without a tile."""
     t, s, d = problem.taps, problem.stride, problem.dilation
     needed = _lag(t)
     active = min(t.rows, problem.kernel_size)
@@ -245,7 +243,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps that share a window: a whole row if it fits, else few missing taps and, preferably, aligned windows."""
+    """Taps that share a window: a row if it fits, else few missing taps and, preferably, aligned windows."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -253,7 +251,7 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
     if fitting[-1] == t.taps_per_row:
         return fitting[-1]
 
-    # Every chunk of split operands costs additions on CUDA cores; missing taps cost nothing.
+    # Each chunk of split operands costs additions on CUDA cores.
     of_chunk = 1 if split else 0.5
 
     def cost(chunk):
@@ -265,15 +263,13 @@ def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
 
 
 def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_window: int | None = None) -> Tile | None:
-    """The tile of a problem with at most ``most_rows`` rows, or None. ``widest_window``: columns, by default
-    WINDOW_LIMIT's.
-    """
+    """The tile with at most ``most_rows`` rows, or None; ``widest_window``: columns, by default WINDOW_LIMIT's."""
     shape = _row_shape(problem, most_rows)
     chunk = _tap_chunk(problem, precision, widest_window or WINDOW_LIMIT[precision])
     if shape is None:
         return None
     phases, span = shape
-    fewest = 8 // math.gcd(8, phases)  # channels whose rows fill whole core matrices
+    fewest = 8 // math.gcd(8, phases)  # channels whose rows fill core matrices
     most = max(1, most_rows // phases)
     if most >= fewest:
         most = most // fewest * fewest
@@ -288,6 +284,6 @@ def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_wi
 
 
 def round_sizes(tile: Tile) -> list[int]:
-    """Channels that may be staged together, the most first; each divides the tile into equal rounds."""
+    """Channels that may be staged together, most first: divisors in equal rounds."""
     fewest = tile.round_channels
     return [c for c in range(tile.channels, 0, -fewest) if tile.channels % c == 0 and c % fewest == 0]

@@ -26,20 +26,19 @@ from .rows import make_store_rows
 
 
 class Epilogue(NamedTuple):
-    """The device functions of a consumer warpgroup's epilogue."""
+    """Device functions of a consumer warpgroup."""
 
-    aim: Callable  # (sample, column, row, channel, channels_left, out, thread): Place of a tile, and ``straight``
-    store: Callable  # (sums, leaving, buffers, out, place, straight, extra, thread): writes all rows of a tile
+    aim: Callable  # (sample, column, row, channel, channels_left, out, thread): Place, ``straight``
+    store: Callable  # (sums, leaving, buffers, out, place, straight, extra, thread): writes a tile
     finish: Callable  # (leaving, team): waits until shared memory has been read
 
 
 def make_epilogue(config: Config) -> Epilogue:
-    """Build the epilogue. A tile is located during its last products. ``extra``: of make_extra_of.
+    """Build the epilogue. ``extra``: of make_extra_of.
 
-    A part of the phases is written straight from registers (part.py). Other sums are taken in slabs (ptx.take), since
-    registers have no run-time index. Tiles within one sample leave in bulk (bulk.py), in rows (rows.py) or in runs
-    (kernels/common/tensor_core/store_runs.py); others by kernels/common/tensor_core/store_any.py.
-    """
+    A part of the phases goes straight from registers (part.py). Other sums are taken in slabs, since registers have no
+    run-time index. Tiles within one sample leave in bulk (bulk.py), rows (rows.py) or runs (store_runs.py), others by
+    store_any.py."""
     if config.tile.part:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
@@ -81,7 +80,7 @@ def make_epilogue(config: Config) -> Epilogue:
 
 
 def _make_part(config: Config) -> Epilogue:
-    """Build the epilogue of a part of the phases."""
+    """The epilogue of a part of the phases."""
     store = make_part_store(config)
 
     @device_function
@@ -100,9 +99,7 @@ def _make_part(config: Config) -> Epilogue:
 
 
 def make_extra_of(config: Config):
-    """Build a device function that loads a bias during the products: of a part's channel, or of the tile's channel that
-    has the thread's number in its warpgroup.
-    """
+    """Build the load of a bias during the products: a part's, or the tile's by the thread's number in its warpgroup."""
     load_type, part = ELEMENTS[config.tile.dtype].load, config.tile.part
     staged = config.bulk_channels > 0 or config.by_rows
 
@@ -122,7 +119,7 @@ def make_extra_of(config: Config):
 
 
 def _make_runs(config: Config, make_rows):
-    """Build one device function from the three stores of kernels/common/tensor_core/store_runs.py."""
+    """Build one store from the three of store_runs.py."""
     tile = config.tile
     prepare, kept = make_prepare(tile, STORE_WARPS), keeps_runs(tile, STORE_WARPS)
     load_extra = make_load_extra(tile, STORE_WARPS, add_bias=True)
@@ -142,10 +139,7 @@ def _make_runs(config: Config, make_rows):
 
 
 def _make_rows(config: Config):
-    """Return a function that builds a tile's store from a round's store.
-
-    It stages rounds of ``staged_rows`` and writes each. A slab is several rounds or a part of one.
-    """
+    """Return a function that builds a tile's store from a round's; a slab is several rounds or a part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector
@@ -199,11 +193,11 @@ def _make_rows(config: Config):
 
 
 def slab_of(config: Config) -> int:
-    """Return the rows that are taken from registers at a time."""
+    """Rows taken from registers at a time."""
     rows, staged_rows = config.tile.rows, config.tile.rows // config.tile.rounds
     return next(r for r in range(24, 0, -8) if rows % r == 0 and (r % staged_rows == 0 or staged_rows % r == 0))
 
 
 def runs_of(config: Config) -> tuple[int, int]:
-    """Return the lengths of the arrays of Sums.runs (kernels/common/tensor_core/store_runs.py)."""
+    """Lengths of the arrays Sums.runs (store_runs.py)."""
     return (1, 1) if config.bulk_channels or config.by_rows else runs_sizes(config.tile, STORE_WARPS)

@@ -1,9 +1,7 @@
-"""Bulk store of k6: the copy engine writes tiles whose outputs all lie in one sample.
+"""Bulk store of k6: the copy engine writes tiles whose outputs lie in one sample.
 
-Sums are staged as they will lie in memory (staging.py), each run with the same remainder by 16 bytes as in y. Lanes
-write a run's unaligned ends. One thread a channel hands the rest to the copy engine, which works during the next
-products.
-"""
+Each run is staged with the remainder by 16 bytes that it has in y. Lanes write its unaligned ends; one thread a channel
+hands the rest to the copy engine."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ SIZE, SOURCE, DUE = 0, 1, 2  # of Leaving.held
 
 
 class Tile(NamedTuple):
-    """What the rounds of a tile share."""
+    """What a tile's rounds share."""
 
     sums: object
-    column: int  # address of the lane's first column in the buffer
+    column: int  # shared address of the lane's first column
     buffers: object
     leaving: object
     out: object
@@ -47,10 +45,7 @@ class Tile(NamedTuple):
 
 
 def make_pitch(config: Config):
-    """Build a device function: elements from run to run, with the same remainder by 16 bytes as a row of y.
-
-    If the first run is aligned for the copy engine, so are all.
-    """
+    """Build ``pitch``: elements from run to run, with the remainder by 16 bytes of a row of y."""
     pitch, vector = config.bulk_pitch, 16 // config.tile.out_dtype.itemsize
 
     @device_function
@@ -61,10 +56,9 @@ def make_pitch(config: Config):
 
 
 def make_hand_over(config: Config):
-    """Build ``when_due``, called once a mainloop turn, and ``at_once``, which hand a thread's run to the copy engine.
+    """Build ``when_due``, called once a mainloop turn, and ``at_once``: they hand a thread's run to the copy engine.
 
-    Runs that leave one by one do not block the next tile's loads.
-    """
+    Runs that leave one by one do not block the next tile's loads."""
     spreads = config.spreads
 
     @device_function
@@ -89,7 +83,7 @@ def make_hand_over(config: Config):
 
 
 def make_write(config: Config):
-    """Build a device function that prepares a thread's run of the round for the copy engine."""
+    """Build ``write``: prepares a thread's run of the round for the copy engine."""
     whole_vectors = make_whole_vectors(config)
 
     @device_function
@@ -103,11 +97,7 @@ def make_write(config: Config):
 
 
 def make_bulk_store(config: Config):
-    """Build ``store``, as Epilogue.store for tiles in one sample, and ``finish``, which waits until the engine has read
-    the buffers.
-
-    ``extra``: bias of the tile's channel with the thread's number in its warpgroup.
-    """
+    """Build Epilogue's ``store``, for tiles in one sample, and ``finish``."""
     tile, exact, buffers_of_round = config.tile, config.tile.parts == 2, config.buffers
     channels, tile_channels = config.bulk_channels, config.tile.channels
     span, itemsize, spreads = tile.span, tile.out_dtype.itemsize, config.spreads
@@ -128,7 +118,7 @@ def make_bulk_store(config: Config):
     def wide(shared, as_stored):
         return shared
 
-    as_outputs = wide if tile.wide_outputs else narrow  # shared memory, as elements of y
+    as_outputs = wide if tile.wide_outputs else narrow  # shared memory
 
     @device_function
     def leave(leaving):
@@ -144,7 +134,6 @@ def make_bulk_store(config: Config):
             wait_for_buffer()
         barrier_sync(thread.team + 1, 128)
         run = tile.run + number * (channels * out.length)
-        # Staged outputs get the remainder by 16 bytes that they have in y.
         begin = int32(int32(run + out.alignment.shift) & (vector - 1))
         moved = int32(begin * itemsize + number % buffers_of_round * buffer_bytes)
         extras_at = int32(buffers.base + buffers.extras_at + number * (channels * 4))

@@ -1,9 +1,7 @@
 """Store of k6 for tiles that hold a part of a long stride's phases: straight from registers.
 
-Such a tile has one channel, and each column is a run of its own. A quad of lanes writes eight rows of a column to one
-sector, so staging would gain nothing. Columns may belong to several samples or to none. A lane locates its columns one
-by one, to save registers.
-"""
+Such a tile has one channel, and each column is a run. A quad of lanes writes eight rows of a column to one sector.
+Columns may belong to several samples or none; lanes locate them one by one, to save registers."""
 
 from __future__ import annotations
 
@@ -29,32 +27,27 @@ class Lane(NamedTuple):
     place: object
     sample: int  # of its first column
     column: int
-    row: int  # its first one of eight
+    row: int  # its first of eight
     extra: float
 
 
 class Rows(NamedTuple):
-    """The outputs of a lane in a column."""
+    """A lane's outputs in a column."""
 
     lane: Lane
     first: int  # index in y of its first row
-    begin: int  # that row, counted from the column's first output
+    begin: int  # that row in the column
     size: int  # outputs of the column
     column: int  # of the lane's four
 
 
 def make_place(config: Config):
-    """Build a device function that locates a column's outputs.
-
-    Returns the index in y for the tile's first row, which may not exist; the first row with an output; the number of
-    outputs.
-    """
+    """Build ``place``: index in y of the tile's first row, if it existed; first row with an output; their number."""
     stride, all_phases, phases = config.tile.stride, config.tile.taps.rows, config.tile.phases
 
     @device_function
     def outputs_of(sample, column, place, out):
         o = (out.first_column + column) * stride + place.row - out.padding
-        # Fewer in a channel's last tile.
         most = int64(min(phases, all_phases - place.row)) if sample < out.batch else int64(0)
         low = int32(min(max(-o, int64(0)), int64(phases)))
         size = int32(max(min(out.length - o, most) - low, int64(0)))
@@ -64,7 +57,7 @@ def make_place(config: Config):
 
 
 def make_part_store(config: Config):
-    """Build a device function that writes a tile's sums; ``extra``: the bias."""
+    """Build the store of a tile's sums; ``extra``: the bias."""
     tile, exact, half = config.tile, config.tile.parts == 2, config.tile.rows // 2
     matrices, even_stride, halves = tile.rows // 8, tile.stride % 2 == 0, tile.out_dtype.itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
@@ -74,7 +67,7 @@ def make_part_store(config: Config):
 
     @device_function
     def two_of(acc, k, q):
-        """Return the lane's two sums of core matrix ``k`` in its column ``q``."""
+        """The lane's two sums of core matrix ``k`` in column ``q``."""
         a = 4 * k + 2 * (q % 2) + q // 2 * half
         return acc[a], acc[a + 1]
 
@@ -111,13 +104,13 @@ def make_part_store(config: Config):
     def store(sums, out, place, extra, thread):
         lane = recomputed(thread.lane)
         words = cuda.local.array(4, dtype=int32)
-        # A lane's four columns lie in one sample, since samples begin at multiples of eight.
+        # One sample has all four columns: samples begin at multiples of eight.
         sample, column = int64(place.sample), place.column + column_of_lane(thread.warp, lane, 0, 0)
         if column >= out.columns:
             sample, column = sample + column // out.columns, column % out.columns
         own = sums.total if exact else sums.acc
         of_lane = Lane(own, words, out, place, sample, column, int32((lane & 3) * 2), extra)
-        # If all runs begin and end at even indices, both or neither of two outputs exist.
+        # Of two outputs at even indices, both or neither exist.
         if even_stride and (out.alignment.shift | out.length | out.padding) & 1 == 0:
             by_pairs(int32(0), of_lane)
         else:

@@ -1,7 +1,4 @@
-"""Store of k6 for float32 tiles without a stride by the warps' own stores (kernels/common/tensor_core/store_rows.py).
-
-A round is one core matrix. Biases are added beforehand.
-"""
+"""Store of k6 for float32 tiles without a stride by the warps (tensor_core/store_rows.py), a core matrix a round."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from numba_tconv.ptx import barrier_sync, device_function, ld_shared, recomputed
 
 
 def make_store_rows(config: Config):
-    """Build a device function as Epilogue.store, for tiles in one sample.
-
-    ``extra``: bias of the tile's channel with the thread's number in its warpgroup.
-    """
+    """Build Epilogue's ``store``, for tiles in one sample."""
     tile, exact = config.tile, config.tile.parts == 2
     pitch, column_of_lane = tile.pitch, device_function(column_of)
     add_biases = _make_add_biases(config)
@@ -39,7 +33,7 @@ def make_store_rows(config: Config):
 
 
 def _make_add_biases(config: Config):
-    """Build a device function that adds each row's bias to its sums, through shared memory at ``at``."""
+    """Build the addition of each row's bias, through shared memory at ``at``."""
     rows, sums = config.tile.rows, config.tile.rows // 2
     load = ld_shared(1, float32)
 
@@ -68,7 +62,7 @@ def _make_add_biases(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build a device function that stages eight rows; ``column``: address of the lane's first column and row."""
+    """Build the staging of eight rows; ``column``: address of the lane's first column and row."""
     sums_of_half, pitch = config.tile.rows // 2, config.tile.pitch
 
     @device_function

@@ -1,14 +1,11 @@
 """Staging of k6: sums into shared memory as they will lie in y, several in one store if possible.
 
-A lane holds two neighbouring rows in four neighbouring columns (kernels/common/tensor_core/fragments.py). In y are
-contiguous
+A lane holds two neighbouring rows in four neighbouring columns. Contiguous in y are
 
-* without a stride, the four columns of a row: stored by fours or by twos;
-* with an even stride and no dilation, if all phases have taps, the two rows of a column: stored by twos.
+* without a stride, the four columns of a row: stored by fours or twos;
+* with an even stride, no dilation and taps in all phases, the two rows of a column: stored by twos.
 
-A wider store needs all runs of the round at multiples of as many outputs, which depends on y (bulk.py). Else each sum
-is stored by itself. Biases of several core matrices are loaded ahead of their use, to hide the latency.
-"""
+Wider stores need all runs of the round at multiples of as many outputs. Else each sum is stored by itself."""
 
 from __future__ import annotations
 
@@ -31,34 +28,29 @@ from numba_tconv.ptx import (
     st_shared_v2_f32,
 )
 
-BATCH = 8  # core matrices whose biases are loaded together
+BATCH = 8  # core matrices whose biases are loaded together, to hide latency
 
 
 def rotation(lane, span):
-    """Return the column that a lane writes first, one output at a time, to spread a warp's writes over the banks.
-
-    Kernels call it too.
-    """
+    """The column that a lane writes first, one output at a time: spreads a warp's writes over the banks."""
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
 
 
 def rotation_of_pairs(lane, span):
-    """``rotation`` for two outputs at a time; for a span of 1, the first column of a pair."""
+    """``rotation`` for two outputs at a time; for span 1, the first column of a pair."""
     return lane & 2 if span == 1 else 0 if span // 2 % 2 == 1 and span > 2 else (lane >> 2 ^ lane >> 3) & 3
 
 
 def pairs_phases(tile: Tile) -> bool:
-    """Return whether the two rows of a lane are neighbouring outputs of one channel."""
+    """Whether a lane's two rows are neighbouring outputs of one channel."""
     return tile.span % 2 == 0 and tile.span == tile.phases and tile.spread == 1
 
 
 def make_stage(config: Config, matrices: int):
-    """Build a device function that stages a round of ``matrices`` core matrices.
+    """Build the staging of a round of ``matrices`` core matrices from ``first`` on.
 
-    ``first``: the first matrix. ``column``: address of the lane's first column in the run of the round's first row.
-    ``extra_at``: address of the round's biases. ``pitch``: bytes from run to run. ``begin``: outputs from a multiple of
-    16 bytes to the first run.
-    """
+    ``column``: address of the lane's first column in the first run. ``extra_at``: of the round's biases. ``pitch``:
+    bytes from run to run. ``begin``: outputs from a multiple of 16 bytes to the first run."""
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
     (load_extras, *pieces), batch_rows = make_pieces(config), 2 * BATCH
@@ -69,7 +61,7 @@ def make_stage(config: Config, matrices: int):
 
     @device_function
     def from_column(column, first):
-        """Return the addresses of the lane's columns from its ``first`` one on, cyclically."""
+        """Addresses of the lane's columns, cyclically from ``first``."""
         return (column + first * step, column + (first + 1 & 3) * step, column + (first + 2 & 3) * step,
                 column + (first + 3 & 3) * step)  # fmt: skip
 
@@ -91,7 +83,7 @@ def make_stage(config: Config, matrices: int):
 
 
 def _in_batches(piece, load_extras, matrices: int):
-    """Build a device function (first core matrix, state): ``load_extras``, then ``piece``, batch by batch."""
+    """Build (first core matrix, state): ``load_extras``, then ``piece``, batch by batch."""
     number = min(BATCH, matrices)
     load_all, put_all = repeated(load_extras, number), repeated(piece, number)
 
@@ -113,23 +105,20 @@ def _in_batches(piece, load_extras, matrices: int):
 
 
 def make_pieces(config: Config):
-    """Build four device functions (core matrix, state): load the biases of the lane's two rows; store by ones, twos,
-    fours.
+    """Build four device functions (core matrix, state): load the lane's two biases; store by ones, twos, fours.
 
-    ``state``: the sums; the addresses of the lane's columns in writing order; whether the order begins with an odd
-    column, with one of the second two; and the biases' address, the lane's first row of eight, the round's first core
-    matrix, the runs' pitch, the loaded biases.
-    """
+    ``state``: sums; addresses of the lane's columns in writing order; whether the order begins with an odd column, with
+    one of the second two; biases' address, lane's first row of eight, first core matrix, pitch, loaded biases."""
     tile = config.tile
     spread, phases, itemsize, sums = tile.spread, tile.phases, tile.out_dtype.itemsize, tile.rows // 2
-    span = tile.span if tile.empty_slots else 1  # outputs that no row reaches follow each column's one
+    span = tile.span if tile.empty_slots else 1  # each column's outputs that no row reaches
     aligned_rows, halves, by_phases = 8 % phases == 0 or phases % 8 == 0, itemsize == 2, pairs_phases(tile)
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
     load, same_channel = ld_shared(1, float32), phases % 2 == 0
 
     @device_function
     def row_of(k, r, where):
-        """Return the byte offsets of row ``r`` of core matrix ``k`` in the buffer, and of its bias."""
+        """Byte offsets of row ``r`` of core matrix ``k``, and of its bias."""
         _, _, first, pitch, _ = where
         k = int32(k - first)
         if aligned_rows:  # the lane's share and the compile-time share
@@ -142,7 +131,7 @@ def make_pieces(config: Config):
 
     @device_function
     def place_of(k, where):
-        """Return the index of core matrix ``k``'s biases among the loaded ones."""
+        """Index of core matrix ``k``'s loaded biases."""
         return int32(uint32(k - where[2]) % uint32(BATCH)) * 2
 
     @device_function
@@ -158,14 +147,14 @@ def make_pieces(config: Config):
 
     @device_function
     def staged(k, z, where):
-        """Return the offset of the lane's row ``z`` of core matrix ``k``, and its bias."""
+        """Offset of the lane's row ``z`` of core matrix ``k``, and its bias."""
         _, row, _, _, extras = where
         at, _ = row_of(k, int32(row + z), where)
         return at, extras[place_of(k, where) + (0 if same_channel else z)]
 
     @device_function
     def rotated(acc, a, odd, far, i):
-        """Return the ``i``-th to be written of the four sums of a row, which begin at ``a``."""
+        """The ``i``-th to be written of a row's four sums, from ``a`` on."""
         z0, z1, z2, z3 = acc[a], acc[a + 2], acc[a + sums], acc[a + sums + 2]
         if i % 2 == 1:
             z0, z1, z2, z3 = z1, z2, z3, z0

@@ -1,7 +1,6 @@
 """Store of k6 for tiles in one sample whose runs are short (Config.by_lanes).
 
-Sums are staged as in bulk.py, but lanes write the runs, 16 bytes each: a bulk copy has a fixed cost to issue.
-"""
+Staged as in bulk.py, but lanes write the runs in vectors: issuing a bulk copy has a fixed cost."""
 
 from __future__ import annotations
 
@@ -15,22 +14,22 @@ from numba_tconv.ptx import device_function, ld_shared, st_global_vector
 
 
 class Staged(NamedTuple):
-    """A round's runs in shared memory."""
+    """A round's staged runs."""
 
     shared: object  # as elements of y
     base: int  # its address
-    at: int  # offset in bytes of the staged run of the round's first channel
+    at: int  # byte offset of the first channel's run
     pitch: int  # elements from run to run
-    run: int  # index in y of the tile's own first output, for the round's first channel
+    run: int  # index in y of the tile's own first output in the first channel
     channels_left: int  # from that channel on
     extent: object
 
 
 class Pieces(NamedTuple):
-    """A run in outputs from the tile's own first one on: unaligned ends, and whole vectors between."""
+    """A run's unaligned ends and whole vectors, in outputs from the tile's own first."""
 
     begin: int
-    before: int  # outputs before the first whole vector
+    before: int
     inner: int  # outputs in whole vectors
     end: int
 
@@ -44,7 +43,7 @@ class Vectors(NamedTuple):
 
 
 def make_whole_vectors(config: Config):
-    """Build ``whole_vectors``, which writes the ends of the warp's runs, and returns the lane's whole vectors."""
+    """Build ``whole_vectors``, which writes the ends of the warp's runs and returns the lane's whole vectors."""
     tile, channels = config.tile, config.bulk_channels
     itemsize, to_staged = tile.out_dtype.itemsize, tile.overlap * tile.span
     vector = 16 // itemsize
@@ -69,10 +68,10 @@ def make_whole_vectors(config: Config):
             has_ends = pieces.begin + pieces.inner < pieces.end
             e = int32(pieces.begin + pieces.before)
             size, target = int32(pieces.inner * itemsize), run + e
-            if pieces.inner > 0:  # else no multiple of 16 bytes, and all lanes read there
+            if pieces.inner > 0:  # else all lanes read there
                 source = int32(staged.base + (first + channel * staged.pitch + e) * itemsize)
         if cuda.any_sync(0xFFFFFFFF, has_ends):
-            # Both ends of a run together are one vector or none, unless the run ends with its sample.
+            # Both ends together are one vector or none, unless the run ends with its sample.
             end = int32(thread.lane)
             while end < all_ends:
                 channel, z = int32(end // vector * STORE_WARPS + thread.warp), int32(end % vector)
@@ -90,7 +89,7 @@ def make_whole_vectors(config: Config):
 
 
 def lanes_of(config: Config) -> tuple[int, int]:
-    """Return the lanes that write a run together, a vector each, and how often they do."""
+    """Lanes that write a run together, and vectors of each."""
     tile = config.tile
     vectors = (tile.advance * tile.span + tile.sector - 1) * tile.out_dtype.itemsize // 16
     lanes = min(32, 1 << (vectors - 1).bit_length())
@@ -98,7 +97,7 @@ def lanes_of(config: Config) -> tuple[int, int]:
 
 
 def make_write_vectors(config: Config):
-    """Build a device function that writes a warp's channels of the round to y."""
+    """Build the store of a warp's channels of the round."""
     tile, channels = config.tile, config.bulk_channels
     vector = 16 // tile.out_dtype.itemsize
     lanes, turns = lanes_of(config)
@@ -107,7 +106,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def vector_of(turn, vectors, lane):
-        """Return whether a lane's vector exists, its index in y and its value; ``vectors``: the lane's."""
+        """Whether the lane's vector exists, its index in y, its value."""
         size, source, target = vectors
         owner = int32(turn // turns * (32 // lanes) + lane // lanes)
         e = int32(turn % turns * lanes + lane % lanes)
@@ -123,7 +122,7 @@ def make_write_vectors(config: Config):
 
     @device_function
     def write_fours(turn, state):
-        """Write with four loads in flight."""
+        """Four loads in flight."""
         y, vectors, lane = state
         a, b = vector_of(turn, vectors, lane), vector_of(int32(turn + 1), vectors, lane)
         c, d = vector_of(int32(turn + 2), vectors, lane), vector_of(int32(turn + 3), vectors, lane)
