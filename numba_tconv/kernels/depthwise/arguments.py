@@ -1,4 +1,4 @@
-"""What the depthwise kernels, their device functions and the launch plan share by name. Offsets are in elements."""
+"""What the depthwise kernels and their plans share by name. Offsets are in elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Input(NamedTuple):
     """A tensor (N, C_in, L)."""
 
     data: object
-    offset: int  # from a multiple of 16 bytes to the first element
+    offset: int  # from a multiple of 16 bytes
     stride_n: int
     stride_c: int
     stride_l: int
@@ -24,7 +24,7 @@ class Output(NamedTuple):
     """A contiguous tensor (N, C_out, L_out)."""
 
     data: object
-    offset: int  # from a multiple of 16 bytes to the first element
+    offset: int  # from a multiple of 16 bytes
 
 
 class Sizes(NamedTuple):
@@ -35,16 +35,16 @@ class Sizes(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The inputs that a team or block copies to shared memory; those outside [begin, end) become zeros."""
+    """Inputs to copy to shared memory; those outside [begin, end) become zeros."""
 
-    source: int  # offset in x of the first channel's
+    source: int  # of the first channel's, in x
     begin: int
     end: int
     aligned: bool  # every channel's begins at a multiple of 16 bytes
 
 
 def shared_signature(storage: types.Type) -> tuple:
-    """Types of the arguments (x, w, bias, y, sizes) of every form."""
+    """Types of (x, w, bias, y, sizes), of every form."""
     stored = flat(storage)
     tensors = ((Input, stored), (Weights, stored), (Bias, stored), (Output, stored))
     return (*(arguments(fields, data=data) for fields, data in tensors), arguments(Sizes))

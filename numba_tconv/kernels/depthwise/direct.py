@@ -1,8 +1,8 @@
-"""The direct form of the depthwise rung, for 16 bits: each thread reads its inputs from global memory into registers.
+"""The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
-16-bit layers are limited by instructions issued. In each pass a thread makes 16 bytes of neighbouring outputs from a
-run of inputs; the runs of neighbours overlap in the L1 cache. A pass advances by whole strides and whole loads, so one
-case of straight-line code says in every pass which weight meets which input. Weights stay in registers."""
+Issued instructions are the limit. In a pass a thread makes 16 bytes of neighbouring outputs from a run of inputs;
+neighbours' runs overlap in L1. A pass advances by whole strides and loads, so one case of straight-line code says in
+every pass which weight meets which input. Weights stay in registers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from numba_tconv.runtime.kernel import Kernel
 from .arguments import shared_signature
 from .rows import MOST_SAMPLES, split
 
-VECTOR = 8  # outputs of a thread in one pass: 16 bytes
+VECTOR = 8  # outputs of a thread in a pass
 LANES = 128, 64, 32
 MOST_WEIGHTS = 16  # of a thread
-MOST_TAPS_PER_ROW = 8  # of an output; the code grows with their number
+MOST_TAPS_PER_ROW = 8  # the code grows with them
 
 
 @dataclass(frozen=True)
 class DirectConfig:
-    """A team of ``lanes`` threads shares a row; a block has ``threads`` of them."""
+    """A row has ``lanes`` threads; a block ``threads``."""
 
     dtype: torch.dtype
     taps: Taps
     out_per_group: int
     lanes: int = 128
     threads: int = 128
-    passes: int = 16  # of a thread, at most
-    runs: int = 2  # passes in flight at once, where a row has as many
+    passes: int = 16  # of a thread
+    runs: int = 2  # in flight at once
     min_blocks: int = 2
 
     @property
     def families(self) -> int:
-        """Output z of a vector belongs to family z mod families; a family's outputs have one phase."""
+        """Output z of a vector is of family z mod families, which has one phase."""
         return min(self.taps.stride, VECTOR)
 
     @property
@@ -57,20 +57,20 @@ class DirectConfig:
 
     @cached_property
     def window(self) -> int:
-        """Inputs that a vector reads, whatever its phase."""
+        """Inputs that a vector reads, in any phase."""
         return self.taps.taps_per_row + (self.taps.stride - 1 + VECTOR - 1) // self.taps.stride
 
     @cached_property
     def granules(self) -> int:
-        """Loads that hold a window, for any place of its first input in a load."""
+        """Loads that hold a window from any place."""
         return -(-(self.window + self.granule - 1) // self.granule)
 
     def shared_bytes(self, passes: int) -> int:
-        """Bytes of shared memory of a block."""
+        """Shared bytes of a block."""
         return 0
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """The kernel's own arguments, which follow those of all forms."""
+        """Arguments behind those of all forms."""
         return rows, passes
 
     def work(self) -> str:
@@ -81,9 +81,9 @@ class DirectConfig:
     def cases(self) -> tuple:
         """(output, weight, place in the loads) of every product, in each case.
 
-        There is a case for each way in which a vector's outputs fall into columns, and for each place of the first
-        input in its load. Weight f * taps_per_row + b is family f's tap b, which reads b inputs before its output's
-        column. Phases up to stride - VECTOR share a case: all outputs fall into one column."""
+        A case is a way in which a vector's outputs fall into columns and a place of the first input in its load. Weight
+        f * taps_per_row + b is family f's tap b, which reads b inputs before its output's column. Phases up to stride -
+        VECTOR share a case."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
         return tuple(
@@ -98,7 +98,7 @@ class DirectConfig:
 
 
 def fits(config: DirectConfig) -> bool:
-    """Whether phases and places repeat from pass to pass, all phases have equally many taps, and the taps are few."""
+    """Whether phases and places repeat from pass to pass, and all phases have equally few taps."""
     taps, each = config.taps, config.taps.taps_per_row
     halves = config.dtype.itemsize == 2
     regular = taps.dilation == 1 and taps.kernel_size % taps.stride == 0
@@ -126,7 +126,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all groups and samples
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
         if row >= row_count or stretch * passes * step >= sizes.out_length + VECTOR:
             return
@@ -134,7 +134,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
         group = row - n * sizes.groups
         source = n * x.stride_n + group * x.stride_c
         length, out_length, first_output = int32(sizes.length), int32(sizes.out_length), int32(stretch * passes * step)
-        # ``runs`` runs of whole loads lie in the row if they begin up to here; likewise their outputs.
+        # Up to here runs begin that lie in the row.
         last_begin = int32(length - span - (runs - 1) * columns) if x.stride_l == 1 else int32(-1)
         last_output = int32(out_length - VECTOR - (runs - 1) * step)
         j = int32(0)
@@ -190,19 +190,19 @@ def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
-    """The configuration of a problem, with narrow teams for short rows; None if another form computes it."""
+    """The configuration, with narrow teams for short rows, or None."""
     found = tiles(problem, dtype, [{"lanes": lanes} for lanes in LANES])
     full = [config for config in found if config.step <= problem.out_length]
     return next(iter(full), found[-1] if found else None)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
-    """As Rung.tiny_configs: two rows a block, a pass at a time; several stretches of two passes in flight."""
+    """As Rung.tiny_configs: two rows a block; several stretches of two passes in flight."""
     sizes = (4, 8, 2, 1), (4, 4, 4, 2)
     names = "lanes", "threads", "passes", "runs"
     return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
 
 
 def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
-    """Passes of a team over its stretch, and stretches of a row, whose first vector may begin before the row."""
+    """Passes of a team, and stretches of a row, whose first vector may begin before it."""
     return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

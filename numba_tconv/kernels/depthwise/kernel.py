@@ -1,16 +1,14 @@
-"""depthwise: few channels a group. Memory is the limit, so every input is read once and every output written once.
+"""depthwise: few channels a group. Memory is the limit, so each input is read and each output written once.
 
-A block copies the inputs of a stretch of outputs into shared memory, with many 16-byte loads in flight. In each pass a
-thread makes 16 bytes of neighbouring outputs and stores them at a multiple of 16 bytes.
+A block copies the inputs of a stretch of outputs into shared memory, with many 16-byte loads in flight. In a pass a
+thread makes 16 bytes of neighbouring outputs at a multiple of 16 bytes.
 
-* A pass advances by whole strides, so a thread's outputs keep their phases: it loads weights into registers once a
-  stretch and output channel.
-* Outputs of one vector a stride apart form a family: they share weights and nearly all inputs.
-* Rows of odd lengths are vectorised, too. Weights are not packed.
-* Short rows share a block, each with a team of its threads.
+* A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
+* Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
+* Rows of odd lengths are vectorised, too. Short rows share a block.
 
-With many weights, or phases that repeat only beyond a team, taps stay loops that load weights each time. 16-bit layers
-of one channel a group and equal taps in every phase take direct.py; more weights than registers hold take long.py."""
+With many weights, or phases that repeat only beyond a team, taps stay loops. 16-bit layers of one channel a group and
+equal taps in all phases take direct.py; more weights than registers hold take long.py."""
 
 from __future__ import annotations
 
@@ -37,21 +35,20 @@ from .long_tile import LongConfig
 from .rows import MOST_CHANNELS, MOST_ROWS, grid, offset_of
 from .tile import Config, choose, plan
 
-BATCH = 4  # vectors that a thread has in flight
+BATCH = 4  # vectors in flight
 
 
 class Families(NamedTuple):
-    """Local arrays of a thread with an element for each family."""
+    """Local arrays, by family."""
 
-    newest: object  # place of the input that the first tap reads
-    first_weight: object  # offset of the first tap's weight of the group's first input channel
+    newest: object  # place of the first tap's input
+    first_weight: object  # offset of the first tap's weight
     taps: object
 
 
 def make_fill(config: Config):
-    """A device function ``fill(shared, base, x, window, lane, width)``: a team copies its Window of ``width`` inputs a
-    channel, converted, to element ``base`` of shared memory.
-    """
+    """Build ``fill(shared, base, x, window, lane, width)``: a team copies a Window of ``width`` inputs a channel,
+    converted."""
     element, vector, lanes, in_per_group = ELEMENTS[config.dtype], config.vector, config.lanes, config.in_per_group
     load, accumulator, storage = element.load, element.accumulator, element.storage
     batch_elements, shared_vector = BATCH * vector, 4 // config.words
@@ -64,7 +61,7 @@ def make_fill(config: Config):
         last = int32(end - vector)
         c = int32(0)
         while c < in_per_group:
-            # All loads of a batch are in flight together.
+            # A batch is in flight together.
             e = int32(lane * vector) if window.aligned else width
             while e < width:
                 for v in range(BATCH):
@@ -102,10 +99,9 @@ def make_fill(config: Config):
 
 
 def make_aim(config: Config):
-    """A device function ``aim(families, base, start, w_offset, stride_k)`` that fills in Families.
+    """Build ``aim(families, base, start, w_offset, stride_k)``, which fills in Families.
 
-    ``start``: the vector's first output, counted from column ``base`` of the window, ``stride`` outputs a column.
-    """
+    ``start``: the vector's first output, from column ``base`` on, ``stride`` outputs a column."""
     taps, families_count = config.taps, config.families
     stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
     kernel_size = taps.kernel_size
@@ -137,7 +133,7 @@ def make_kernel(config: Config) -> Kernel:
     vector, all_families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
     in_per_group, out_per_group = config.in_per_group, config.out_per_group
     registers = config.weights if keeps_weights else 1
-    ragged = gap > 1 or kernel_size % rows != 0  # some phases have fewer taps than others
+    ragged = gap > 1 or kernel_size % rows != 0  # some phases have fewer taps
     fill, aim = make_fill(config), make_aim(config)
 
     def depthwise(x, w, bias, y, sizes, row_count, passes, width):
@@ -154,7 +150,7 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all groups of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all groups and samples
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step
@@ -162,7 +158,7 @@ def make_kernel(config: Config) -> Kernel:
         first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
         source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
-        # The window begins up to vector - 1 inputs earlier, at a multiple of 16 bytes if every channel has one.
+        # Up to vector - 1 inputs earlier, at a multiple of 16 bytes if every channel has one.
         aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
         lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         first_column -= lead
@@ -182,7 +178,7 @@ def make_kernel(config: Config) -> Kernel:
             overhang = int32((y.offset + target) & (vector - 1))  # outputs of the first vector before the stretch
             o = first_output - overhang + lane * vector
             outputs_left = int32(min(sizes.out_length - o, passes * step - lane * vector))
-            skip = int32(max(-o, 0))  # outputs of the first vector that lie before the row
+            skip = int32(max(-o, 0))  # those before the row
             start = int32(first_phase + (vector - 1) - overhang + lane * vector)
             target += o
             w_offset = group * in_per_group * w.stride_i + j * w.stride_o
@@ -201,7 +197,7 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(vector):
                     total[z] = offset
                 for c in range(in_per_group):
-                    # Summed separately, because the error of a sum grows with its length.
+                    # Separately: the error of a sum grows with its length.
                     for z in range(vector):
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
@@ -240,10 +236,10 @@ def make_kernel(config: Config) -> Kernel:
 
 
 class Form(NamedTuple):
-    """A form of the rung: makes the kernel of a configuration, and plans ``passes`` and ``stretches`` of a problem.
+    """A form of the rung: makes a configuration's kernel, and plans ``passes`` and ``stretches``.
 
-    A form's configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the
-    kernel's own ``arguments(rows, passes)``, and a block's ``work()`` in words."""
+    Its configurations have the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's
+    own ``arguments(rows, passes)`` and ``work()``."""
 
     make_kernel: Callable
     plan: Callable
@@ -313,7 +309,7 @@ def _prepared(
     x_offset: int,
     y_offset: int,
 ) -> Prepared:
-    """``x_offset``, ``y_offset``: elements from a multiple of 16 bytes to the first of x and of y."""
+    """``x_offset``, ``y_offset``: elements from a multiple of 16 bytes."""
     p, dtype, form = problem, config.dtype, FORMS[type(config)]
     passes, stretches = form.plan(p, config)
     rows = p.batch * p.groups

@@ -1,14 +1,13 @@
-"""The form of the depthwise rung for few channels with long filters, whose weights no thread's registers hold.
+"""The depthwise rung's form for few channels with long filters, whose weights no thread's registers hold.
 
-A thread makes neighbouring columns of all phases and output channels of a group; a column is the outputs between one
-input and the next. Sums and a window of inputs are in registers. Weights lie in shared memory in the order of taps: a
-16-byte load, the same for a whole warp, serves four times as many multiply-adds as a thread has columns.
+A thread makes neighbouring columns (the outputs between two inputs) of all phases and output channels of a group, with
+sums and a window in registers. Weights lie in shared memory in the order of taps: one 16-byte load serves a warp and
+four multiply-adds a column.
 
-* Which tap meets which input is known when the kernel is made: straight-line code, in chunks of taps.
-* Asynchronous copies bring inputs to shared memory, some channels a group, while the first channels are multiplied. A
-  block begins up to a vector early, at a multiple of 16 bytes.
-* Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors of 16 bytes.
-"""
+* Which tap meets which input is known at compile time: straight-line code, in chunks of taps.
+* Asynchronous copies bring channels, some a group, while earlier ones are multiplied. A block begins up to a vector
+  early, at a multiple of 16 bytes.
+* Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors."""
 
 from __future__ import annotations
 
@@ -37,13 +36,11 @@ from numba_tconv.runtime.kernel import Kernel
 from .arguments import Window, shared_signature
 from .long_tile import LongConfig
 
-BATCH = 4  # elements that a thread has in flight, where it copies through registers
+BATCH = 4  # elements in flight, copied through registers
 
 
 def make_fill(config: LongConfig):
-    """A device function ``fill(inputs, base, x, window, thread)``: a block starts the copies of a channel's Window to
-    element ``base`` of ``inputs``.
-    """
+    """Build ``fill(inputs, base, x, window, thread)``: a block starts the copies of a channel's Window."""
     storage, threads, width, vector = ELEMENTS[config.dtype].storage, config.threads, config.width, config.vector
     fill_steps = width // (threads * vector)
     copy, copy_steps = copy_vectors(1, 0), copy_vectors(fill_steps, threads * vector)
@@ -99,11 +96,10 @@ def make_fill(config: LongConfig):
 
 
 class CopyWeights(NamedTuple):
-    """Device functions that copy BATCH weights of a group, ``first`` and every ``threads``-th after it.
+    """Copies of BATCH weights, ``first`` and every ``threads``-th after.
 
-    * ``fetch(raw, w, group_offset, first)`` loads them into registers.
-    * ``put(weights, raw, first)`` stores them, converted, in the order (input channel, tap, output channel).
-    """
+    * ``fetch(raw, w, group_offset, first)`` loads them.
+    * ``put(weights, raw, first)`` stores them, converted, by (input channel, tap, output channel)."""
 
     fetch: Callable
     put: Callable
@@ -137,12 +133,10 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
 
 
 def make_multiply(config: LongConfig):
-    """A device function ``multiply(sums, piece, inputs, first_input, shared, weights)`` that adds the products of an
-    input channel.
+    """Build ``multiply(sums, piece, inputs, first_input, shared, weights)``: adds the products of an input channel.
 
-    ``piece``: a local array that collects them first, where sums are taken by channels. ``first_input``, ``weights``:
-    places of the thread's first column in ``inputs`` and of the channel's weights in ``shared``.
-    """
+    ``piece``: a local array that collects them first, where sums are apart. ``first_input``, ``weights``: places of the
+    thread's first column and of the channel's weights."""
     element, full_chunks, last_taps, hop = ELEMENTS[config.dtype], config.full_chunks, config.last_taps, config.hop
     chunk_weights, accumulator, by_channel = config.chunk * config.out_per_group, element.accumulator, config.by_channel
     before = config.halo - config.reach(config.chunk)
@@ -195,7 +189,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     first_place = stage * config.sum_bytes // config.dtype.itemsize
     outputs, plane = threads * run, threads * pitch
     hop_outputs, hop_places = active * vector, active * vector // run * pitch
-    # All threads of a block in the middle of a row run straight-line code.
+    # Blocks in the middle of a row run straight-line code.
     store_steps = max(1, outputs // hop_outputs) - 1
     put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
     pieces = sum_count if config.by_channel else 1
@@ -213,25 +207,25 @@ def make_kernel(config: LongConfig) -> Kernel:
         places = cuda.local.array(vector, dtype=int32)
         out = cuda.local.array(vector, dtype=accumulator)
 
-        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)  # over all groups of all samples
+        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)  # over all groups and samples
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         column = sizes.padding // stride + (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * span
         source = n * x.stride_n + group * in_per_group * x.stride_c + (column - halo) * x.stride_l
-        # A block begins up to vector - 1 columns earlier, at a multiple of 16 bytes if every channel has one.
+        # Up to vector - 1 columns earlier, at a multiple of 16 bytes if every channel has one.
         aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
         lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         column -= lead
         source -= lead
         first_output = column * stride - sizes.padding
-        # Outputs low to high of the block are in the row.
+        # The block's outputs low to high are in the row.
         low, high = int32(max(int64(0), -first_output)), int32(min(int64(outputs), sizes.out_length - first_output))
         if high <= 0:
             return
         begin = int32(min(int64(width), max(int64(0), halo - column)))
         end = int32(max(int64(0), min(int64(width), sizes.length + halo - column)))
 
-        # Weights are loaded first, so as not to wait for other blocks' inputs.
+        # Weights first, so as not to wait for other blocks' inputs.
         group_offset = group * in_per_group * w.stride_i
         fetch_weights(raw, w, group_offset, thread)
         for j in range(out_per_group):
@@ -256,7 +250,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         base, weights, c = int32(first_place + thread * columns), int32(0), int32(0)
         while c < in_per_group:
             if c % batch == 0:
-                # An empty group follows each wait, so that as many are in flight.
+                # An empty group follows each wait: as many stay in flight.
                 wait()
                 cuda.syncthreads()
                 cp_async_commit()
@@ -276,7 +270,7 @@ def make_kernel(config: LongConfig) -> Kernel:
             target = (row * out_per_group + j) * sizes.out_length + first_output
             e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
             for z in range(vector):
-                # Counted from a run earlier: the first vector may begin before the block's outputs.
+                # From a run earlier: the first vector may begin before the block's outputs.
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))

@@ -1,4 +1,4 @@
-"""Tiles of the depthwise rung's form for long filters, and when the selection takes it."""
+"""Tiles of the form for long filters, and when the selection takes it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 from . import tile as depthwise_config
 from .rows import MOST_CHANNELS
 
-# Columns of a thread. Twelve would avoid bank conflicts of the windows, but leave fewer threads.
+# Of a thread. Twelve would avoid bank conflicts but leave fewer threads.
 COLUMNS = 8, 4
 THREADS = 128, 64, 32
-MOST_SUMS = 64  # registers of a thread, with more than the fewest columns
-MOST_ROWS = 16  # outputs of a column: phases times output channels
-MOST_REACH = 16  # inputs before a thread's first column in its registers
-MOST_PRODUCTS = 1024  # in one piece of straight-line code
-# Registers of a thread beside sums and window: with one chunk, with several.
+MOST_SUMS = 64  # registers, with more than the fewest columns
+MOST_ROWS = 16  # of a column: phases times output channels
+MOST_REACH = 16  # inputs before a thread's first column
+MOST_PRODUCTS = 1024  # of straight-line code
+# Beside sums and window: with one chunk, with several.
 OTHER_REGISTERS = 4, 12
 MOST_BLOCKS = 24  # of a multiprocessor; more add no loads in flight
-WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor, with equal shares of registers
-LONGEST_SUM = 64  # float32 products summed one by one: more lose too many digits
-ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU; otherwise a smaller tile is taken
-# Products of an output; more are assumed to favour tensor cores.
+WARP, PARTITIONS = 32, 4  # threads; parts of a multiprocessor
+LONGEST_SUM = 64  # float32 products summed one by one
+ENOUGH_BLOCKS = 264  # two a multiprocessor of a large GPU, else a smaller tile
+# Products of an output; more favour tensor cores.
 MOST_TERMS = 128
 MINIMUM_CC = (8, 0)  # for cp.async
-MOST_TINY_PARTS = 24  # of a sum in the smallest tile for tests: more lose too many digits
+MOST_TINY_PARTS = 24  # of a sum in tests: more lose too many digits
 
 
 @dataclass(frozen=True)
 class LongConfig:
-    """Blocks of ``threads`` threads, each with ``columns`` neighbouring columns of all phases and output channels.
+    """``threads`` threads, each with ``columns`` neighbouring columns of all phases and output channels.
 
-    ``chunk`` taps are multiplied in one piece of code; ``batch`` input channels are copied as one group."""
+    ``chunk`` taps are one piece of code; ``batch`` input channels one group of copies."""
 
     dtype: torch.dtype
     taps: Taps
@@ -52,7 +52,7 @@ class LongConfig:
     threads: int = 128
     batch: int = 1
     min_blocks: int = 1
-    apart: bool = False  # products are summed in pieces: the error of a sum grows with its length
+    apart: bool = False  # sums in pieces: the error grows with the length
 
     @property
     def lanes(self) -> int:
@@ -66,12 +66,12 @@ class LongConfig:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of one sum, or weight."""
+        """Bytes of a sum, or weight."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @property
     def run(self) -> int:
-        """Neighbouring outputs of one channel that a thread makes."""
+        """Neighbouring outputs of a channel that a thread makes."""
         return self.columns * self.taps.stride
 
     @property
@@ -85,64 +85,62 @@ class LongConfig:
 
     @property
     def last_taps(self) -> int:
-        """Taps after the full chunks."""
+        """Taps after full chunks."""
         return self.taps.kernel_size % self.chunk
 
     @property
     def by_channel(self) -> bool:
-        """Whether a piece of a sum is all products of an input channel, not only those of one chunk.
-
-        It is where the error is smaller: where the number of pieces plus the products of a piece is."""
+        """Whether pieces of sums are input channels, not chunks: where that makes the error smaller."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
 
     @property
     def hop(self) -> int:
-        """Inputs by which a chunk's window begins before its predecessor's."""
+        """Inputs between the windows of successive chunks."""
         return self.chunk // self.taps.rows * self.taps.step
 
     def reach(self, taps: int) -> int:
-        """Inputs before its first column that a thread's window has for ``taps`` taps of a chunk, in whole granules."""
+        """Inputs of a window before the thread's first column, for ``taps`` taps, in whole granules."""
         return -(-self.taps.shift(taps - 1) // GRANULE) * GRANULE
 
     @cached_property
     def halo(self) -> int:
-        """Inputs that a block's windows reach before its first column."""
+        """Inputs of a block before its first column."""
         last = self.full_chunks * self.hop + self.reach(self.last_taps) if self.last_taps else 0
         return max(last, (self.full_chunks - 1) * self.hop + self.reach(self.chunk))
 
     @cached_property
     def width(self) -> int:
-        """Inputs of one channel in shared memory, in whole vectors."""
+        """Inputs of a channel in shared memory, in vectors."""
         return -(-(self.halo + self.span) // self.vector) * self.vector
 
     @cached_property
     def weight_pitch(self) -> int:
-        """Weights of one input channel in shared memory, in whole vectors."""
+        """Weights of an input channel in shared memory, in vectors."""
         each = 16 // self.sum_bytes
         return -(-self.taps.kernel_size * self.out_per_group // each) * each
 
     @cached_property
     def pitch(self) -> int:
-        """Outputs of a channel between two threads in shared memory: odd, so that they lie in different banks."""
+        """Outputs of a channel between threads: odd, so that they lie in different banks."""
         return self.run | 1
 
     @cached_property
     def period(self) -> int:
-        """Vectors after which a thread's outputs begin with a vector again."""
+        """Vectors between threads whose outputs begin with one."""
         return self.run // math.gcd(self.run, self.vector)
 
     @cached_property
     def active(self) -> int:
-        """Threads that store vectors: whole periods, so that a step leads to the same place of a thread's outputs."""
+        """Threads that store: whole periods, so that a step leads to the same place of a thread's outputs."""
         return self.threads // self.period * self.period
 
     def products(self, taps: int) -> tuple:
-        """(sum, weight, place in the window) of every product of ``taps`` taps from a chunk's first on.
+        """(sum, weight, place in the window) of every product of a chunk's first ``taps``.
 
-        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights lie in the order of taps, and
-        within a tap in the order of output channels."""
+        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: tap by tap, then by output
+        channel."""
         t, reach, outs = self.taps, self.reach(taps), self.out_per_group
         return tuple(
             ((j * self.columns + p) * t.stride + t.phase(k), k * outs + j, reach + p - t.shift(k))
@@ -152,13 +150,13 @@ class LongConfig:
         )
 
     def shared_bytes(self, passes: int = 1) -> int:
-        """Bytes of shared memory of a block: its weights, and its inputs, which its outputs replace."""
+        """Shared bytes of a block: weights, and inputs, which outputs replace."""
         inputs = self.in_per_group * self.width * self.dtype.itemsize
         outputs = self.out_per_group * self.threads * self.pitch * self.sum_bytes
         return self.in_per_group * self.weight_pitch * self.sum_bytes + max(inputs, outputs)
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """The kernel's own arguments, which follow those of all forms: none."""
+        """None behind those of all forms."""
         return ()
 
     def work(self) -> str:
@@ -168,7 +166,7 @@ class LongConfig:
 
 
 def fits(config: LongConfig) -> bool:
-    """Whether the kernel can be made with these sizes."""
+    """Whether the kernel can be made."""
     each = 16 // config.sum_bytes
     whole = config.chunk % config.taps.rows == 0 and config.hop % GRANULE == 0
     whole = whole and config.chunk * config.out_per_group % each == 0
@@ -177,7 +175,7 @@ def fits(config: LongConfig) -> bool:
 
 
 def _chunks(config: LongConfig) -> list[int]:
-    """Chunk sizes: all taps, then ever fewer, such that windows and weights advance by whole vectors."""
+    """Chunk sizes, from all taps down, whose windows and weights advance by whole vectors."""
     t = config.taps
     each = 16 // config.sum_bytes
     least = math.lcm(GRANULE // math.gcd(GRANULE, t.step), each // math.gcd(each, t.rows * config.out_per_group))
@@ -186,7 +184,7 @@ def _chunks(config: LongConfig) -> list[int]:
 
 
 def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """The configurations for a problem, large blocks first."""
+    """The configurations, large blocks first."""
     p, t = problem, problem.taps
     rows = p.out_channels_per_group * t.stride
     if max(p.in_channels_per_group, p.out_channels_per_group) > MOST_CHANNELS or rows > MOST_ROWS:
@@ -211,13 +209,12 @@ def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 
 def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether the sums are so long that they are taken in pieces. In 16 bits the loss vanishes in the rounding of
-    outputs."""
+    """Whether sums are taken in pieces; in 16 bits the rounding of outputs hides the loss."""
     return dtype == torch.float32 and terms(problem) > LONGEST_SUM
 
 
 def _small(config: LongConfig) -> bool:
-    """Whether a chunk's window fits in registers, and its code in the instruction caches."""
+    """Whether registers hold a chunk's window, and instruction caches its code."""
     products = config.chunk * config.out_per_group * config.columns
     return fits(config) and config.reach(config.chunk) <= MOST_REACH and products <= MOST_PRODUCTS
 
@@ -229,7 +226,7 @@ def terms(problem: Problem) -> int:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
-    """The configuration of a problem; None if weights fit in a thread's registers, or if no tile fits."""
+    """The configuration; None if a thread's registers hold the weights, or if no tile fits."""
     if depthwise_config.choose(problem, dtype).keeps_weights:
         return None
     found = tiles(problem, dtype)
@@ -238,16 +235,15 @@ def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
 
 
 def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
-    """Whether the selection prefers this form to k4 and tensor cores, on a GPU of compute capability ``cc``.
+    """Whether the selection prefers this form to k4 and tensor cores.
 
-    It multiplies at the rate of CUDA cores for any number of channels, while the others' tiles of 8 or more channels
-    and rows stay partly empty."""
+    CUDA cores multiply at their rate for any number of channels; the others' tiles stay partly empty."""
     return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """As Rung.tiny_configs: a row in many stretches, its sums in at most MOST_TINY_PARTS parts; and more columns a
-    thread, all taps at once, two channels a copy."""
+    """As Rung.tiny_configs: many stretches, sums in at most MOST_TINY_PARTS pieces; and more columns a thread, all taps
+    at once, two channels a copy."""
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []
@@ -262,7 +258,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: LongConfig) -> tuple[int, int]:
-    """Passes over a stretch, always one, and stretches of a row, whose columns may begin a vector early."""
+    """Passes (one), and stretches of a row, whose columns may begin a vector early."""
     p = problem
     columns = (p.padding + p.out_length - 1) // p.stride - p.padding // p.stride + 1
     return 1, -(-(columns + config.vector - 1) // config.span)

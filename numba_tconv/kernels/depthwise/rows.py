@@ -1,4 +1,4 @@
-"""Shared parts of the depthwise kernels: limits, how rows map to blocks, and what a gradient's positions meet."""
+"""What the depthwise kernels share: limits, rows by blocks, and what a gradient's positions meet."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numba_tconv.formula.taps import Taps
 from numba_tconv.runtime.layout import Layout
 
 MOST_CHANNELS = 8  # of a group, in or out
-FEW_CHANNELS = 2  # of a group, in or out, for the gradients
-MOST_TAPS = 32  # whose weights, or sums, a thread has in registers
-MOST_WINDOW = 40  # elements that a thread has in registers
-MOST_PRODUCTS = 512  # of a thread, as straight-line code
-MOST_IN_PLACE = 128  # where each place of the first element has its own code
-MOST_SAMPLES = 2**30  # of a row and beyond its end in a block, counted in 32 bits
-MOST_ROWS = 2**31 - 1  # counted in 32 bits, and along x of the grid
+FEW_CHANNELS = 2  # the same for gradients
+MOST_TAPS = 32  # with weights, or sums, in registers
+MOST_WINDOW = 40  # elements in registers
+MOST_PRODUCTS = 512  # of straight-line code
+MOST_IN_PLACE = 128  # with code for each place of the first element
+MOST_SAMPLES = 2**30  # of a block's row and beyond, in 32 bits
+MOST_ROWS = 2**31 - 1  # in 32 bits, along x of the grid
 ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before stretches take more passes
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+GRID_AXIS = 65_535  # along y or z
 
 
 class Meeting:
-    """The part of a gradient's configuration that says what a thread's positions meet in grad_output."""
+    """What a gradient's positions meet in grad_output."""
 
     dtype: torch.dtype
     taps: Taps
@@ -35,18 +35,18 @@ class Meeting:
 
     @cached_property
     def window(self) -> int:
-        """Elements of one channel of grad_output that the positions meet."""
+        """Elements of a grad_output channel that the positions meet."""
         return (self.positions - 1) * self.taps.stride + (self.taps.kernel_size - 1) * self.taps.dilation + 1
 
     @cached_property
     def meetings(self) -> tuple:
-        """(position, tap, place in the window) of every product, by the first formula of formula/taps.py."""
+        """(position, tap, place in the window) of every product."""
         t = self.taps
         return tuple((z, k, z * t.stride + k * t.dilation) for z in range(self.positions) for k in range(t.kernel_size))
 
 
 def reason(problem) -> str | None:
-    """Why no kernel of this kind takes the sizes of ``problem``; None if one does."""
+    """Why no such kernel takes ``problem``, or None."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"
     if problem.kernel_size > MOST_TAPS:
@@ -59,41 +59,38 @@ def reason(problem) -> str | None:
 
 
 def many_channels(problem) -> str | None:
-    """Why a gradient's kernel is not meant for ``problem``: it reads a row once for each channel that the row meets."""
+    """Why a gradient's kernel is not meant for ``problem``: it reads a row once for each channel that meets it."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > FEW_CHANNELS:
         return f"it is for up to {FEW_CHANNELS} channels a group: it reads a row for each that the row meets"
     return None
 
 
 def split(rows: int, vectors: int, config) -> tuple[int, int]:
-    """Passes of a team over a stretch of a row, as even as possible, and stretches of a row of ``vectors``.
-
-    ``config`` has the ``threads`` of a block, the ``lanes`` of a team and the most ``passes`` of a stretch."""
+    """Even passes of a team over a stretch, and stretches of a row of ``vectors``."""
     most = max(1, min(config.passes, rows * vectors // (config.threads * ENOUGH_BLOCKS)))
     stretches = -(-vectors // (most * config.lanes))
     return -(-vectors // (stretches * config.lanes)), stretches
 
 
 def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """The grid: rows along x, their stretches along y and z."""
+    """Rows along x, their stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
 
 
 def offset_of(tensor: Layout) -> int:
-    """Elements from a multiple of 16 bytes to the tensor's first."""
+    """Elements from a multiple of 16 bytes to the tensor."""
     return tensor.offset % 16 // tensor.dtype.itemsize
 
 
 def read_in_place(config) -> bool:
-    """Whether a gradient's kernel converts elements of grad_output in place, in vectors of 16 bytes.
+    """Whether a gradient converts grad_output in place, in vectors of 16 bytes.
 
-    It takes 16-bit elements, few products, and runs that begin at the same place of a vector for neighbouring threads.
-    """
+    For 16 bits, few products, and runs at the same place of a vector in neighbouring threads."""
     same = config.positions * config.taps.stride % config.vector == 0
     return config.dtype.itemsize == 2 and same and len(config.products) <= MOST_IN_PLACE
 
 
 def placed(products: tuple, vector: int) -> tuple:
-    """The products (sum, factor, place in the run) for each place of a vector at which the run may begin."""
+    """The products (sum, factor, place in the run) by place of a vector at which the run begins."""
     return tuple(tuple((s, i, lead + j) for s, i, j in products) for lead in range(vector))

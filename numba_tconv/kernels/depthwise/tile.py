@@ -1,4 +1,4 @@
-"""Tiles of the depthwise rung's staged form: ``Config`` fixes the machine code, ``plan`` the launch."""
+"""Tiles of the staged form: ``Config`` fixes the machine code, ``plan`` the launch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 
 from . import rows as depthwise_rows
 
-WEIGHT_WORDS = 32  # registers of a thread for weights, at most
-PRODUCTS = 256  # of a thread in a pass: the compiler does not unroll longer loops
-GOOD_SHARED = 24 * 1024  # bytes a block that do not limit the blocks of a multiprocessor
+WEIGHT_WORDS = 32  # registers for weights
+PRODUCTS = 256  # of a pass: longer loops stay loops
+GOOD_SHARED = 24 * 1024  # bytes that do not limit the blocks of a multiprocessor
 
 
 @dataclass(frozen=True)
 class Config:
-    """A team of ``lanes`` threads shares a window, for a stretch of at most ``stretch`` outputs of a channel."""
+    """``lanes`` threads share a window, for at most ``stretch`` outputs of a channel."""
 
     dtype: torch.dtype
     taps: Taps
@@ -34,38 +34,38 @@ class Config:
 
     @property
     def words(self) -> int:
-        """Registers of one accumulator."""
+        """Registers of an accumulator."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 32
 
     @cached_property
     def vector(self) -> int:
-        """Outputs of a thread in one pass: 16 bytes."""
+        """Outputs of a thread in a pass: 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @cached_property
     def families(self) -> int:
-        """Output z of a vector belongs to family z mod families; a family's outputs have one phase."""
+        """Output z of a vector is of family z mod families, which has one phase."""
         return self.taps.stride if self.vector % self.taps.stride == 0 else self.vector
 
     @cached_property
     def weights(self) -> int:
-        """Weights that a thread needs for one output channel."""
+        """Weights of an output channel in a thread."""
         return self.families * self.in_per_group * self.taps.taps_per_row
 
     @cached_property
     def period(self) -> int:
-        """Vectors after which the phases repeat."""
+        """Vectors after which phases repeat."""
         return self.taps.stride // math.gcd(self.taps.stride, self.vector)
 
     @cached_property
     def keeps_weights(self) -> bool:
-        """Whether a thread's phases are the same in every pass, and their weights few enough for its registers."""
+        """Whether a thread's phases repeat in every pass, and registers hold its weights."""
         products = self.vector * self.in_per_group * self.taps.taps_per_row
         return self.period <= self.lanes and self.weights * self.words <= WEIGHT_WORDS and products <= PRODUCTS
 
     @property
     def min_blocks(self) -> int:
-        """Blocks that must fit on a multiprocessor: 48, 64 or 128 registers a thread."""
+        """Blocks on a multiprocessor: 48, 64 or 128 registers a thread."""
         words = self.weights * self.words if self.keeps_weights else WEIGHT_WORDS
         return 5 if words <= 12 and self.vector < 8 and self.taps.gap == 1 else 4 if words <= 16 else 2
 
@@ -81,20 +81,20 @@ class Config:
 
     @cached_property
     def halo(self) -> int:
-        """Inputs before its own column that an output may read."""
+        """Inputs before an output's own column."""
         return self.taps.shift(self.taps.kernel_size - 1)
 
     def width(self, passes: int) -> int:
-        """Inputs of one channel that a stretch reads, for any place of its first output and input in their vectors."""
+        """Inputs of a channel that a stretch reads, from any place in a vector."""
         columns = (self.taps.stride - 1 + self.vector - 1 + passes * self.step - 1) // self.taps.stride + 1
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 
     def shared_bytes(self, passes: int) -> int:
-        """Bytes of shared memory of a block."""
+        """Shared bytes of a block."""
         return self.threads // self.lanes * self.in_per_group * self.width(passes) * 4 * self.words
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """The kernel's own arguments, which follow those of all forms."""
+        """Arguments behind those of all forms."""
         return rows, passes, self.width(passes)
 
     def work(self) -> str:
@@ -107,8 +107,7 @@ class Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a problem: a warp a row where eight passes suffice, otherwise the largest block that shared memory
-    allows."""
+    """A warp a row where eight passes suffice, else the largest block that shared memory allows."""
     sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
     whole = [Config(*sizes, lanes=threads, threads=threads) for threads in (256, 128, 64, 32)]
     narrow = Config(*sizes, lanes=32)
@@ -121,7 +120,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: Config) -> tuple[int, int]:
-    """Passes of a team over its stretch, and stretches of a row."""
+    """Passes of a team, and stretches of a row."""
     outputs = problem.out_length + config.vector - 1  # the first vector may begin before the row
     vectors = problem.batch * problem.groups * outputs // config.vector
     passes = min(config.stretch // config.step, vectors // (config.threads * depthwise_rows.ENOUGH_BLOCKS))

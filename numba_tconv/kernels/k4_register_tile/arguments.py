@@ -1,4 +1,4 @@
-"""What k4's kernel, its device functions and the launch plan share by name. Offsets are in elements."""
+"""What k4's kernel and its plan share by name. Offsets are in elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Grid(NamedTuple):
     row_tiles: int  # of a group
     tap_chunks: int
     channel_chunks: int
-    last_taps: int  # rows of an output channel that have the last tap
+    last_taps: int  # rows of a channel with the last tap
 
 
 class Block(NamedTuple):
@@ -33,16 +33,16 @@ class Block(NamedTuple):
 
     shared: object
     base: int  # address of ``shared``
-    offsets: object  # in shared memory: where each vector of the window lies in x at channel 0; -1 outside the signal
-    start: object  # in shared memory: sample and column where the tile begins
-    first_column: int  # of the tile, over all samples
-    group_offset: int  # of the group's first channel in x
-    tile_offset: int  # of the row tile's first stage in the packed weights
+    offsets: object  # shared: where each vector of the window lies in x at channel 0; -1 outside the signal
+    start: object  # shared: sample and column where the tile begins
+    first_column: int  # over all samples
+    group_offset: int  # the group's first channel in x
+    tile_offset: int  # the row tile's first packed stage
     stages: int
 
 
 class Lane(NamedTuple):
-    """Where a thread's sums lie in the tile, and its operands in a stage."""
+    """A thread's sums in the tile, and its operands in a stage."""
 
     row: int
     column: int
@@ -59,7 +59,7 @@ class Registers(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Shared memory, and the addresses of a thread's operands of one stage."""
+    """Shared memory, and the thread's operands in a stage."""
 
     shared: object
     window: int
@@ -67,7 +67,7 @@ class Stage(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The next stage to multiply; the tap chunk and input channel of the next stage to copy."""
+    """The next stage to multiply; tap chunk and input channel of the next to copy."""
 
     stage: int
     chunk: int
@@ -75,7 +75,7 @@ class Progress(NamedTuple):
 
 
 class OutputTile(NamedTuple):
-    """The outputs of a block, staged in shared memory."""
+    """A block's outputs, staged."""
 
     shared: object
     start: object  # as in Block

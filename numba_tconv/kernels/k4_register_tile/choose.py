@@ -1,9 +1,7 @@
-"""Which tile k4 takes: candidates, their estimated time, and into how many parts the input channels are split.
+"""Which tile k4 takes: candidates, their estimated time, and split-K.
 
-Many rounds of blocks are weighed by throughput (``cost``). With few blocks the multiprocessor with the most of them
-decides (``few_cost``): by its warps that have columns, by the warps that share a scheduler, and by the latency that a
-lone warp cannot hide. Other tile shapes then leave the last tile of columns less empty.
-"""
+Many rounds of blocks are weighed by throughput (``cost``). With few, the busiest multiprocessor decides (``few_cost``):
+by its warps that have columns, the warps of a scheduler, and latency that a lone warp cannot hide."""
 
 from __future__ import annotations
 
@@ -41,51 +39,51 @@ TILES = {
         (4, 256, 4, 8, 1, 8),
     ),
 }
-# The same for few blocks, with the channels of the deepest stage: many sums a thread, few columns, few sums.
+# For few blocks, with the deepest stage: many sums a thread, few columns, few sums.
 FEW_TILES = (
     (192, 96, 12, 12, 16, 2, 16),
     (96, 192, 12, 12, 8, 2, 16),
     (256, 24, 8, 4, 16, 2, 16),
     (32, 64, 4, 4, 4, 5, 32),
 )
-# For rows of unequal taps: 16 channels of one phase a warp, and as many warps as phases.
+# For rows of unequal taps: 16 channels of one phase a warp, a warp a phase.
 APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
 MOST_PHASES = 8
 
-MOST_ROUNDS = 4  # rounds of blocks; with more, splitting gains too little to be weighed
-FEW_ROUNDS = 2  # rounds of blocks of the tile that ``cost`` picks: below, all tiles are weighed by ``few_cost``,
-CLEARLY = 0.98  # and taken where their estimate is less than this share of its time
-CALL = 0.02  # ms: host time of a call; below it another launch gains nothing
+MOST_ROUNDS = 4  # of blocks; with more, split-K is not weighed
+FEW_ROUNDS = 2  # by ``cost``; below, ``few_cost`` weighs all tiles,
+CLEARLY = 0.98  # which take less than this share of its time
+CALL = 0.02  # ms of host time; below it another launch gains nothing
 
-# Fitted to measured launches of many blocks.
-RATE = 2.8e8  # float32 multiply-adds of a multiprocessor in a millisecond
-FEWEST_WARPS = 5.2  # warps of a multiprocessor that hide each other's latencies: fewer take as long
-COPY = 92  # multiply-adds that take as long as a copy to shared memory
-STAGE = 7.5e-5  # ms: latency of a stage
-STORE = 5.4e-7  # ms for a sum of a block; meanwhile its successor does not multiply
-LOAD = 0.92  # multiply-adds that take as long as a load from shared memory
+# Fitted to launches of many blocks.
+RATE = 2.8e8  # float32 multiply-adds of a multiprocessor a millisecond
+FEWEST_WARPS = 5.2  # that hide each other's latencies: fewer take as long
+COPY = 92  # multiply-adds of a copy to shared memory
+STAGE = 7.5e-5  # ms of latency
+STORE = 5.4e-7  # ms a sum of a block
+LOAD = 0.92  # multiply-adds of a shared load
 
-# Fitted to measured launches of few blocks on Hopper. Unit: clocks of a scheduler, each a multiply-add of one warp.
+# Fitted to launches of few blocks on Hopper, in clocks of a scheduler, each a multiply-add of a warp.
 SCHEDULERS = 4  # of a multiprocessor
 CLOCKS = 1.64e6  # in a millisecond
-CHANNEL = 31  # loads of a turn of the loop over channels, and its end, for a warp
-LATENCY = 32  # latency of these loads, unless other warps multiply meanwhile
-ALONE = 360  # barriers of a stage, for a block alone on a multiprocessor; a quarter with two blocks
+CHANNEL = 31  # a warp's loads and end of a turn over channels
+LATENCY = 32  # of these loads, unless hidden
+ALONE = 360  # barriers of a stage, for a lone block; a quarter with two
 FEW_COPY = 0.26  # a copy to shared memory
-POSITION = 1.33  # the place of an output, computed once for all output channels of a block
+POSITION = 1.33  # the place of an output, for all channels of a block
 LAUNCH = 0.0049  # ms
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time. ``x_vector``: elements of x that one copy takes."""
+    """The configuration with the least estimated time; ``x_vector``: elements of a copy of x."""
 
     def time(config):
         return cost(problem, config, device)
 
     whole = min(candidates(problem, dtype, x_vector, device), key=time)
     share = blocks(problem, whole) / (whole.min_blocks * device.multiprocessors)
-    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are in float32
+    if dtype != torch.float32 or share >= MOST_ROUNDS:  # partial sums are float32
         return whole
     parts = worthwhile(problem, share, MOST_ROUNDS) if time(whole) >= CALL else []
     split_sums = (c for splits in parts for c in candidates(problem, dtype, x_vector, device, splits))
@@ -112,12 +110,12 @@ def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Devic
 
 
 def register_window(device: Device) -> int:
-    """Window elements that 128 registers hold beside a thread's sums and weights without a spill."""
+    """Window elements that 128 registers hold beside sums and weights."""
     return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
 
 
 def spills(config: Config, device: Device) -> bool:
-    """Whether 128 registers do not hold 64 sums with a wide window, or, before Hopper, with single-element copies."""
+    """Whether 128 registers spill: a wide window, or, before Hopper, single-element copies."""
     if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
         return False
     if config.x_vector == 1:
@@ -126,22 +124,20 @@ def spills(config: Config, device: Device) -> bool:
 
 
 def least_waste(layer: Problem, deepest: int) -> list[int]:
-    """Input channels of a stage, those first that waste the fewest channels, then the deepest."""
+    """Channels of a stage: those first that waste the fewest, then the deepest."""
     depth = layer.in_channels_per_group
     return sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k))
 
 
 def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int = 1) -> list[Config]:
-    """Every usual tile that fits with the channels in ``splits`` parts."""
+    """Every usual tile that fits, in ``splits`` parts."""
     part = split(problem, splits)
     return [storing_vectors(config, part) for config in tiles(part.layer, dtype, x_vector, device, splits)]
 
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
-    """Every usual tile that fits for the layer of a part. With less shared memory than an H200's, fewer blocks share
-    it, at least two.
-    """
+    """Every usual tile of a part's layer; with less shared memory than an H200's, fewer blocks, at least two."""
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
     found = []
@@ -161,11 +157,11 @@ def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, spl
 
 @lru_cache(maxsize=1024)
 def few_tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ...]:
-    """The tiles of a layer for few blocks, whatever batch and length; none before Hopper."""
+    """A layer's tiles for few blocks; none before Hopper."""
     if device.cc < (9, 0):
         return ()
     if layer.kernel_size % layer.taps.rows:
-        # A warp has channels of one phase, and a block all phases of them.
+        # A warp has channels of one phase, a block all phases of them.
         several = 1 < layer.taps.rows <= MOST_PHASES
         sized = [dict(APART, block_m=16 * layer.taps.rows, apart=True)] if several else []
     else:
@@ -175,9 +171,7 @@ def few_tiles(layer: Problem, x_vector: int, device: Device) -> tuple[Config, ..
 
 
 def with_stages(layer: Problem, device: Device, deepest: int, stages=(3, 2), **tile) -> Config | None:
-    """The tile with the first number of ``stages`` that fits; None if none does, or the window is too wide for the
-    registers.
-    """
+    """The tile with the first of ``stages`` that fits, or None."""
     for block_k in least_waste(layer, deepest):
         config = make(layer, torch.float32, block_k, **tile)
         short = config.partial == 0 or block_k * config.tap_chunk <= terms_of_a_partial_sum(layer)
@@ -196,13 +190,13 @@ def blocks(problem: Problem, config: Config) -> int:
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
-    """Full rounds of ``min_blocks`` blocks a multiprocessor, and the most blocks of one in the last, partial round."""
+    """Full rounds of ``min_blocks`` blocks, and the most blocks of a multiprocessor in the last."""
     full, last = divmod(blocks(problem, config), device.multiprocessors * config.min_blocks)
     return full, -(-last // device.multiprocessors)
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds, second stage included, launch overhead excluded."""
+    """Estimated milliseconds, second stage included, launch excluded."""
     c, part = config, split(problem, config.splits)
     stages = c.channel_chunks(part) * c.tap_chunks(part)
     copies = c.x_stage / c.x_vector + c.w_stage / c.vector
@@ -222,9 +216,8 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator[tuple[int, int, int]]:
-    """Rounds of the multiprocessor with the most blocks: (equal rounds, blocks in each, their warps that have columns),
-    tiles of the last columns last.
-    """
+    """Rounds of the busiest multiprocessor: (equal rounds, blocks in each, their warps that have columns), the last
+    columns last."""
     columns, rows = problem.batch * config.columns(problem)[1], config.row_tiles(problem) * problem.groups
     column_tiles, warp_columns = -(-columns // config.block_n), config.block_n // config.warps_n
     warps = config.warps_m * config.warps_n
@@ -232,7 +225,7 @@ def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator
     most = -(-column_tiles * rows // device.multiprocessors)
     full = most if of_last == warps else min(most, -(-(column_tiles - 1) * rows // device.multiprocessors))
     whole, left = divmod(full, config.min_blocks)
-    last = min(-full % config.min_blocks, most - full)  # last tiles that share the round of the full ones left
+    last = min(-full % config.min_blocks, most - full)  # last tiles in the round of the last full ones
     last_whole, last_left = divmod(most - full - last, config.min_blocks)
     yield whole, config.min_blocks, config.min_blocks * warps
     yield min(left, 1), left + last, left * warps + last * of_last
@@ -241,7 +234,7 @@ def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator
 
 
 def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds of a launch of few blocks, second stage excluded."""
+    """Estimated milliseconds of few blocks, second stage excluded."""
     c = config
     alike = [r for r in busiest_rounds(problem, c, device) if r[0]]
     taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # with one phase a block, the longest row decides

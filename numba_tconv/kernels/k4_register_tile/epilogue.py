@@ -1,4 +1,4 @@
-"""The epilogue of k4 and of k5_dmma's ring: writes a tile of sums from shared memory as runs of outputs."""
+"""The epilogue of k4 and of k5_dmma's ring: from shared memory to runs of outputs."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """A device function ``store(y, tile, values, bias, sizes, grid)`` for the first ``config.threads`` threads of a
-    block.
+    """Build ``store(y, tile, values, bias, sizes, grid)`` for the first ``config.threads`` threads of a block.
 
-    ``values``: a local array of ``y_vector`` elements. Outputs that no tap reaches become the bias or zero.
-    """
+    ``values``: a local array of ``y_vector``. Outputs that no tap reaches become the bias or zero."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
     phase_pitch, channel_pitch = (
         (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
     )  # of the staged tile
-    run = block_n * phases * gap  # consecutive outputs of one channel in the tile
+    run = block_n * phases * gap  # consecutive outputs of a channel
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0
 
     @device_function
     def store(y, tile, values, bias, sizes, grid):
-        """Write the staged tile: consecutive threads write consecutive outputs."""
+        """Consecutive threads write consecutive outputs."""
         columns, out_channels, shared = grid.columns, sizes.out_per_group * sizes.groups, tile.shared
         first_n, first_column = tile.start[0], tile.start[1]
         thread = int32(cuda.threadIdx.x)
         end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
-            # Position and phase serve all output channels of the block.
+            # Position and phase serve all output channels.
             offset, row_column = e % gap, e // gap
             phase, column = row_column % phases, row_column // phases
             n, i = first_n, first_column + column
             if i >= columns:
-                # A 32-bit division suffices where several samples end in the tile.
+                # 32 bits suffice where several samples end in the tile.
                 ended = int64(uint32(i) // uint32(columns)) if columns < block_n else int64(1)
                 n += ended
                 i -= ended * columns

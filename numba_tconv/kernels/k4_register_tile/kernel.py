@@ -2,26 +2,21 @@
 
     x, packed w --cp.async--> stages in shared memory --> registers --multiply-adds--> sums --> shared memory --> y
 
-A thread holds ``thread_m x thread_n`` sums and needs thread_m weights and thread_n inputs for thread_m * thread_n
-multiply-adds. One window of inputs serves every tap of a row, because the taps slide over it.
+Rows are (output channel, row of taps), columns the positions of all samples end to end, depth is (input channel, tap).
+A thread's ``thread_m x thread_n`` sums need thread_m weights and thread_n inputs for as many multiply-adds, and one
+window serves every tap of a row.
 
-The matrix product (formula/taps.py, "rows"): rows are (output channel, row of taps), columns the positions of all
-samples laid end to end, depth is (input channel, tap). The phases of a strided problem are neighbouring rows.
-
-* producer.py, pack.py: cp.async copies a stage of ``block_k`` channels while the stage before is multiplied.
+* producer.py, pack.py: cp.async copies a stage of ``block_k`` channels during the products of the one before.
 * mainloop.py: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap.
-* epilogue.py: interleaves the phases in shared memory; consecutive threads write consecutive outputs.
-* kernels/common/register_tile.py: an order of products that seldom waits for register banks.
+* epilogue.py: interleaves the phases; consecutive threads write consecutive outputs.
 * Long float32 sums are accumulated in blocks, which limits the rounding error.
-* Missing taps: where K is no multiple of the stride, a block with many channels takes rows of one phase, so that it
-  multiplies existing taps only. Warps behind the last column skip the products.
-* kernels/common/split_sums.py: split-K over the input channels, where few tiles have long sums.
-* choose.py: which tile; others for launches of few blocks.
+* Where K is no multiple of the stride, a block with many channels takes rows of one phase: only existing taps. Warps
+  behind the last column skip products.
+* choose.py: which tile; split-K.
 
 Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x; k3 has more than one.
 
-Measured (H200, kb64, float32): 8.59 ms, 3.9 times k3.
-"""
+Measured (H200, kb64, float32): 8.59 ms, 3.9 times k3."""
 
 from __future__ import annotations
 
@@ -61,12 +56,10 @@ from .tile import Config, tiny
 
 
 def make_advance(config: Config, multiply: Callable):
-    """A device function that multiplies stages: ``advance(progress, end, block, registers, lane, tails, live, x,
-    packed, sizes, grid)``.
+    """Build ``advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)``.
 
-    It goes from ``progress`` to stage ``end``, copies ``stages - 1`` ahead, and returns the new Progress. ``multiply``:
-    Multiply.multiply. ``tails``: Multiply.tails_of. ``live``: whether the thread multiplies.
-    """
+    It multiplies from ``progress`` to stage ``end``, copies ``stages - 1`` ahead, and returns the new Progress.
+    ``tails``: of Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
     x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize
     slot_size, reach, chunk_shift = x_stage + w_stage, config.halo + config.lead, config.chunk_shift
@@ -76,7 +69,7 @@ def make_advance(config: Config, multiply: Callable):
 
     @device_function
     def load_weights(block, slot, packed, offset):
-        """Start the copies of a stage's weights, which begin at ``offset`` of ``packed``, to ``slot``."""
+        """Start the copies of a stage's weights."""
         thread = int32(cuda.threadIdx.x)
         target, source = int32(slot + x_stage + thread * vector), offset + thread * vector
         for j in range(w_copies):
@@ -89,11 +82,11 @@ def make_advance(config: Config, multiply: Callable):
         while stage < end:
             if stage >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
+                cuda.syncthreads()  # the stage has landed; all have left the one loaded next
             ahead = int32(stage + stages - 1)
             if ahead < block.stages:
                 if channel == 0:
-                    cuda.syncthreads()  # all threads have left the chunk before
+                    cuda.syncthreads()  # all have left the last chunk
                     aim(block, reach + chunk * chunk_shift, x, sizes, grid)
                     cuda.syncthreads()
                 slot, in_x = int32(ahead % stages * slot_size), block.group_offset + channel * x.stride_c
@@ -118,10 +111,7 @@ def make_advance(config: Config, multiply: Callable):
 
 @cache
 def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_register_tile") -> Kernel:
-    """The kernel of a configuration.
-
-    ``make_multiply``: builds the products of a block (mainloop.Multiply); k5_dmma passes its own, with its ``name``.
-    """
+    """``make_multiply`` builds mainloop.Multiply; k5_dmma passes its own, with its ``name``."""
     threads, vector, block_n = config.threads, config.vector, config.block_n
     stages, w_stage = config.stages, config.w_stage
     warp_columns, window_offsets = 32 // config.lanes_m * config.thread_n, config.entries - 2
@@ -137,7 +127,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         shared = cuda.shared.array(0, dtype=accumulator)
         offsets = cuda.shared.array(window_offsets, dtype=int64)
         start = cuda.shared.array(2, dtype=int64)
-        # Row tiles are neighbours in the grid, because they read the same inputs. Column tiles may need two axes.
+        # Row tiles, which read the same inputs, are neighbours. Column tiles may need two axes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -158,7 +148,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         tile_offset = int64(cuda.blockIdx.x) * total * w_stage
         block = Block(shared, base, offsets, start, first_column, group_offset, tile_offset, total)
         tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
-        # A warp whose columns all lie behind the last one does not multiply.
+        # A warp behind the last column does not multiply.
         live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
         griddepcontrol_wait()  # for the packed weights
         stage, chunk, channel = int32(1 - stages), int32(0), int32(0)
@@ -171,8 +161,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         while partial and stage < total:
             progress = Progress(stage, chunk, channel)
             stage, chunk, channel = advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)
-            # Blocks of terms are summed apart, in a loop of their own: sums changed inside the loop would be moved
-            # every stage.
+            # Blocks of terms have a loop of their own: sums changed inside the loop would be moved every stage.
             if stage < total:
                 if stage > partial:
                     add_partial_sums(registers.sums, shared, partials + thread * vector)
@@ -182,7 +171,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
                 end = int32(min(end + partial, total))
         if partial and total > partial:
             add_partial_sums(registers.sums, shared, partials + thread * vector)
-        cuda.syncthreads()  # the output tile lies where the stages were
+        cuda.syncthreads()  # the output tile overwrites the stages
         put(shared, registers.sums, results, lane)
         cuda.syncthreads()
         channel = row_tile // row_parts * channels

@@ -1,4 +1,4 @@
-"""The mainloop of k4 on CUDA cores: a thread's weights and window of x in registers, and all products."""
+"""The mainloop of k4: a thread's weights and window in registers, and all products."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from .tile import Config
 
 
 class Multiply(NamedTuple):
-    """How a block multiplies: the sizes of a thread's operand arrays, and device functions.
+    """How a block multiplies: sizes of operand arrays, and device functions.
 
-    * ``lane_of(thread)``: the thread's Lane.
-    * ``tails_of(lane, last_taps)``: a bit for each of the thread's rows that has the last tap; its phase is below
-      ``last_taps``.
-    * ``multiply(registers, stage, tails)``: adds the products of a stage.
-    * ``put(shared, sums, results, lane)``: the sums into the staged tile, a vector of ``results`` at a time.
-    """
+    * ``lane_of(thread)``: the Lane.
+    * ``tails_of(lane, last_taps)``: a bit for each row whose phase, below ``last_taps``, has the last tap.
+    * ``multiply(registers, stage, tails)``: adds a stage's products.
+    * ``put(shared, sums, results, lane)``: stages the sums, a vector of ``results`` at a time."""
 
     window: int
     weights: int
@@ -38,7 +36,7 @@ def make_multiply(config: Config) -> Multiply:
     warps_n, halo, window, pitch, step = config.warps_n, config.halo, config.window, config.pitch, config.taps.step
     phases, channels, ragged = config.phases, config.channels, config.ragged
     uniform, apart, lead = config.uniform, config.apart, config.lead
-    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # taps of a chunk that every row has
+    whole_taps = tap_chunk - 1 if ragged else tap_chunk  # that every row has
     at_once, itemsize = config.at_once, config.itemsize
     x_row, w_row = itemsize * config.width, itemsize * tap_chunk * block_m
     add_products, copy_sums = make_sums(thread_n, vector, config.exchanged)
@@ -58,7 +56,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def product(tap, state):
-        """A tap that every row has; taps read the same register window at different offsets."""
+        """A tap of every row; taps read one window at different offsets."""
         registers, stage = state
         load_weights(registers.weights, stage, tap)
         for m in range(thread_m):
@@ -68,7 +66,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_channel(z, state):
-        """The ``z``-th channel from the stage's addresses on, with the taps that every row has."""
+        """The ``z``-th channel, with the taps of every row."""
         registers, stage = state
         for q in range(0, window, vector):
             load_vector_at(registers.window, q, stage.shared, int32(stage.window + z * x_row + itemsize * q))
@@ -80,7 +78,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_last(registers, stage, tails):
-        """The last tap of the channel in ``registers.window``, for the rows that have it."""
+        """The last tap of ``registers.window``'s channel, for the rows that have it."""
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
             # A missing tap must not multiply: zero times NaN is NaN.
@@ -89,9 +87,8 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply(registers, stage, tails):
-        """The last tap of rows of one phase is tested for outside the loop: loads of one channel then do not wait for
-        products of another.
-        """
+        """Rows of one phase test the last tap outside the loop, so that a channel's loads do not wait for another's
+        products."""
         in_window, in_weights, c = stage.window, stage.weights, int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:

@@ -1,8 +1,6 @@
-"""Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m), the order in which blocks read them.
+"""Packed weights of k4: (group, row tile, tap chunk, channel chunk, k, tap, m), as blocks read them.
 
-Missing channels, phases and taps are zeros, so the mainloop has no tail in w. A block packs some channels of a stage
-(kernels/common/weight_box.py).
-"""
+Missing channels, phases and taps are zeros. A block packs channels of a stage (common/weight_box.py)."""
 
 from __future__ import annotations
 
@@ -27,34 +25,34 @@ from numba_tconv.runtime.layout import Layout
 from .tile import Config
 
 THREADS = 128
-BATCH = 4  # weights that a thread has in flight
+BATCH = 4  # weights in flight
 MOST_BYTES = 8192  # of a block's weights
 ON_GPU = device_function(mma_a)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The part of a configuration that decides where a weight lies."""
+    """What decides where a weight lies."""
 
     dtype: torch.dtype
-    rows: int  # rows of an output channel; also the distance of the taps of one row
+    rows: int  # of an output channel; also between taps of a row
     block_m: int
     block_k: int
     tap_chunk: int
     phases: int
     channels: int
-    row_parts: int  # row tiles of one output channel
-    apart: bool  # rows of one phase lie together
-    fragments: bool  # in the order of tensor-core operands: (k / 4, tap, m / 16, lane, row of the lane)
+    row_parts: int  # row tiles of an output channel
+    apart: bool  # by phase
+    fragments: bool  # as tensor-core operands: (k / 4, tap, m / 16, lane, row of the lane)
 
     @property
     def stage(self) -> int:
-        """Packed weights in one stage."""
+        """Packed weights of a stage."""
         return self.block_k * self.tap_chunk * self.block_m
 
 
 class PackGrid(NamedTuple):
-    """How the packed weights are divided, and the sizes of the weights."""
+    """How packed weights are divided, and the sizes."""
 
     row_tiles: int  # of a group
     tap_chunks: int
@@ -66,13 +64,13 @@ class PackGrid(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight of a stage."""
+    """A stage's weight."""
 
     k: int
     channel: int
     tap: int
     phase: int
-    of_tile: bool  # its row belongs to the tile
+    of_tile: bool  # its row exists
 
 
 def order_of(config: Config) -> Order:
@@ -81,7 +79,7 @@ def order_of(config: Config) -> Order:
 
 
 def place_by_rows(order: Order):
-    """A function that returns input channel, tap and row of element ``e`` of a stage."""
+    """Build (element ``e`` of a stage) -> input channel, tap, row."""
     block_m, tap_chunk = order.block_m, order.tap_chunk
 
     def place(e):
@@ -92,7 +90,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """The same for fragment order. ``fragment``: fragments.mma_a, of which the first two registers are used."""
+    """The same for fragments; ``fragment``: mma_a, its first two registers."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):
@@ -104,7 +102,7 @@ def place_by_fragments(order: Order, fragment):
 
 
 def box_of(order: Order) -> Box:
-    """The weights that a block packs: all channels of a stage, or as many as MOST_BYTES hold."""
+    """A block's weights: the channels of a stage, as many as MOST_BYTES hold."""
     unit = 4 if order.fragments else 1
     weights = order.channels * order.tap_chunk * order.phases * order.dtype.itemsize
     fitting = (k for k in range(order.block_k, 0, -1) if order.block_k % k == 0 and k % unit == 0)
@@ -118,7 +116,7 @@ def make_kernel(order: Order) -> Kernel:
     element, apart, box, chunk_taps = ELEMENTS[order.dtype], order.apart, box_of(order), order.tap_chunk * order.rows
     storage, depth, pieces = element.storage, box.depth, order.block_k // box.depth
     packed_piece = order.stage // pieces
-    # Rows of a stage that are neighbours in memory, too, are copied by 16 bytes.
+    # Rows that are neighbours in memory, too, are copied by 16 bytes.
     by_vectors = box.phases_are_vectors and not (order.apart or order.fragments)
     step = box.vector if by_vectors else 1
     batch = BATCH // step
@@ -128,13 +126,13 @@ def make_kernel(order: Order) -> Kernel:
 
     @device_function
     def weight_of(e):
-        """The weight that is packed element ``e``."""
+        """The weight of packed element ``e``."""
         k, tap, m = place(e)
         channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
         return Weight(int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases)
 
     def k4_pack(w, packed, grid):
-        griddepcontrol_launch_dependents()  # lets the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
         shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
         of_taps, piece = divided(number, int32(grid.channel_chunks * pieces))
@@ -176,7 +174,7 @@ def make_kernel(order: Order) -> Kernel:
 
 @dataclass(frozen=True, eq=False)
 class TilePacking(Packing):
-    """Weights packed in ``order``."""
+    """Packed in ``order``."""
 
     weights: Layout
     order: Order
@@ -218,6 +216,6 @@ class TilePacking(Packing):
 
 
 def packing_of(problem: Problem, config: Config, weights: Layout) -> TilePacking:
-    """The packing of weights (C_in, C_out/groups, K), laid out as ``weights``, for ``config``."""
+    """The packing for ``config``."""
     chunks = config.tap_chunks(problem), config.channel_chunks(problem)
     return unique(TilePacking, weights, order_of(config), problem.groups, config.row_tiles(problem), *chunks)

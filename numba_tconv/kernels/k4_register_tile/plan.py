@@ -1,4 +1,4 @@
-"""The launch plan of k4, computed once for tensors that are laid out alike."""
+"""The launch plan of k4, for tensors laid out alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .arguments import Grid, Sizes
 from .pack import TilePacking, packing_of
 from .tile import Config
 
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+GRID_AXIS = 65_535  # along y or z
 
 
 @lru_cache(maxsize=1024)
@@ -35,17 +35,15 @@ def plan_of(
     y_aligned: bool,
     device: Device,
 ) -> tuple[TilePacking, Prepared, SecondStage | None]:
-    """How the weights are packed, the launch, and the second stage of split sums, or None.
+    """The packing, the launch, and split-K's second stage or None.
 
-    ``config``: None lets ``choose`` decide. ``y_aligned``: the output begins at a multiple of 16 bytes, else a chosen
-    configuration stores single elements.
-    """
+    ``config`` None lets ``choose`` decide. ``y_aligned``: y begins at a multiple of 16 bytes, else a chosen
+    configuration stores single elements."""
     given, config = config, config or choose(x, problem, device)
-    # k4 triggers no early launch: its successor's blocks would gather on the multiprocessors that are free first
-    # (kernels/k6_wgmma/tail.py).
+    # k4 triggers no early launch: early blocks gather on the multiprocessors that are free first.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
-        has_bias, y_aligned = False, True  # torch's allocator aligns the partial sums
+        has_bias, y_aligned = False, True  # torch's allocator aligns partial sums
     if not (given or y_aligned):
         config = replace(config, y_vector=1)
     p = split(problem, config.splits)
@@ -84,7 +82,7 @@ def plan_of(
 
 
 def kernel_of(name: str, function: Callable, config: Config, threads: int) -> Kernel:
-    """A kernel with the signature of a launch of ``plan_of``."""
+    """A kernel with ``plan_of``'s signature."""
     stored = flat(ELEMENTS[config.dtype].storage)
     x, bias = arguments(Signal, data=stored), arguments(Bias, data=stored)
     signature = (x, stored, bias, stored, arguments(Sizes), arguments(Grid))
@@ -96,13 +94,12 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 def vector_of(x: Layout) -> int:
-    """Elements of the largest vector (16 or 8 bytes) by which an input (N, C_in, L) can be copied, or 1: each lies
-    aligned, and wholly inside or outside the signal.
-    """
+    """Elements of the largest vector (16 or 8 bytes) that is aligned in x (N, C_in, L), and wholly in or outside it, or
+    1."""
     return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
 
 
 def vectors_align(x: Layout, v: int) -> bool:
-    """Whether vectors of ``v`` elements are aligned, and each is wholly inside or outside the signal."""
+    """Whether vectors of ``v`` elements are so."""
     contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
     return contiguous_rows and x.shape[2] % v == 0 and x.offset % (v * x.dtype.itemsize) == 0

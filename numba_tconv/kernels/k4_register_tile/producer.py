@@ -1,4 +1,4 @@
-"""The producer of k4 and of k5_dmma's ring: where a block's window lies in x, and its cp.async copies."""
+"""The producer of k4 and of k5_dmma's ring: where a window lies in x, and its cp.async copies."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .tile import Config
 
 
 def make_aim(config: Config, warps: int, first_thread: int = 0):
-    """A device function ``aim(block, shift, x, sizes, grid)``, called by ``warps`` warps from thread ``first_thread``
-    on. The window begins ``shift`` columns before the tile.
-    """
+    """Build ``aim(block, shift, x, sizes, grid)`` for ``warps`` warps from ``first_thread`` on.
+
+    The window begins ``shift`` columns before the tile."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
     def aim(block, shift, x, sizes, grid):
-        """Fill in ``block.offsets`` and ``block.start``. They are in shared memory to save registers."""
+        """Fill in ``block.offsets`` and ``block.start``, shared to save registers."""
         p = int32(cuda.threadIdx.x - first_thread)
         while p < x_per_row:
             n, column = divmod(block.first_column + p * x_vector - shift, grid.columns)
-            if p * x_vector == shift:  # kept here, so that the store need not keep the division's result in registers
+            if p * x_vector == shift:  # kept here, not in registers until the store
                 block.start[0], block.start[1] = n, column
             i = grid.first_column + column
             inside = n >= 0 and n < sizes.batch and i >= 0 and i < sizes.length
@@ -32,11 +32,10 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
 
 
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
-    """The same warps' device function ``load_window(block, slot, x, channel, channels_left)``.
+    """Build ``load_window(block, slot, x, channel, channels_left)`` for the same warps.
 
-    It starts the copies of a stage's window to element ``slot`` of the shared memory. ``channel``: offset of the
-    stage's first channel in x. Channels from ``channels_left`` on become zeros.
-    """
+    It copies a stage's window to element ``slot`` of shared memory. ``channel``: offset of the stage's first in x.
+    Channels from ``channels_left`` on become zeros."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)
@@ -44,7 +43,7 @@ def make_load_window(config: Config, warps: int, first_thread: int = 0):
     @device_function
     def load_window(block, slot, x, channel, channels_left):
         warp, lane = int32((cuda.threadIdx.x - first_thread) // 32), int32(cuda.threadIdx.x % 32)
-        # A warp copies whole channels: p needs no division, and the place of a vector serves all of them.
+        # A warp copies whole channels: no division, and one place serves them all.
         for j in range(x_copies):
             p = int32(lane + 32 * j)
             if 32 * (j + 1) <= x_per_row or p < x_per_row:

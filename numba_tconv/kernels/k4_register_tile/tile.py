@@ -1,9 +1,8 @@
-"""Tiles of k4: their configuration, and which are legal.
+"""Tiles of k4: configurations, and which are legal.
 
-Letters, here and in every rung above: m counts rows (output channel, phase), n columns (positions), k input channels. A
-block computes ``block_m x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m``
-threads; a thread holds ``thread_m x thread_n`` sums.
-"""
+In every rung m counts rows (output channel, phase), n columns (positions), k input channels. A block computes ``block_m
+x block_n`` sums from ``block_k`` channels a stage; a warp is ``lanes_m`` by ``32 / lanes_m`` threads, a thread has
+``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from numba_tconv.kernels.common.sectors import ENTRY, entries_before
 from numba_tconv.runtime.device import RESERVED_SHARED, Device
 from numba_tconv.runtime.elements import ELEMENTS
 
-# Window elements that a thread may hold in registers; longer rows are walked in several tap chunks.
+# Window elements in registers; longer rows take several tap chunks.
 WINDOW_LIMIT = 20
-# Multiply-adds of one channel, all of which are unrolled.
+# Multiply-adds of a channel, all unrolled.
 UNROLL_LIMIT = 384
 
 
@@ -28,11 +27,11 @@ class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row that share one window
-    several_chunks: bool  # a row has more taps than one chunk
-    ragged: bool  # the last tap exists in some rows only
-    whole_chunks: bool  # the channels of a group are a whole number of stages
-    one_phase: bool  # all rows of a block are of one phase: all have the last tap, or none
+    tap_chunk: int  # taps of a row in one window
+    several_chunks: bool  # a row has more than one
+    ragged: bool  # some rows lack the last tap
+    whole_chunks: bool  # a group's channels fill whole stages
+    one_phase: bool  # of a block's rows: all have the last tap, or none
     block_m: int
     block_n: int
     block_k: int
@@ -40,24 +39,24 @@ class Config(WarpTile):
     thread_n: int
     lanes_m: int
     stages: int = 2
-    min_blocks: int = 2  # blocks that must fit on a multiprocessor: the register budget
-    partial: int = 0  # stages of one partial sum; 0: all stages
-    x_vector: int = 1  # elements of x that one cp.async copies
-    apart: bool = False  # a block has rows of all phases, grouped by phase; a thread has one phase
-    y_vector: int = 1  # consecutive outputs that one store writes
-    splits: int = 1  # split-K parts of the input channels (kernels/common/split_sums.py)
+    min_blocks: int = 2  # on a multiprocessor: the register budget
+    partial: int = 0  # stages of a partial sum; 0: all
+    x_vector: int = 1  # elements of a cp.async
+    apart: bool = False  # rows of all phases, grouped by phase; a thread has one
+    y_vector: int = 1  # outputs of a store
+    splits: int = 1  # split-K
 
     barriers = 0  # mbarriers in shared memory
-    fragments = False  # weights are packed in the order of tensor-core operands
+    fragments = False  # weights packed as tensor-core operands
 
     @property
     def phases(self) -> int:
-        """Rows of one output channel in a block: neighbouring phases."""
+        """Rows of an output channel in a block."""
         return 1 if self.one_phase else min(self.taps.rows, self.block_m)
 
     @property
     def uniform(self) -> bool:
-        """Whether the rows of a thread all have the last tap, or none has."""
+        """Whether all of a thread's rows have the last tap, or none."""
         return self.one_phase or self.apart
 
     @property
@@ -67,17 +66,17 @@ class Config(WarpTile):
 
     @property
     def row_parts(self) -> int:
-        """Row tiles that share the phases of one output channel."""
+        """Row tiles of an output channel's phases."""
         return -(-self.taps.rows // self.phases)
 
     @property
     def at_once(self) -> int:
-        """Channels in one turn of the loop. Two hide loads behind products, where registers suffice."""
+        """Channels in a turn of the loop; two hide loads, where registers suffice."""
         return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
 
     @property
     def halo(self) -> int:
-        """Columns before the block that its taps reach, rounded up to whole vectors."""
+        """Columns before the block that taps reach, in whole vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
@@ -92,49 +91,47 @@ class Config(WarpTile):
 
     @property
     def copied(self) -> int:
-        """Columns of a block's input window."""
+        """Columns of a block's window."""
         return self.block_n + self.halo + self.lead
 
     @property
     def entries(self) -> int:
-        """Entries before the stages in shared memory, padded to a sector: the places of a window's vectors, two
-        numbers, barriers.
-        """
+        """Entries before the stages, up to a sector: places of a window's vectors, two numbers, barriers."""
         return entries_before(self.copied // self.x_vector + 2 + self.barriers)
 
     @property
     def width(self) -> int:
-        """Distance of two channels' windows in shared memory, in columns."""
+        """Columns between channels' windows in shared memory."""
         return self.copied
 
     @property
     def window(self) -> int:
-        """Columns of a thread's input window."""
+        """Columns of a thread's window."""
         return self.thread_n + self.halo
 
     @property
     def x_stage(self) -> int:
-        """Elements of x in one stage."""
+        """Elements of x in a stage."""
         return self.block_k * self.width
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in one stage."""
+        """Packed weights in a stage."""
         return self.block_k * self.tap_chunk * self.block_m
 
     @property
     def chunk_shift(self) -> int:
-        """Columns between the windows of two successive tap chunks."""
+        """Columns between windows of successive tap chunks."""
         return self.tap_chunk * self.taps.step if self.several_chunks else 0
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged output tile; the extra vector moves rows to other banks."""
+        """Row length of the staged tile; the extra vector moves rows to other banks."""
         return self.block_n + self.vector
 
     @property
     def partials(self) -> int:
-        """Offset of the partial sums in shared memory, in elements: behind the stages."""
+        """Element of shared memory where partial sums begin, behind the stages."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
@@ -143,13 +140,13 @@ class Config(WarpTile):
         return max(self.partials + partials, self.block_m * self.pitch) * self.itemsize
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample, both multiples of ``begin``."""
+        """First column, and columns a sample: multiples of ``begin``."""
         columns, v = problem.taps.columns(problem.length, problem.out_length, problem.padding), self.begin
         first = columns.start // v * v
         return first, -(-(columns.stop - first) // v) * v
 
     def row_tiles(self, problem: Problem) -> int:
-        """Blocks along the rows of one group."""
+        """Blocks along a group's rows."""
         return -(-problem.out_channels_per_group // self.channels) * self.row_parts
 
     def tap_chunks(self, problem: Problem) -> int:
@@ -159,20 +156,18 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
     def multiplied_taps(self, problem: Problem) -> float:
-        """Taps of a chunk that a block multiplies; with uniform rows the average of existing taps."""
+        """Taps of a chunk that a block multiplies; with uniform rows, on average."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
         return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
-    """Terms of a float32 sum before it is put aside: its error grows with its length. cuDNN and torch's fallback sum
-    each tap of a strided problem apart.
-    """
+    """Terms of a float32 partial sum, for its error; like cuDNN, each tap of a strided problem apart."""
     return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
 
 
 def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
-    """The most taps that divide a row, whose window fits in registers and whose products are unrolled."""
+    """The most taps that divide a row, fit in registers and are unrolled."""
     t = problem.taps
     fitting = (
         c
@@ -183,9 +178,9 @@ def tap_chunk(problem: Problem, sums: int, thread_n: int) -> int:
 
 
 def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
-    """The configuration of a tile for a problem. ``tile``: fields of Config; without ``tap_chunk`` the largest is
-    taken. ``x_vector`` becomes 1 where a later window would begin inside a vector.
-    """
+    """A tile's configuration; ``tile``: fields of Config, ``tap_chunk`` by default the largest.
+
+    ``x_vector`` becomes 1 where a later window would begin inside a vector."""
     t = problem.taps
     chunk = tile.pop("tap_chunk", None) or tap_chunk(problem, tile["thread_m"] * tile["thread_n"], tile["thread_n"])
     ragged, one_phase = problem.kernel_size % t.rows != 0, tile.pop("one_phase", False)
@@ -211,7 +206,7 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
-    """``config`` with vector stores exactly where those of ``problem`` are aligned."""
+    """``config`` with vector stores exactly where ``problem`` aligns them."""
     if problem.stride > 1:
         return config
     first, columns = config.columns(problem)
@@ -221,13 +216,13 @@ def storing_vectors(config: Config, problem: Problem) -> Config:
 
 
 def fits(config: Config, device: Device) -> bool:
-    """Whether ``min_blocks`` blocks fit in a multiprocessor's shared memory."""
+    """Whether ``min_blocks`` blocks fit in shared memory."""
     need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
     return config.min_blocks * need <= device.shared_per_multiprocessor
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Small configurations for tests: one warp, several tiles, two or three stages, chunks of one tap, partial sums."""
+    """For tests: one warp, several tiles, two or three stages, chunks of one tap, partial sums."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (

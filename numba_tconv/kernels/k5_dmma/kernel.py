@@ -1,12 +1,9 @@
-"""k5_dmma: float64 on tensor cores.
+"""k5_dmma: float64 on tensor cores, at twice the rate of CUDA cores, in the same arithmetic.
 
-k4's tiles (kernels/k4_register_tile/kernel.py), multiplied by mma.sync: tensor cores have twice the float64 rate of
-CUDA cores, in the same arithmetic.
+k4's tiles, multiplied by mma.sync.
 
 * mainloop.py: for 64 x 32 sums a warp loads four vectors of weights and four columns of inputs for 16 products.
-* ring.py: on Hopper, producer warps spare the consumers copies and block barriers.
-* kernels/common/sectors.py: windows begin on a sector, so memory is read once.
-"""
+* ring.py: on Hopper, producer warps spare the consumers copies and block barriers."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from .mainloop import make_multiply
 from .tile import CHANNELS, Config, choose
 
 NAME = "k5_dmma"
-FEWEST_ROWS = 8  # with fewer, most of a product would be zeros, and CUDA cores are as fast
+FEWEST_ROWS = 8  # with fewer, most of a product is zeros
 
 
 def make_kernel(config: Config) -> Kernel:

@@ -1,9 +1,7 @@
-"""The mainloop of k5_dmma: a warp's weights and columns of x as tensor-core operands, and all products.
+"""The mainloop of k5_dmma: a warp's weights and columns of x as operands, and all products.
 
-A product takes 16 rows, 8 columns and ``depth`` channels, in TF32's fragments
-(kernels/common/tensor_core/fragments.py). A lane's two weights of four channels are 16 packed bytes. Inputs are read
-anew for each tap.
-"""
+A product takes 16 rows, 8 columns and ``depth`` channels, in TF32's fragments. A lane's two weights of four channels
+are 16 packed bytes. Inputs are read anew for each tap."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def make_multiply(config: Config) -> Multiply:
     width, halo, pitch, step, ragged = config.width, config.halo, config.pitch, config.taps.step, config.ragged
     lead = config.lead
     whole_taps = tap_chunk - 1 if ragged else tap_chunk
-    # Bytes: weights of a product; weights of four channels of a block; inputs of four channels.
+    # Bytes: weights of a product; weights, and inputs, of four channels of a block.
     fragment = ROWS * CHANNELS * 8
     w_four, x_four = tap_chunk * all_tiles * fragment, CHANNELS * width * 8
     load, multiply_tile = ld_shared(1, float64), mma_f64(config.depth)
@@ -54,12 +52,12 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def depth_of(stage, z):
-        """The ``z``-th product depth from the stage's addresses on."""
+        """The ``z``-th product depth."""
         return Stage(stage.shared, int32(stage.window + z * fours * x_four), int32(stage.weights + z * fours * w_four))
 
     @device_function
     def multiply_depth(z, state):
-        """The ``z``-th product depth, with the taps that every row has."""
+        """The same, with the taps of every row."""
         registers, stage = state
         if whole_taps:
             products(int32(0), (registers, depth_of(stage, z)))
@@ -77,7 +75,7 @@ def make_multiply(config: Config) -> Multiply:
                     product(int32(whole_taps), (registers, depth_of(first, z)))
             in_window = int32(in_window + at_once * fours * x_four)
             in_weights = int32(in_weights + at_once * fours * w_four)
-            c = recomputed(int32(c + at_once * fours * CHANNELS))  # keeps turns from being unrolled, which spills
+            c = recomputed(int32(c + at_once * fours * CHANNELS))  # rolled: turns would spill
 
     @device_function
     def tails_of(lane, last_taps):

@@ -3,13 +3,11 @@
     x, packed w --copy engine or cp.async--> ring in shared memory --mma.sync--> sums --> shared memory --> y
         producers (4 warps)                             consumers (``config.threads``)
 
-mbarriers tell the producers that a slot is free and the consumers that a stage has landed, so no warp waits for one
-that multiplies. Producers leave most of their registers to the consumers (setmaxnreg). Two blocks share a
+No warp waits for one that multiplies. Producers leave registers to the consumers (setmaxnreg). Two blocks share a
 multiprocessor: one multiplies while the other stores.
 
-The copy engine fetches a stage's weights at once, and rows of x where the window lies in one sample. Other windows come
-by cp.async, with zeros outside the signal (kernels/k4_register_tile/producer.py).
-"""
+The copy engine fetches weights, and rows of x where the window lies in one sample. Other windows come by cp.async, with
+zeros outside the signal."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ from numba_tconv.runtime.kernel import Kernel
 from .mainloop import make_multiply
 from .tile import Config
 
-WARP, COPYING = 32, 4  # threads of a warp; producer warps
-REGISTERS = 200, 56  # of a consumer and of a producer thread: together as many as at launch
+WARP, COPYING = 32, 4  # threads; producer warps
+REGISTERS = 200, 56  # of consumers and producers: together as many as at launch
 OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers of consumers and producers; 0 is the block's
 
 
@@ -64,7 +62,7 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def fill_ring(block, full, empty, x, packed, sizes, grid):
-        """The producers' loop: copy every stage into its slot once all consumers have released it."""
+        """Copy every stage into its slot once all consumers have released it."""
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
         # Bytes that this lane announces: a row of x, and all weights.
@@ -72,7 +70,7 @@ def make_kernel(config: Config) -> Kernel:
         in_packed, columns = block.tile_offset, grid.columns
         for chunk in range(int32(grid.tap_chunks)):
             shift = reach + chunk * chunk_shift
-            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # all producers have left the chunk before
+            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # all producers have left the last chunk
             aim(block, shift, x, sizes, grid)
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
             n, column = divmod(block.first_column - shift, columns)
@@ -84,7 +82,7 @@ def make_kernel(config: Config) -> Kernel:
             while left > 0:
                 at, bar = int32(slot * stage), int32(full + 8 * slot)
                 mbarrier_wait(empty + 8 * slot, parity)
-                # Every lane arrives, because racecheck does not credit one thread's arrival to its warp.
+                # Every lane arrives: racecheck credits an arrival to its thread alone.
                 if x_vector > 1 and whole and left >= block_k:
                     mbarrier_arrive_expect_tx(bar, int32(of_row + of_weights))
                     if lane < rows:
@@ -139,7 +137,7 @@ def make_kernel(config: Config) -> Kernel:
             for s in range(sums):
                 registers.sums[s] = float64(0)
             tails = tails_of(lane, int32(grid.last_taps - row_tile % row_parts * phases)) if ragged else int32(-1)
-            # A warp whose columns all lie behind the last one does not multiply.
+            # A warp behind the last column does not multiply.
             live = first_column + lane.column // warp_columns * warp_columns < sizes.batch * grid.columns
             slot, parity, left = int32(0), int32(0), total
             while left > 0:
@@ -152,13 +150,13 @@ def make_kernel(config: Config) -> Kernel:
                     )
                     last = tails if left <= int32(grid.channel_chunks) else int32(-1)
                     multiply(registers, Stage(shared, in_window, in_weights), last)
-                fence_async()  # orders this lane's reads before writes of the copy engine
+                fence_async()  # this lane's reads before writes of the copy engine
                 mbarrier_arrive(empty + 8 * slot)
                 left, slot = int32(left - 1), int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
-            barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile lies where the stages were
-            lane = lane_of(recomputed(int32(cuda.threadIdx.x)))  # recomputed, else it would spill
+            barrier_sync(int32(OF_MULTIPLYING), int32(threads))  # the output tile overwrites the stages
+            lane = lane_of(recomputed(int32(cuda.threadIdx.x)))  # else it would spill
             put(shared, registers.sums, registers.weights, lane)
             barrier_sync(int32(OF_MULTIPLYING), int32(threads))
             channel = row_tile // row_parts * channels

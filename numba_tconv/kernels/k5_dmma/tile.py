@@ -1,4 +1,4 @@
-"""Tiles of k5_dmma, and the cost model that chooses one."""
+"""Tiles of k5_dmma, and their cost model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numba_tconv.kernels.k4_register_tile.choose import rounds
 from numba_tconv.runtime.device import H200, Device
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
-# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on a multiprocessor). Only four warps of
-# 64 x 32 sums have registers for eight channels.
+# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on a multiprocessor). Four warps of 64 x
+# 32 sums have registers for eight channels.
 TILES = (
     (64, 128, 64, 32, 8, 2),
     (64, 128, 32, 32, 4, 2),
@@ -27,37 +27,37 @@ TILES = (
     (16, 256, 16, 64, 4, 4),
     (16, 128, 16, 32, 4, 4),
 )
-RING = (64, 128, 64, 32, 8, 2)  # the tile of the ring (ring.py)
+RING = (64, 128, 64, 32, 8, 2)  # ring.py's
 FEWEST_STAGES, MOST_STAGES = 3, 6  # of a ring
-MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; channels whose products take about a stage's latency
-MOST_PRODUCTS = 96  # unrolled products of a warp with the taps of one window
-TURN_PRODUCTS = 32  # products of a warp in a turn of several steps; more spill
+MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; those whose products take about its latency
+MOST_PRODUCTS = 96  # unrolled, with the taps of one window
+TURN_PRODUCTS = 32  # in a turn of several steps; more spill
 
 # Fitted to measured launches.
-RATE = 2.5e8  # multiply-adds of a multiprocessor in a millisecond
-FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # warps that hide latencies in mainloop and store
-COPY = 12  # multiply-adds that take as long as a copy to shared memory
-LOAD = 0.25  # multiply-adds that take as long as a load from shared memory
-STAGE = 3.3e-4  # ms: latency of a stage
-STORE = 2.7e-7  # ms for a sum of a block
+RATE = 2.5e8  # multiply-adds of a multiprocessor a millisecond
+FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # that hide latencies in mainloop and store
+COPY = 12  # multiply-adds of a copy to shared memory
+LOAD = 0.25  # multiply-adds of a shared load
+STAGE = 3.3e-4  # ms of latency
+STORE = 2.7e-7  # ms a sum of a block
 # The same for rings.
 RING_RATE, RING_FEWEST_WARPS, RING_STORING_WARPS = 2.3e8, 6.7, 9.3
-FIRST_COPIES = 1e-3  # ms: the first copies of a round
-BY_ELEMENTS = 1.15  # factor of products where single elements are copied
+FIRST_COPIES = 1e-3  # ms a round
+BY_ELEMENTS = 1.15  # factor of products where elements are copied one by one
 
 
 @dataclass(frozen=True)
 class Config(k4_config.Config):
     """A warp computes 8 * ``thread_m`` rows by 4 * ``thread_n`` columns (``lanes_m`` is 8)."""
 
-    depth: int = 0  # input channels of a product: 4 or 8; 0: 4, by two products of 8 rows, for Ampere
-    ring: bool = False  # producer warps fill the stages (ring.py); Hopper only
+    depth: int = 0  # channels of a product: 4, 8 or 0: 4, by two products of 8 rows, for Ampere
+    ring: bool = False  # ring.py; Hopper only
 
     fragments = True
 
     @property
     def fours(self) -> int:
-        """Groups of four input channels in a product."""
+        """Groups of four channels in a product."""
         return max(1, self.depth // CHANNELS)
 
     @property
@@ -69,17 +69,17 @@ class Config(k4_config.Config):
 
     @property
     def barriers(self) -> int:
-        """mbarriers in shared memory: two a stage of a ring."""
+        """mbarriers: two a stage of a ring."""
         return 2 * self.stages if self.ring else 0
 
     @property
     def begin(self) -> int:
-        """Columns of which a window begins at a multiple (kernels/common/sectors.py)."""
+        """A window begins at a multiple of so many columns (common/sectors.py)."""
         return SECTOR // self.itemsize if self.x_vector > 1 else 1
 
     @property
     def width(self) -> int:
-        """Columns from one channel's window to the next, against bank conflicts."""
+        """Columns between channels' windows, against bank conflicts."""
         return -(-(self.copied - 4) // 8) * 8 + 4
 
     @property
@@ -99,7 +99,7 @@ def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
 def make(
     problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int, ring: bool = False
 ) -> Config:
-    """The configuration of a tile. ``sizes``: block_m, block_n, rows and columns of a warp."""
+    """A tile's configuration; ``sizes``: block_m, block_n, rows and columns of a warp."""
     block_m, block_n, rows, columns = sizes
     of_block = dict(block_m=block_m, block_n=block_n, thread_m=rows // 8, thread_n=columns // 4, lanes_m=8)
     of_block |= dict(min_blocks=min_blocks, x_vector=x_vector, one_phase=problem.kernel_size % problem.taps.rows != 0)
@@ -109,17 +109,17 @@ def make(
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
-    """Every tile that fits, with the stage depth that wastes the least."""
+    """Every tile that fits, with the depth that wastes the least."""
     channels = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     for *sizes, depth, blocks in TILES:
         depth = depth if device.cc >= (9, 0) else 0
         unit, (*_, rows, columns) = max(CHANNELS, depth), sizes
-        # Addresses of single-element copies would spill beside 32 x 32 sums of a warp in 128 registers.
+        # Beside 32 x 32 sums, addresses of single-element copies spill in 128 registers.
         fewer = x_vector == 1 and rows * columns == 1024
         blocks = max(2, round(blocks * share)) - fewer
         if blocks == 1:
-            continue  # a lone block would leave the multiprocessor idle while it waits
+            continue  # a lone block would idle while it waits
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):
             config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector)
@@ -131,7 +131,7 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
 
 
 def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
-    """The ring with the most stages that fit, of the depth that wastes the fewest channels, or None."""
+    """The ring with the most stages that fit, of the depth that wastes the least, or None."""
     *sizes, depth, blocks = RING
     channels = problem.in_channels_per_group
     for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
@@ -143,7 +143,7 @@ def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds, launch overhead excluded."""
+    """Estimated milliseconds, launch excluded."""
     c = config
     stages = c.channel_chunks(problem) * c.tap_chunks(problem)
     products = stages * c.block_m * c.block_n * c.block_k * c.multiplied_taps(problem)
@@ -166,5 +166,5 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time. ``x_vector``: elements of x that one copy takes."""
+    """The configuration with the least estimated time; ``x_vector``: elements of a copy of x."""
     return min(candidates(problem, x_vector, device), key=lambda config: cost(problem, config, device))

@@ -1,4 +1,4 @@
-"""The arguments of k5's kernels, and a thread and its block, by name."""
+"""The arguments of k5's kernels, a thread and its block, by name."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Sizes(NamedTuple):
     groups: int
     padding: int
     columns: int  # of a sample
-    first_column: int  # of a sample: position of its input, 0 or before the signal
+    first_column: int  # of a sample: the position of its input, 0 or before
 
 
 class Loop(NamedTuple):
     tap_chunks: int
     stages_a_chunk: int
-    group_tiles: int  # row tiles of a group
+    group_tiles: int  # row tiles a group
 
 
 class Thread(NamedTuple):
-    """A thread in its block. A *team* is the warps that compute one tile."""
+    """A thread in its block; a *team* is the warps of one tile."""
 
     lane: int  # in the warp
     team: int  # in the block
     warp: int  # in the team
-    warp_row: int  # row of warps in the tile
+    warp_row: int  # of warps in the tile
     first_column: int  # of the warp, in the tile
 
 
@@ -57,12 +57,12 @@ class RowTile(NamedTuple):
 
     group: int
     first_row: int  # row of taps
-    first_channel: int  # output channel, of all groups
-    channels_left: int  # of the group, from the first channel on
+    first_channel: int  # of all groups
+    channels_left: int  # of the group, from there on
 
 
 def types_of(config: Config) -> tuple:
-    """Numba's types of Input, Weights, the output, Sizes and Loop."""
+    """Numba's types of the kernels' arguments."""
     stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
     bits = flat(bits_type(config))
 
@@ -74,5 +74,5 @@ def types_of(config: Config) -> tuple:
 
 
 def bits_type(config: Config) -> types.Type:
-    """The type by which elements are copied unchanged."""
+    """The type that copies elements unchanged."""
     return float32 if config.tile.itemsize == 4 else types.uint16

@@ -14,27 +14,27 @@ from numba_tconv.runtime.device import H200, REGISTERS, RESERVED_SHARED, Device
 
 from .tile import RUN, Config, MmaTile
 
-# {parts: {fragments of 16 rows in a tile: of a warp}}; split operands (parts 2) have two sets of sums.
+# {operand halves: {fragments of 16 rows in a tile: of a warp}}; split operands have two sets of sums.
 FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 8: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2, 6: 2, 8: 2}}
 MOST_FRAGMENTS = {1: 8, 2: 4}
 FEWEST_WARPS = 4
-# Unrolled products, by parts; more compile longer than they save.
+# Unrolled, by operand halves; more compile longer than they save.
 MOST_PRODUCTS = {1: 160, 2: 300}
-FEWEST_PRODUCTS = 64  # products of a warp between two barriers
-WINDOW_LIMIT = {1: 28, 2: 16}  # columns of a lane's window, by parts
+FEWEST_PRODUCTS = 64  # of a warp between two barriers
+WINDOW_LIMIT = {1: 28, 2: 16}  # columns of a lane, by operand halves
 MOST_STAGES, MOST_BLOCKS = 4, 4
-# For resident weights, tiles of two warps: a team's barrier then waits the least.
+# For resident weights, tiles of two warps: a team's barrier waits the least.
 RESIDENT_FRAGMENTS = {1: {1: 1, 2: 2, 3: 3, 4: 4}, 2: {1: 1, 2: 2, 3: 1, 4: 2}}
-# Least channels of a round of the store; least tiles of a block; least share of busy multiprocessors.
+# Channels of a round of the store; tiles of a block; share of busy multiprocessors.
 FEWEST_ROUND, FEWEST_TILES, LEAST_BUSY = ROUND_ROWS, 16, 0.85
-# FLOPs a byte from which products outlast memory, so that tiles compute no column twice.
+# FLOPs a byte from which products outlast memory: tiles compute no column twice.
 LEAST_INTENSITY = 60
 
 
 def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tuple[int, int] | None:
-    """Channels and fragments of a tile that leave the fewest rows empty, or None. ``known``: numbers of fragments, at
-    most ``most`` unless one channel needs more.
-    """
+    """Channels and fragments of a tile that leave the fewest rows empty, or None.
+
+    ``known``: numbers of fragments, at most ``most`` unless one channel needs more."""
 
     def fragments(channels):
         return next(f for f in known if 16 * f >= channels * base.phases)
@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: a whole row if it fits, else few missing taps and, preferably, aligned windows."""
+    """Taps that share a window: a row if it fits, else few missing taps and, preferably, aligned windows."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -75,9 +75,8 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration of a problem, or None. ``aligned``: x can be copied by 16 bytes. ``contiguous``: the elements
-    of its rows are neighbours.
-    """
+    """The configuration, or None. ``aligned``: x is copied by 16 bytes. ``contiguous``: elements of rows are
+    neighbours."""
     base = make_tile(problem, precision)
     if base is None:
         return None
@@ -89,13 +88,13 @@ def choose(
 
 
 def _intensity(problem: Problem, tile: Tile) -> float:
-    """FLOPs a byte, for a long signal, so that all lengths share one kernel."""
+    """FLOPs a byte for a long signal: all lengths share a kernel."""
     p = replace(problem, batch=1, length=ANY_LENGTH)
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 
 def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_vector: int) -> Config | None:
-    """``base`` dealt out to warps. ``known``: {fragments of a tile: of a warp}."""
+    """``base`` dealt out to warps; ``known``: {fragments of a tile: of a warp}."""
     dealt = _deal(problem, base, known, most)
     if dealt is None:
         return None
@@ -116,9 +115,9 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration whose weights stream beside x; None if none fits."""
+    """The configuration with streamed weights, or None."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
-    # With empty slots to store, split operands leave registers for half the sums only.
+    # With empty slots to store, split operands leave registers for half the sums.
     if base.parts == 2 and base.span > base.phases:
         config = replace(config, fragments=1)
     config = replace(config, tiles=max(1, FEWEST_WARPS // config.tile_warps))
@@ -136,12 +135,11 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration with resident weights, or None: they do not fit beside enough teams, tiles are too few, windows
-    begin inside copies, or sizes exceed 32-bit counters.
-    """
+    """The configuration with resident weights, or None if they do not fit beside enough teams, tiles are too few,
+    windows begin inside copies, or sizes exceed 32 bits."""
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), x_vector)
-    if config is None or 4 % config.tile_warps:  # a team has a warp on two of the four schedulers, or on each
+    if config is None or 4 % config.tile_warps:  # a team has a warp on two or all four schedulers
         return None
     if config.tile.chunk_shift % x_vector:
         return None
@@ -151,7 +149,7 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
         return None
     weights = tile.tap_chunks(problem) * config.channel_chunks(problem) // config.chunks * config.w_stage
     registers = -(-(config.registers + _carried(tile)) // 8) * 8
-    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # as many warps on each of the four schedulers
+    for warps in range(REGISTERS // (32 * registers) // 4 * 4, 7, -4):  # equally many on the four schedulers
         teams = warps // of_team
         for stages in range(MOST_STAGES, 2, -1):
             for channels in round_sizes(tile):
@@ -163,7 +161,7 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _carried(tile: Tile) -> int:
-    """Extra registers of a kernel with resident weights: an estimate."""
+    """Extra registers of resident weights, estimated."""
     if tile.span == 1 and tile.itemsize == 4:
         return 16
     return 48 if tile.itemsize == 2 and tile.phases > 1 else 32
@@ -184,7 +182,7 @@ def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
 
 
 def _staged(config: Config, shared: int) -> Config:
-    """``config`` with the largest rounds of the store that fit in ``shared`` bytes."""
+    """``config`` with the largest rounds of the store in ``shared`` bytes."""
     for channels in round_sizes(config.tile):
         staged = replace(config, tile=replace(config.tile, round_channels=channels))
         if staged.shared_bytes + RESERVED_SHARED <= shared:
@@ -193,7 +191,7 @@ def _staged(config: Config, shared: int) -> Config:
 
 
 def config_of(problem: Problem, precision: str, here: Device, shape: tuple, strides: tuple, offset: int) -> Config:
-    """The configuration for an input of ``shape`` and ``strides`` (elements) at ``offset`` bytes (``by_vectors``)."""
+    """The configuration for x of ``shape``, ``strides`` and ``offset`` (``by_vectors``)."""
     config = choose(problem, precision, here)
     if by_vectors(shape, strides, offset, config.tile):
         return config

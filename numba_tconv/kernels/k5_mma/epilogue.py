@@ -1,4 +1,4 @@
-"""The epilogue of k5: a warp's sums into the staging buffer, and from there to y."""
+"""The epilogue of k5: a warp's sums to the staging buffer, and on to y."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
 
 def gaps_between(tile) -> bool:
-    """Whether every other output is empty: a staged vector is two outputs, a zero behind each."""
+    """Whether every other output is empty: a staged vector is two outputs, each before a zero."""
     return tile.span == 2 and tile.phases == 1
 
 
 def _make_stage_sums(config: Config):
-    """A device function that stages a warp's sums of one round, and whether the buffer must begin as zeros. ``row0``:
-    the lane's first row, counted from the round's.
-    """
+    """Build the staging of a warp's sums of a round, and whether the buffer must begin as zeros.
+
+    ``row0``: the lane's first row in the round."""
     tile, fragments = config.tile, config.fragments
     phases, span, spread, pitch = tile.phases, tile.span, tile.spread, tile.pitch
     round_rows = tile.round_channels * phases
@@ -75,11 +75,10 @@ def output_of(y, weights, sizes, out_channels, alignment):
 
 
 def make_store_tile(config: Config):
-    """A device function that stores a tile's sums through the staging buffer, and whether that must begin as zeros.
+    """Build the store of a tile through the staging buffer, and whether that must begin as zeros.
 
-    ``team``: number of the tile in the block, whose warps meet at named barrier ``team + 1``; ``warp``: number in the
-    team. ``at``: offset of the buffer, in bytes. ``place``: the tile's, whose extent and head are worked out here.
-    """
+    ``team``: meets at named barrier ``team + 1``; ``warp``: in the team. ``at``: byte offset of the buffer. ``place``:
+    the tile's, but for extent and head."""
     tile, warps = config.tile, config.tile_warps
     fragments, pitch, channels = config.fragments, tile.pitch, tile.channels
     rounds, round_channels, round_rows = tile.rounds, tile.round_channels, tile.round_channels * tile.phases
@@ -99,7 +98,7 @@ def make_store_tile(config: Config):
         while round < rounds:
             stage_sums(sums, shared, base, at, row0, column0, column1, out.alignment.offset)
             barrier_sync(thread.team + 1, threads)
-            # Computed here, where the sums have left their registers.
+            # Here, where the sums have left their registers.
             extent, straight = aim(n, j, out)
             head = head_of(n, co, extent, out, thread.warp)
             write(straight, out, staging, Place(n, j, row, co, channels_left, extent, head), thread)
@@ -135,9 +134,8 @@ def make_store_tile(config: Config):
 
 
 def _make_stage(config: Config):
-    """The ``stage`` of make_store_rounds. ``lane_at``: addresses of the lane's two runs of columns in its row of the
-    first buffer; the warp's row of warps.
-    """
+    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of the lane's two runs of columns in its row; row of
+    warps."""
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function
@@ -155,7 +153,7 @@ def _make_stage(config: Config):
 
 
 def _make_write(config: Config):
-    """A device function that writes a round by store_runs.py or store_any.py, a few channels at a time."""
+    """Build the store of a round by store_runs.py or store_any.py, a few channels at a time."""
     tile, at_once, warps = config.tile, config.channels_at_once, config.tile_warps
     some = replace(tile, round_channels=at_once)
     shared = make_prepare(some, warps), make_load_extra(some, warps)

@@ -3,19 +3,18 @@
     x, packed w --cp.async--> ring of stages --window, fragments--> registers --mma.sync--> sums --staging--> y
 
 k4's matrix product with mma.sync: one instruction of a warp multiplies 16 x 8 weights by 8 x 8 inputs, or twice as deep
-with 16-bit elements. It runs on every GPU from sm_80 on.
+in 16 bits. From sm_80 on.
 
 * producer.py: cp.async fills the ring, with zeros outside the signal. Rows of x may begin anywhere.
 * mainloop.py: a lane owns eight consecutive columns, so one window serves all taps of a stage. A fragment of weights is
-  one 16-byte vector a lane.
-* epilogue.py: a staging buffer, then a store of kernels/common/tensor_core.
+  16 bytes a lane.
+* epilogue.py: a staging buffer, then a store of common/tensor_core.
 
-Two modes. *Streamed* (here): weights are copied with every stage of x, and two or more blocks share a multiprocessor:
-one stores while another multiplies. *Resident* (resident.py): the weights of a tile's rows stay in shared memory, and a
-block computes one tile after the other.
+*Streamed* (here): weights are copied with every stage, and two or more blocks share a multiprocessor: one stores while
+another multiplies. *Resident* (resident.py): a tile's weights stay in shared memory, and a block computes tile after
+tile.
 
-Measured (H200, kb64, tf32): 1.86 ms.
-"""
+Measured (H200, kb64, tf32): 1.86 ms."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
 from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+GRID_AXIS = 65_535  # along y or z
 
 
 @cache
@@ -64,9 +63,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def _make_multiply(config: Config):
-    """A device function that multiplies a stage, whose depths all taps read at different offsets of one window. Returns
-    the factor of the products.
-    """
+    """Build the products of a stage, of one window; returns their factor."""
     chunks, stage_weights = config.chunks, config.tile.depth_weights
     chunk_bytes = config.tile.depth * config.pitch * config.tile.itemsize
     load_window, products = make_window(config), make_products(config)
@@ -86,7 +83,7 @@ def _make_multiply(config: Config):
 
 
 def _make_thread_of(config: Config):
-    """A device function: Thread of a thread's number."""
+    """Build ``thread_of`` a thread's number."""
     tile_warps = config.tile_warps
 
     @device_function
@@ -99,7 +96,7 @@ def _make_thread_of(config: Config):
 
 
 def _make_row_tile_of(config: Config):
-    """A device function: RowTile of a block. Row tiles are neighbours in the grid: they read the same inputs."""
+    """Build a block's RowTile. Row tiles, which read the same inputs, are neighbours in the grid."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
 
     @device_function
@@ -113,14 +110,14 @@ def _make_row_tile_of(config: Config):
 
 
 def _make_kernel(config: Config) -> Kernel:
-    """The kernel of the streamed mode. Its loads run ``stages - 1`` stages ahead of its products."""
+    """The streamed kernel, whose loads run ``stages - 1`` ahead."""
     tile, stages, threads, tiles, depth = config.tile, config.stages, config.threads, config.tiles, config.depth
     itemsize, pitch, pair, lead, halo = tile.itemsize, config.pitch, 4 // tile.itemsize, tile.lead, config.halo
     x_stage, slot, advance = config.x_stage, config.x_stage + config.w_stage, tile.advance
     stage_elements, fragments = config.w_stage // itemsize, config.fragments
     staging, staging_bytes = tile.staging, config.staging_bytes
     sums, operands = fragments * RUN * 4, 2 * tile.parts * config.window
-    # Tensor cores truncate when they add; where fp32's error is promised, CUDA cores add up short sums.
+    # Tensor cores truncate: for fp32's error, CUDA cores add up short sums.
     exact, several_chunks = tile.parts == 2, tile.several_chunks
     totals, lane_rows = sums if exact else 1, 2 * fragments
     thread_of, row_tile_of, selectors_of = _make_thread_of(config), _make_row_tile_of(config), make_selectors_of(config)
@@ -140,7 +137,7 @@ def _make_kernel(config: Config) -> Kernel:
         me = thread_of(number)
         block = int32(cuda.blockIdx.x)
         row_tile = row_tile_of(block, loop.group_tiles, sizes.out_per_group)
-        # Column tiles may need two axes of the grid.
+        # Column tiles may need two axes.
         column_tile = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * tiles
         x_column = lead - halo + me.team * advance + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
         x_at = int32(base + ((me.lane & 3) * pair * pitch + x_column) * itemsize)
@@ -155,7 +152,7 @@ def _make_kernel(config: Config) -> Kernel:
         load_biases(biases, weights, int32(me.warp_row * (fragments * 16) + (me.lane >> 2)), row_tile)
         start(total if exact else acc, biases)
         steps = int32(loop.tap_chunks * loop.stages_a_chunk)
-        # chunk, channel and w_first are the next load's. It goes to the stage before ``stage``, which is multiplied.
+        # chunk, channel, w_first: of the next load, into the stage before ``stage``, which is multiplied.
         chunk, channel, stage = int32(0), int32(0), int32(slot)
         signal = GroupInput(x.data, sizes.batch, sizes.length, sizes.columns, sizes.first_column, sizes.in_per_group,
                         row_tile.group * sizes.in_per_group * x.stride_c, x.stride_n, x.stride_c)  # fmt: skip
@@ -169,10 +166,10 @@ def _make_kernel(config: Config) -> Kernel:
         while s < steps:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed, and all threads have left the one loaded next
+                cuda.syncthreads()  # the stage has landed; all have left the one loaded next
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
-                    cuda.syncthreads()  # all threads have left the chunk before
+                    cuda.syncthreads()  # all have left the last chunk
                     source = aim(table, column_tile, chunk, stride_l, signal)
                     cuda.syncthreads()
                 to_stage = int32(stage - slot if stage > 0 else (stages - 1) * slot)
@@ -191,17 +188,17 @@ def _make_kernel(config: Config) -> Kernel:
             s = int32(s + 1)
             stage = int32(stage + slot if stage < (stages - 1) * slot else 0)
 
-        # Recomputed, so that registers do not hold it through the products.
+        # Not held in registers through the products.
         number, block = recomputed(number), recomputed(block)
         me, row_tile = thread_of(number), row_tile_of(block, loop.group_tiles, sizes.out_per_group)
-        cuda.syncthreads()  # the staging buffers lie where the stages were
+        cuda.syncthreads()  # staging overwrites the stages
         if zeros_first:
             e = int32(number)
             while e < tiles * staging // 4:
                 st_shared(base + e * 16, float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + threads)
             cuda.syncthreads()
-        # Computed here, where the sums have left their registers.
+        # Here, where the sums have left their registers.
         n, j = divmod((column_tile + me.team) * advance, sizes.columns)
         place = Place(n, j, row_tile.first_row, row_tile.first_channel, row_tile.channels_left, 0, 0)
         out = output_of(y, weights, sizes, sizes.out_per_group * sizes.groups, alignment)
@@ -243,9 +240,8 @@ class WarpMatrix(TensorRung):
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
 ) -> tuple[TensorPacking, Prepared]:
-    """The packing and the launch. ``strides``: of x, in elements. ``offset``, ``y_offset``: bytes from a multiple of 16
-    to x, and from a sector to y. ``w``: layout of the weights (C_in, C_out/groups, K).
-    """
+    """The packing and the launch; ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes from a multiple of 16
+    to x, from a sector to y."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):

@@ -13,7 +13,7 @@ from .tile import Config
 
 
 class Ahead(NamedTuple):
-    """The stage that a team copies next."""
+    """The stage to copy next."""
 
     tile: int  # column tile
     sample: int  # where the tile's own outputs begin
@@ -25,7 +25,7 @@ class Ahead(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The distance to a team's next tile, and the ends of its loops."""
+    """From a team's tile to its next, and the ends of its loops."""
 
     tiles: int
     samples: int
@@ -41,14 +41,15 @@ class LoadAhead(NamedTuple):
 
 
 def make_load_ahead(config: Config) -> LoadAhead:
-    """Device functions for a team's windows.
+    """Build the loads of a team's windows.
 
     * ``aim(n, j, chunk, exists, share, signal)``: the Source of the window of the tile whose own outputs begin at
-      column ``j`` of sample ``n``.
-    * ``load(ahead, to, all_tiles, share, signal)``: start the copies of the stage ``ahead``, if its tile exists, and
-      commit a group. ``to``: shared address of the thread's first copy.
-    * ``next_stage(ahead, walk, share, signal)``: the stage after ``ahead``.
-    """
+      column
+      ``j`` of sample ``n``.
+    * ``load(ahead, to, all_tiles, share, signal)``: start the copies of ``ahead``, if its tile exists, and commit a
+      group.
+      ``to``: shared address of the thread's first.
+    * ``next_stage(ahead, walk, share, signal)``: the stage after ``ahead``."""
     tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
     before, shift = tile.overlap + tile.lead, tile.chunk_shift
     window_of, load_along = make_window_of(config), make_load_along(config)
@@ -96,7 +97,7 @@ def make_load_ahead(config: Config) -> LoadAhead:
 
 
 def _make_load_vectors(config: Config, begin):
-    """A device function that copies the stage ``ahead`` of any window, with zeros outside the signal."""
+    """Build the copy of ``ahead`` with zeros outside the signal."""
     depth, pitch, itemsize = config.depth, config.pitch, config.tile.itemsize
     vector, per_row, lanes, rows_at_once = config.x_vector, config.copies_a_row, config.row_lanes, config.rows_at_once
     copy = cp_async_to(vector * itemsize)
@@ -126,9 +127,7 @@ def _make_load_vectors(config: Config, begin):
 
 
 def _make_load_elements(config: Config, begin):
-    """The same for 16-bit elements in rows that begin within words: through registers, to where copies by words would
-    put them.
-    """
+    """The same for 16-bit rows that begin within words: through registers, to where copies by words would put them."""
     depth, pitch, width, itemsize = config.depth, config.pitch, config.width, config.tile.itemsize
     vector, lanes, rows_at_once = config.x_vector, config.row_lanes, config.rows_at_once
     half, rows_of_thread = make_half(), -(-depth // rows_at_once)

@@ -1,12 +1,8 @@
-"""The producer of k5: the copies of a stage, of inputs and weights.
+"""The producer of k5: copies of a stage of inputs and weights.
 
-A copy takes 16 bytes where all rows of x begin at a multiple of them, else a word of 4 bytes. Where a window lies in
-one sample's signal, a thread's copies follow in steps from one address; the sources of other windows are listed in a
-table.
-
-Where rows of 16-bit elements begin within a word, copies begin with the window's first word and take one more;
-mainloop.py shifts the columns back (``make_selectors_of``).
-"""
+A copy takes 16 bytes where all rows of x begin at a multiple of them, else a word. Where a window lies in one sample's
+signal, a thread's copies follow in steps from one address; other windows are listed in a table. Where 16-bit rows begin
+within a word, copies take one word more, and mainloop.py shifts the columns back (``make_selectors_of``)."""
 
 from __future__ import annotations
 
@@ -27,11 +23,11 @@ from numba_tconv.ptx import (
 from .mainloop import NEXT, OWN, Selectors
 from .tile import Config
 
-BATCH = 8  # elements in flight of a thread, where cp.async cannot copy them
+BATCH = 8  # elements in flight, where cp.async cannot copy them
 
 
 class GroupInput(NamedTuple):
-    """x as a block reads it: the channels of its group."""
+    """x as a block reads it: its group's channels."""
 
     data: object
     batch: int
@@ -39,16 +35,16 @@ class GroupInput(NamedTuple):
     columns: int  # of a sample
     first_column: int
     channels: int
-    first_row: int  # index in data of the group's first channel in the first sample
+    first_row: int  # the group's first channel in the first sample
     stride_n: int
     stride_c: int
 
 
 class Source(NamedTuple):
-    """Where a thread finds a window in x."""
+    """A thread's window in x."""
 
     address: int  # of its first copy at the first channel
-    last_channel: int  # last channel at which a stage begins that is copied in steps; -1 if there is none
+    last_channel: int  # the last at which a stage copied in steps begins; or -1
 
 
 class Share(NamedTuple):
@@ -59,7 +55,7 @@ class Share(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory of a block, and elements of a thread on their way to it."""
+    """Shared memory, and elements on their way to it."""
 
     base: int  # address
     table: object  # as int32
@@ -73,12 +69,14 @@ class Load(NamedTuple):
 
 
 def make_load(config: Config) -> Load:
-    """Device functions of the streamed mode.
+    """Build the loads of the streamed mode.
 
-    * ``aim(table, column_tile, chunk, stride_l, signal)``: list where the window of the block's tiles lies in x, for a
-      chunk of taps. Returns the thread's Source.
-    * ``load(shared, stage, channel, signal, source, selectors, w, w_first)``: start the copies of the stage from
-      ``channel`` on, at byte ``stage`` of shared memory, and of its weights from index ``w_first`` on.
+    * ``aim(table, column_tile, chunk, stride_l, signal)``: list where the tiles' window lies in x, for a tap chunk.
+      Returns
+      the thread's Source.
+    * ``load(shared, stage, channel, signal, source, selectors, w, w_first)``: start the copies of a stage from
+      ``channel``
+      on, at byte ``stage``, and of its weights from ``w_first`` on.
     """
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, in_steps, per_row = tile.itemsize, config.in_steps, config.table_entries
@@ -124,7 +122,7 @@ def make_load(config: Config) -> Load:
 
     @device_function
     def load(shared, stage, channel, signal, source, selectors, w, w_first):
-        thread = recomputed(int32(cuda.threadIdx.x))  # what depends on it shall not hold registers between the stages
+        thread = recomputed(int32(cuda.threadIdx.x))  # dependents need not hold registers between stages
         load_weights(int32(shared.base + stage), thread, w, w_first)
         if in_steps and channel <= source.last_channel:
             share = share_of(thread)
@@ -137,11 +135,11 @@ def make_load(config: Config) -> Load:
 
 
 def _make_load_listed(config: Config):
-    """A device function that copies the x of a stage from where the table says."""
+    """Build the copy of a stage's x from where the table says."""
     threads, depth, pitch, itemsize = config.threads, config.depth, config.pitch, config.tile.itemsize
     turned, per_row, table_at = config.turned, config.table_entries, config.table
     vector = 1 if turned else config.x_vector
-    row_lanes = max(1, threads // depth)  # threads that copy one row of x
+    row_lanes = max(1, threads // depth)  # threads that copy a row
     rows_at_once, row_copies = threads // row_lanes, -(-per_row // row_lanes)
     entry, copy_x = ld_shared(4, int32), cp_async_to(max(4, vector * itemsize))
 
@@ -170,7 +168,7 @@ def _make_load_listed(config: Config):
                 p = int32(p0)
                 selector = selectors.odd if row & 1 else selectors.even
                 to_row = int32(stage // itemsize + row * pitch + (selector == NEXT))
-                while p < per_row:  # several loads in flight hide their latency
+                while p < per_row:  # several loads hide their latency
                     for z in range(BATCH):
                         q = int32(min(p + z * row_lanes, per_row - 1))
                         low, high, size, _ = entry(shared.base + table_at + q * 16)
@@ -187,9 +185,8 @@ def _make_load_listed(config: Config):
 
 
 def make_window_of(config: Config):
-    """A device function for the window that begins at column ``j`` of sample ``n``: the address of the thread's first
-    copy at the first channel, and whether all copies follow in steps within the sample's signal.
-    """
+    """Build (``n``, ``j``) -> the address of a window's first copy at the first channel, and whether all copies follow
+    in steps within the sample's signal."""
     vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
 
     @device_function
@@ -198,7 +195,7 @@ def make_window_of(config: Config):
         inside = n >= 0 and n < signal.batch and i >= spare and i <= signal.length - per_row * vector
         of_row = signal.first_row + int64(n) * signal.stride_n + int64(share.row) * signal.stride_c
         address = global_address(signal.data, of_row + int64(i + share.first_copy * vector))
-        if turned:  # a thread's rows are an even number apart: all begin within a word, or none
+        if turned:  # a thread's rows are even numbers apart: all begin within a word, or none
             address = address & int64(-4)
         return address, inside and j <= signal.columns - per_row * vector
 
@@ -206,7 +203,7 @@ def make_window_of(config: Config):
 
 
 def make_load_along(config: Config):
-    """A device function: a thread's copies of one stage, in steps from ``address`` in x to ``to`` in shared memory."""
+    """Build a thread's copies of a stage, in steps from ``address`` in x to ``to`` in shared memory."""
     depth, pitch, itemsize, vector = config.depth, config.pitch, config.tile.itemsize, config.x_vector
     per_row, copies, lanes, rows_at_once = config.copies_a_row, config.row_copies, config.row_lanes, config.rows_at_once
     copy = cp_async_word if config.by_words else cp_async_vector
@@ -224,7 +221,7 @@ def make_load_along(config: Config):
 
 
 def make_half():
-    """A device function: 1 if the 16-bit element ``x[index]`` is the upper half of a word, else 0."""
+    """Build: 1 if the 16-bit ``x[index]`` is a word's upper half, else 0."""
 
     @device_function
     def half(x, index):
@@ -234,11 +231,10 @@ def make_half():
 
 
 def make_selectors_of(config: Config):
-    """A device function: the Selectors of a window whose first tile begins in sample ``n``.
+    """Build the Selectors of a window whose first tile begins in sample ``n``.
 
-    Windows begin at even columns, stages at even channels. A window within a signal lies in that of sample n, because
-    the zeros between samples outnumber the columns that taps reach back.
-    """
+    Windows begin at even columns, stages at even channels. A window within a signal lies in that of sample n: the zeros
+    between samples outnumber the columns that taps reach back."""
     turned, half = config.turned, make_half()
 
     @device_function

@@ -1,8 +1,7 @@
-"""k5 with resident weights: the weights of all stages are loaded once into shared memory, and only x streams.
+"""k5 with resident weights, loaded once into shared memory; only x streams.
 
-A block is ``teams`` of warps, each with tiles and a ring of its own. The stores of one team hide behind the products of
-another, and the first stages of a team's next tile are copied while it stores.
-"""
+A block is ``teams`` of warps, each with tiles and a ring. Stores of one team hide behind products of another, and a
+team copies its next tile's first stages while it stores."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def make_kernel(config: Config) -> Kernel:
         scales = scales_of(weights.packed[uint64(weights.packed.shape[0] - 1)]) if exact else (int32(0), int32(0))
 
         column = lead - halo + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
-        # Opaque, else each stage would compute them anew.
+        # Opaque, else each stage computes them anew.
         x_at = recomputed(int32(base + team_at + ((me.lane & 3) * pair * pitch + column) * itemsize))
         w_at = recomputed(int32(base + me.warp_row * (fragments * 512) + me.lane * 16))
         acc = cuda.local.array(sums, dtype=float32)
@@ -102,7 +101,7 @@ def make_kernel(config: Config) -> Kernel:
                 st_shared(int32(base + team_at + staging_at + e * 16), float32(0), float32(0), float32(0), float32(0))
                 e = int32(e + team_threads)
 
-        # The loads run stages - 1 ahead of the products, into the next tile.
+        # Loads run stages - 1 ahead, into the next tile.
         step, tile_now = int32(cuda.gridDim.y * teams), int32(cuda.blockIdx.y * teams + me.team)
         n_step, j_step = divmod(int64(step) * advance, sizes.columns)
         n, j = divmod(int64(tile_now) * advance, sizes.columns)
@@ -119,7 +118,7 @@ def make_kernel(config: Config) -> Kernel:
             load(ahead, int32(to + q * slot), all_tiles, share, signal)
             ahead = next_stage(ahead, walk, share, signal)
         await_copies()
-        cuda.syncthreads()  # all threads' copies of the weights have landed
+        cuda.syncthreads()  # weights have landed
 
         stage = int32(0)
         while tile_now < all_tiles:
@@ -139,7 +138,7 @@ def make_kernel(config: Config) -> Kernel:
                     for z in range(sums):
                         total[z] += acc[z] * inverse
                         acc[z] = float32(0)
-                # After the copies have read their addresses from the registers.
+                # After the copies have read their addresses.
                 ahead = next_stage(ahead, walk, share, signal)
                 w_now, s = int32(w_now + w_stage), int32(s + 1)
                 stage = int32(stage + slot if stage < (stages - 1) * slot else 0)

@@ -1,8 +1,7 @@
-"""Configurations of k5: what a block holds, and how a tile is dealt out to warps.
+"""Configurations of k5: what a block holds, and a tile's warps.
 
-A block computes ``tiles`` neighbouring tiles (kernels/common/tensor_core/tile.py) from the same weights. Two warps
-share a tile's columns; its rows are dealt out in fragments of 16.
-"""
+A block computes ``tiles`` neighbouring tiles from the same weights. Two warps share a tile's columns; its rows are
+dealt out in fragments of 16."""
 
 from __future__ import annotations
 
@@ -13,16 +12,16 @@ from numba_tconv.kernels.common.tensor_core.store_rows import ROUND_ROWS
 from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 
 WARP_COLUMNS = 64
-RUN = 8  # consecutive columns of a lane, one of each product
+RUN = 8  # consecutive columns of a lane, one a product
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# Registers of a lane beside sums and window, by parts: an estimate.
+# Beside sums and window, by operand halves: an estimate.
 OTHER_REGISTERS = {1: 32, 2: 52}
-MOST_STORES = 16  # stores of a warp without a loop
+MOST_STORES = 16  # of a warp, unrolled
 
 
 @dataclass(frozen=True)
 class MmaTile(Tile):
-    """A tile whose rows are a whole number of fragments for every warp."""
+    """A tile with whole fragments for every warp."""
 
     row_unit: int = 16
 
@@ -34,15 +33,15 @@ class MmaTile(Tile):
 @dataclass(frozen=True)
 class Config:
     tile: MmaTile
-    fragments: int  # fragments of 16 rows in a warp
-    tiles: int  # neighbouring tiles of a block
-    chunks: int  # product depths in a stage
+    fragments: int  # of 16 rows in a warp
+    tiles: int  # neighbouring, of a block
+    chunks: int  # product depths of a stage
     stages: int
-    min_blocks: int  # blocks that must fit on a multiprocessor: the register budget
-    x_vector: int  # elements of x in a copy: 16 bytes or 4
-    resident_weights: int = 0  # bytes; 0 if weights are streamed
-    teams: int = 1  # of warps, with resident weights
-    in_steps: bool = True  # windows within one sample's signal are copied in steps
+    min_blocks: int  # on a multiprocessor: the register budget
+    x_vector: int  # elements of a copy: 16 bytes or 4
+    resident_weights: int = 0  # bytes; 0: streamed
+    teams: int = 1  # with resident weights
+    in_steps: bool = True  # windows within one signal are copied in steps
 
     @property
     def row_warps(self) -> int:
@@ -50,7 +49,7 @@ class Config:
 
     @property
     def tile_warps(self) -> int:
-        """Warps that compute and store one tile."""
+        """Warps of a tile."""
         return self.row_warps * COLUMN_WARPS
 
     @property
@@ -59,7 +58,7 @@ class Config:
 
     @property
     def halo(self) -> int:
-        """Columns of a lane's window before its own, in whole 16-byte vectors."""
+        """Columns of a lane's window before its own, in whole vectors."""
         vector = 16 // self.tile.itemsize
         return -(-self.tile.reach // vector) * vector
 
@@ -74,7 +73,7 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Columns of x in a stage."""
+        """Columns of a stage."""
         return self.tile.lead + COLUMNS + (self.tiles - 1) * self.tile.advance
 
     @property
@@ -89,7 +88,7 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Elements from one channel of a stage to the next, against bank conflicts (``run_of``)."""
+        """Elements between channels, against bank conflicts (``run_of``)."""
         suits = (lambda p: p % 8 == 4) if self.tile.itemsize == 4 else (lambda p: p % 32 in (8, 24))
         least = self.copies_a_row * self.x_vector
         return next(p for p in range(least, least + 32) if suits(p))
@@ -110,29 +109,29 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a tile is stored by store_rows.py."""
+        """Whether store_rows.py stores a tile."""
         tile = self.tile
         fill = ROUND_ROWS % self.tile_warps == 0 and tile.staging >= ROUND_ROWS * tile.pitch
         return fill and tile.whole and tile.span == 1 and tile.itemsize == 4
 
     @property
     def round_bytes(self) -> int:
-        """Bytes of a buffer of eight rows, and what lanes read beyond."""
+        """Bytes of eight staged rows, and what lanes read beyond."""
         return ROUND_ROWS * self.tile.pitch * 4 + 16
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of a tile's staging buffers."""
+        """Bytes of a tile's staging."""
         return self.tile.staging * 4 + (32 if self.by_rows else 0)
 
     @property
     def staging_buffers(self) -> int:
-        """Buffers of eight rows for store_rows.py."""
+        """Buffers of eight rows."""
         return min(2, self.staging_bytes // self.round_bytes)
 
     @property
     def row_lanes(self) -> int:
-        """Lanes that copy a row of a stage: those with the fewest copies a thread, or for words, without spills."""
+        """Lanes that copy a row of a stage, with the fewest copies a thread or, for words, without spills."""
         of_team = self.threads // self.teams
         if self.by_words:
             return 32 if self.turned else 16
@@ -144,22 +143,22 @@ class Config:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a stage that a team copies at a time."""
+        """Rows that a team copies at a time."""
         return self.threads // self.teams // self.row_lanes
 
     @property
     def row_copies(self) -> int:
-        """Copies of a row by one lane."""
+        """Copies of a row by a lane."""
         return -(-self.copies_a_row // self.row_lanes)
 
     @property
     def team_bytes(self) -> int:
-        """Bytes of a team's ring and staging buffer."""
+        """Bytes of a team's ring and staging."""
         return self.stages * self.x_stage + self.staging_bytes
 
     @property
     def channels_at_once(self) -> int:
-        """Channels that a tile's warps store at a time."""
+        """Channels stored at a time."""
         steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
         most = max(1, MOST_STORES // max(1, steps))  # channels of a warp
         rounds = {c: -(-c // self.tile_warps) for c in range(1, self.tile.round_channels + 1)}
@@ -168,24 +167,24 @@ class Config:
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table of sources (producer.py), 16 bytes each."""
+        """Entries of the table of sources, 16 bytes each."""
         return self.width if self.by_words else self.copies_a_row
 
     @property
     def table(self) -> int:
-        """Offset of the table of sources, in bytes."""
+        """Byte offset of the table."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory; streamed weights let the staging buffers reuse the stages."""
+        """Shared bytes; with streamed weights staging reuses the stages."""
         if self.resident_weights:
             return self.resident_weights + self.teams * self.team_bytes
         return max(self.table + self.table_entries * 16, self.tiles * self.staging_bytes)
 
     @property
     def registers(self) -> int:
-        """An estimate of a lane's registers."""
+        """A lane's registers, estimated."""
         parts = self.tile.parts
         return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
 
@@ -195,9 +194,8 @@ class Config:
 
 
 def run_of(g, itemsize):
-    """Which of a warp's eight runs of columns column ``g`` of a product means.
+    """Which of a warp's eight runs is column ``g`` of a product.
 
     Even columns take the first four runs, odd ones the last four, rotated by two (4-byte elements) or one (2-byte), so
-    that what a quarter-warp reads or stages at once lies in different banks.
-    """
+    that a quarter-warp's accesses lie in different banks."""
     return g >> 1 ^ (g & 1) * (6 if itemsize == 4 else 5)
