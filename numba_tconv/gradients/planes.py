@@ -1,12 +1,8 @@
 """Planes: grad_output with its phases separated, for the copy engine.
 
-Column j of the plane of an output channel and a phase (co, a) holds
-``grad_output[co, j*stride - padding + a*dilation]``, and zero outside of grad_output (window.py). The copy engine needs
-adjacent elements and rows at multiples of 16 bytes, but memory interleaves the phases.
-
-A thread copies words (one element, or two of 16 bits) of each of a channel's planes. planes_turned.py is for long
-strides.
-"""
+Column j of plane (co, a), an output channel and a phase, is ``grad_output[co, j*stride - padding + a*dilation]``, or
+zero outside. The copy engine needs adjacent elements and rows at multiples of 16 bytes. A thread copies words (one
+element, or two of 16 bits) of a channel's planes; planes_turned.py is for long strides."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ from .planes_turned import Sizes
 
 THREADS = 128
 LOADS = 8  # words in flight, at least
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
-BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # that an element is copied as
+GRID_AXIS = 65_535  # along y or z
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # type of a copied element
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies
 
@@ -37,7 +33,7 @@ class Config:
     itemsize: int
     stride: int
     dilation: int
-    phases: int  # of a channel, that have taps
+    phases: int  # of a channel, with taps
 
     @property
     def kind(self):
@@ -49,7 +45,7 @@ class Config:
 
     @property
     def elements(self) -> int:
-        """Elements of a word; 1 where an element is longer."""
+        """Elements of a word, at least 1."""
         return max(1, WORD // self.itemsize)
 
     @property
@@ -103,12 +99,12 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def columns_of(problem: Problem) -> int:
-    """Columns of a plane: the positions, and what taps reach beyond the last one."""
+    """Columns of a plane: positions, and what taps reach beyond."""
     return problem.length + (problem.taps.taps_per_row - 1) * problem.taps.step
 
 
 def pitch_of(problem: Problem, dtype: torch.dtype) -> int:
-    """Elements between the starts of two planes, a multiple of 16 bytes."""
+    """Elements between planes, a multiple of 16 bytes."""
     vector = ALIGNMENT // dtype.itemsize
     return -(-columns_of(problem) // vector) * vector
 
@@ -118,14 +114,14 @@ def pairs_of(problem: Problem) -> int:
 
 
 def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
-    """Why the problem's grad_output has no planes; None if it has."""
+    """Why grad_output has no planes, or None."""
     if dtype.itemsize > WORD and make_config(problem, dtype).turned:
         return f"it takes up to {MOST_PHASES} phases of 64-bit elements apart, not {problem.taps.rows}"
     return too_many_rows(problem)
 
 
 def too_many_rows(problem: Problem) -> str | None:
-    """Why there are too many rows for 32 bits; None otherwise."""
+    """Why there are too many rows for 32 bits, or None."""
     rows = problem.batch * problem.out_channels
     return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 
@@ -149,5 +145,5 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernel takes it: 16-bit elements as their bits."""
+    """The tensor as the kernel takes it, 16-bit elements as bits."""
     return tensor.view(torch.uint16) if tensor.element_size() == 2 else tensor

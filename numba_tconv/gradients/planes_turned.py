@@ -1,9 +1,8 @@
 """Planes of a long stride: squares of grad_output transposed in registers.
 
-A thread takes a square: as many columns as 16 bytes have elements, by as many phases. It loads a vector of each column,
-in which phases lie side by side, and stores a vector of each phase; elements of 16 bits are paired anew. Vectors leave
-through shared memory, because direct stores would write half sectors. A thread loads single elements where phases are
-not adjacent or not aligned, and where grad_output ends within a vector."""
+A square is as many columns as 16 bytes have elements, by as many phases. A thread loads a vector of each column and
+stores one of each phase, through shared memory, because direct stores would write half sectors. It loads single
+elements where phases are not adjacent or aligned, and where grad_output ends within a vector."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from numba_tconv.ptx import device_function, load_vector, recomputed, repeated, 
 from numba_tconv.runtime.kernel import Kernel, flat
 
 SQUARES = 8  # of a tile along the phases
-COLUMNS = 96  # of a tile, at most
+COLUMNS = 96  # of a tile
 RESIDENT = 1152  # threads of a multiprocessor, at least
 WORDS = 4  # of a vector
 
@@ -30,7 +29,7 @@ class Sizes(NamedTuple):
     out_length: int
     padding: int
     columns: int  # of a plane
-    pitch: int  # elements between the starts of two planes
+    pitch: int  # elements between planes
     rows: int  # of grad_output, over all samples
 
 
@@ -49,7 +48,7 @@ class Staging(NamedTuple):
     pitch: int  # vectors between two phases
 
 
-# A square stays in the words it was loaded in: 16-bit elements would take a register each.
+# A square stays in words: 16-bit elements would take a register each.
 @device_function
 def _pair(elements, q):
     return uint32(uint32(elements[2 * q]) | uint32(elements[2 * q + 1]) << uint32(16))
@@ -71,7 +70,7 @@ def _only(word, upper):
 
 
 def _make_turn_vectors(config) -> Callable:
-    """A device function for a square of aligned vectors, each wholly inside or outside of grad_output."""
+    """Build the loads of a square of aligned vectors, each wholly in- or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)
@@ -109,7 +108,7 @@ def _make_turn_vectors(config) -> Callable:
 
 
 def _make_turn_elements(config) -> Callable:
-    """A device function for up to ``phases_left`` phases of any square."""
+    """Build the loads of up to ``phases_left`` phases of any square."""
     stride, dilation, kind, vector = config.stride, config.dilation, config.kind, ALIGNMENT // config.itemsize
 
     @device_function
@@ -122,7 +121,7 @@ def _make_turn_elements(config) -> Callable:
                 inside = uint64(output + z * stride) < uint64(square.out_length)
                 elements[z] = square.data[uint64(source + z * stride * stride_l)] if inside else kind(0)
             store_vector(staging.shared, int32(staging.vector + a * staging.pitch) * vector, elements, 0)
-            a = recomputed(int32(a + 1))  # unrolled, it would take too many registers
+            a = recomputed(int32(a + 1))  # unrolled, it takes too many registers
             output, source = output + dilation, source + dilation * stride_l
 
     return turn_elements
@@ -130,15 +129,15 @@ def _make_turn_elements(config) -> Callable:
 
 @cache
 def make_kernel(config) -> Kernel:
-    """The kernel of a configuration of planes.py, with the same arguments; its grid is ``along`` blocks a row."""
+    """The kernel of planes.py's configuration and arguments; its grid is ``along`` blocks a row."""
     stride, dilation, phases, kind = config.stride, config.dilation, config.phases, config.kind
     itemsize, squares = config.itemsize, SQUARES
     vector, narrow = ALIGNMENT // itemsize, itemsize == 2
     tile_phases, strips = squares * vector, _strips(phases, vector)
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
-    span = (vector - 1) * stride + vector  # of a square, in elements of grad_output
-    side_by_side = dilation == 1 and stride % vector == 0  # a square's vectors are all aligned, or none
+    span = (vector - 1) * stride + vector  # elements of grad_output in a square
+    side_by_side = dilation == 1 and stride % vector == 0  # all of a square's vectors are aligned, or none
     turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
 
     def planes_turned(grad_output, planes, sizes):
@@ -149,7 +148,7 @@ def make_kernel(config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         tile, strip = divided(int32(cuda.blockIdx.x), int32(strips))
         tiles, _ = divided(int32(cuda.gridDim.x), int32(strips))
-        # Vectors are dealt out in pairs: a sector has two.
+        # Vectors are dealt out in pairs, a sector.
         vectors = int32(uint64(sizes.pitch) // uint64(vector))
         share, _ = divided(int32(vectors + tiles - 1), tiles)
         share = int32(share + (share & 1))
@@ -157,8 +156,8 @@ def make_kernel(config) -> Kernel:
         width = min(share, int32(vectors - first_vector))
         tile_phase = int32(strip * tile_phases)
         phases_left = min(int32(phases - tile_phase), int32(tile_phases))
-        # Eight vectors fill all banks. One is left out after every 1 << skip phases, so neither eight vectors of
-        # adjacent squares nor eight in a row share a bank.
+        # Eight vectors fill all banks. One is left out after every 1 << skip phases, so that eight of adjacent squares,
+        # or in a row, share no bank.
         skip = int32(3) if narrow else int32(2 + (width & 1))
         k, phase = divided(thread, int32(squares))
         phase = int32(phase * vector)
@@ -188,7 +187,7 @@ def make_kernel(config) -> Kernel:
             a = int32(int32(v * inverse) >> 16)
             load_vector(piece, 0, turned, int32(v + (a >> skip)) * vector)
             store_vector(planes, (target + v + uint32(a) * others) * vector, piece, 0)
-            v = recomputed(int32(v + threads))  # keeps the addresses in few registers
+            v = recomputed(int32(v + threads))  # keeps addresses in few registers
 
     signature, blocks = (arguments(Signal, data=flat(kind)), flat(kind), arguments(Sizes)), RESIDENT // threads
     return Kernel("planes_turned", planes_turned, signature, threads, shared_bytes, blocks, key=repr(config))

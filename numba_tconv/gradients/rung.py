@@ -15,32 +15,32 @@ FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, f
 
 
 def too_few(channels: int) -> str:
-    """Why so few channels are not for tensor cores."""
+    """Why tensor cores want more channels."""
     return f"it is for at least {FEWEST_CHANNELS} channels a group, not {channels}: most of its products would be zeros"
 
 
 class GradientRung(Rung):
-    """One way to compute one of the three gradients. ``problem`` is always that of the forward pass."""
+    """One way to compute a gradient; ``problem`` is that of the forward pass."""
 
     of: str  # "grad_input", "grad_weight" or "grad_bias"
     tensor_cores = False
-    memory_bound = False  # memory is the limit, which tensor cores do not lift
+    memory_bound = False  # tensor cores do not help
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
-        """The compile-time choices for ``problem`` on ``device`` (None: an H200), equal for equal machine code.
+        """The compile-time choices on ``device`` (None: an H200), equal for equal machine code.
 
-        ``precision`` None: the fastest of the dtype."""
+        ``precision`` None: the dtype's fastest."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):
         return self.config(problem, dtype, device=device, precision=precision)
 
     def steps(self, config, problem: Problem, device: Device = H200) -> list[Step]:
-        """What ``run`` may launch, in order: not every layout of operands needs all copies and sums."""
+        """What ``run`` may launch, in order; not every layout needs all copies and sums."""
         raise NotImplementedError
 
     def run(self, *operands_result_problem, **choice) -> None:
-        """Launch on torch's current stream, unchecked. ``config`` and ``precision``, None by default, must agree.
+        """Launch on torch's current stream, unchecked; ``config`` and ``precision``, None by default, agree.
 
         grad_input: (grad_output, weight, result, problem); grad_weight: (grad_output, x, result, problem); grad_bias:
         (grad_output, result, problem). Operands have any strides, none is empty; the result is contiguous."""
@@ -49,5 +49,5 @@ class GradientRung(Rung):
         self.prepare(*map(Layout.of, tensors), problem, *config, **choice)(*tensors)
 
     def prepare(self, *layouts_problem, config=None, precision: str | None = None) -> Callable[..., None]:
-        """``run`` with a Layout in place of each tensor: returns a function of the operands and the result."""
+        """``run`` for Layouts: a function of the operands and the result."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The second stage of the gradients with long sums: adds partial sums in float64, in a fixed order."""
+"""The second stage of gradients with long sums: adds partial sums in float64, in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from numba_tconv.runtime.layout import Layout, room
 
 THREADS = 128
-BATCH = 8  # loads that a thread has in flight
+BATCH = 8  # loads in flight
 
 
 @cache
@@ -41,14 +41,13 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the kernels sum elements of ``dtype``."""
+    """The dtype in which kernels sum ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """``launch`` and the second stage: a function of the operands and the result.
-
-    ``launch`` takes the operands and room for the partial sums, (splits, *shape)."""
+    """``launch``, of the operands and partial sums (splits, *shape), and the second stage: a function of operands and
+    result."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch  # one sum is all of it

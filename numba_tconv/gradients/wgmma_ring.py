@@ -1,8 +1,8 @@
-"""Shared parts of the wgmma gradients: the ring of stages, the mainloop, and the tensors that they take.
+"""Shared parts of the wgmma gradients: ring, mainloop, tensors.
 
-Operand A is in registers: each lane loads it from windows of grad_output. Operand B is rows of 128 bytes a stage in
-shared memory, swizzled by the copy engine. One warp is the producer, two warpgroups are consumers. Each gradient
-defines its windows, its rows of B and what a lane reads."""
+Operand A is in registers: a lane loads it from windows of grad_output. Operand B is rows of 128 bytes a stage in shared
+memory, swizzled by the copy engine. One warp produces, two warpgroups consume. Each gradient defines its windows, its
+rows of B and what a lane reads."""
 
 from __future__ import annotations
 
@@ -39,30 +39,29 @@ from .rung import GradientRung
 KNOWN = "tf32", "fp16", "bf16"
 CONSUMERS = 2  # warpgroups
 THREADS = (CONSUMERS + 1) * 128  # one warp of the last warpgroup is the producer
-REGISTERS = 240, 24  # of a consumer thread, of a producer thread
+REGISTERS = 240, 24  # of consumers, of the producer
 BLOCK = 64  # rows of one product
 ROW = 128  # bytes of a row of B in a stage
-PRODUCTS = 4  # of a stage: each takes 32 bytes of a row
+PRODUCTS = 4  # of a stage: 32 bytes of a row each
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted on an H200: bytes that arrive at a multiprocessor a clock, clocks between two boxes' copies, clocks of a stage
-# beside its products.
+# Fitted on an H200: bytes that arrive a clock; clocks between boxes; clocks of a stage beside its products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
-SHARED = 128  # bytes of shared memory a clock
+SHARED = 128  # bytes a clock
 LONGEST_SIGNAL = 1 << 30  # elements before cropping: sums of two places are int32
 
 
 class Ring:
-    """The part of a configuration that defines a stage and its place in shared memory."""
+    """What defines a stage and its place in shared memory."""
 
     precision: str
-    blocks: int  # blocks of 64 rows, of a warpgroup
+    blocks: int  # of 64 rows, a warpgroup
     channels: int  # input channels of a tile
-    alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong); otherwise they share them
+    alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong), else share them
     stages: int
     g_channels: int  # output channels of a stage
     width: int  # elements of a box's row
-    alike: int  # rows alike channels apart begin alike modulo 16 bytes; each set has its boxes
+    alike: int  # rows so many channels apart begin alike modulo 16 bytes; each set has its boxes
     boxes: int  # of grad_output, in a stage
     own_words = 0  # 64-bit words beside the stages' barriers
 
@@ -76,13 +75,11 @@ class Ring:
 
     @property
     def rows(self) -> int:
-        """Rows of products in a tile."""
+        """Rows of a tile's products."""
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
-        """Elements of a box's row that holds ``elements``: whole vectors of 16 bytes.
-
-        The box begins at a multiple of 16 bytes, up to vector - 1 elements before the first one."""
+        """Elements of a box's row for ``elements``: vectors of 16 bytes, beginning up to vector - 1 elements early."""
         vector = 16 // self.itemsize
         return -(-(elements + vector - 1) // vector) * vector
 
@@ -102,25 +99,25 @@ class Ring:
 
     @property
     def spacing(self) -> int:
-        """Bytes from one box to the next."""
+        """Bytes between boxes."""
         return -(-self.box_bytes // 128) * 128
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that arrive for a stage."""
+        """Bytes that arrive a stage."""
         return self.b_bytes + self.boxes * self.box_bytes
 
     @property
     def arriving(self) -> float:
-        """Estimated clocks that a stage takes to arrive."""
+        """Estimated clocks of a stage's arrival."""
         return max(self.stage_bytes / ARRIVING, (self.boxes + 1) * BOX_CLOCKS)
 
     @property
     def slot(self) -> int:
-        """Bytes from one stage to the next."""
+        """Bytes between stages."""
         return -(-(self.b_bytes + self.boxes * self.spacing) // 1024) * 1024
 
-    # Offsets in shared memory, in bytes from the first multiple of 1,024.
+    # Byte offsets in shared memory, from the first multiple of 1,024.
 
     @property
     def barriers(self) -> int:
@@ -140,9 +137,8 @@ class Ring:
 
 
 def deepest(config, step: int = 1):
-    """The configuration with the most stages that shared memory holds; None if they are fewer than FEWEST_STAGES.
-
-    The candidates are MOST_STAGES, less multiples of ``step``."""
+    """The configuration with the most stages that fit (MOST_STAGES, less multiples of ``step``); None below
+    FEWEST_STAGES."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
@@ -151,7 +147,7 @@ def deepest(config, step: int = 1):
 
 
 class TensorMaps(NamedTuple):
-    """The tensor maps of a launch: without addresses, the tensors' addresses, and the workspace for finished maps."""
+    """A launch's maps without addresses, the tensors' addresses, and the workspace for finished maps."""
 
     g_template: tuple
     b_template: tuple
@@ -172,7 +168,7 @@ MAPS = named(
 
 
 class Thread(NamedTuple):
-    """A thread's place in its block, and the address of slot 0."""
+    """A thread's place in its block, and slot 0's address."""
 
     base: int
     number: int
@@ -181,7 +177,7 @@ class Thread(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer thread's warpgroup, its warp of that, and its lane."""
+    """A consumer's warpgroup, warp in it, and lane."""
 
     warpgroup: int
     warp: int
@@ -189,11 +185,11 @@ class Consumer(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """How a gradient multiplies a stage: device functions, and the registers of one set of operands.
+    """How a gradient multiplies a stage: device functions, and the registers of a set of operands.
 
     ``load(k, registers, first, lane, offset)`` fills ``registers[first:]`` for product k of the stage ``offset`` bytes
-    after slot 0; ``lane`` is the gradient's own state of a lane. ``multiply(sums, registers, first, descriptor)``
-    multiplies them by B. Each warp calls ``prepare(lane, stage, offset)`` when a stage has arrived."""
+    after slot 0; ``lane`` is the gradient's own state. ``multiply(sums, registers, first, descriptor)`` multiplies them
+    by B. Each warp calls ``prepare(lane, stage, offset)`` when a stage has arrived."""
 
     load: Callable
     multiply: Callable
@@ -202,23 +198,23 @@ class Operands(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What the products of a stage share."""
+    """What a stage's products share."""
 
     sums: tuple
     registers: tuple
     lane: tuple
     offset: int
     descriptor: int
-    released: int  # the mbarrier of the stage before, or 0
+    released: int  # the last stage's mbarrier, or 0
 
 
 @device_function
 def as_it_came(lane, stage, offset):
-    """The ``prepare`` of stages that need none."""
+    """No ``prepare``."""
 
 
 def make_setup(config: Ring, releases: int, turns: int = 0):
-    """A device function of one thread: initialise the mbarriers.
+    """Build the initialisation of mbarriers, by one thread.
 
     ``releases`` warps release a stage; ``turns`` more mbarriers, of four arrivals, lie at ``config.words``."""
     stages, words = config.stages, config.words
@@ -235,11 +231,11 @@ def make_setup(config: Ring, releases: int, turns: int = 0):
 
 
 def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2):
-    """Make the mainloop, a device function over the next ``stages_left`` stages, of which it takes every ``step``-th.
+    """Build the mainloop over the next ``stages_left`` stages, of which it takes every ``step``-th.
 
-    With two ``sets`` of operands, one is loaded while the other is multiplied. ``descriptor``: of B in slot 0;
-    ``signals``: whether this lane releases stages for its warp. Returns the next stage, its parity, and the last
-    stage, which it has not released."""
+    With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
+    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, which it has not
+    released."""
     load, multiply, prepare, count = operands
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 
@@ -251,7 +247,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
         multiply(state.sums, state.registers, first, state.descriptor + 2 * k)
         wgmma_commit()
         wait()
-        if k == 0 and state.released:  # the products of the stage before have read its B by now
+        if k == 0 and state.released:  # earlier products have read that stage's B
             mbarrier_arrive(state.released)
 
     multiply_stage = repeated(product, PRODUCTS)
@@ -277,7 +273,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
-    """The workspace for blocks' maps of grad_output's ``boxes`` and of B. ``index``: torch's index of the GPU."""
+    """The workspace for blocks' maps of ``boxes`` of grad_output and of B; ``index``: torch's, of the GPU."""
     return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 
@@ -305,7 +301,7 @@ class WgmmaGradient(GradientRung):
     exact_cc = (9, 0)
 
     def no_tile(self, problem: Problem, precision: str) -> str | None:
-        """Why the rung has no tile for the problem; None if it has one."""
+        """Why there is no tile, or None."""
         raise NotImplementedError
 
     def supports(self, problem, dtype, precision):

@@ -5,11 +5,9 @@ Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride -
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` reads column ``i + b*step``: a correlation without a stride. A window in shared memory holds pairs by some
-columns, with zeros outside of grad_output. Neighbouring threads fetch neighbouring phases, which memory interleaves.
-
-Columns run through all samples laid end to end: a sample's positions, and those that the taps of a window reach beyond
-the last one."""
+tap ``b`` reads column ``i + b*step``: a correlation without a stride. A shared window holds pairs by columns, with
+zeros outside of grad_output. Columns run through all samples end to end: a sample's positions, and those that a
+window's taps reach beyond the last."""
 
 from __future__ import annotations
 
@@ -25,16 +23,15 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.ptx import cp_async, device_function, recomputed
 from numba_tconv.runtime.elements import ELEMENTS
 
-NOWHERE = -1  # for the element of a column outside of the signal
-COPY = 6  # instructions, about, that copy an element
+NOWHERE = -1  # the element of a column outside of the signal
+COPY = 6  # instructions, about, an element
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of ``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
+    """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
 
-    A copy takes ``vector`` columns. ``locating``: instructions, about, that locate a column. ``whole``: all
-    ``channels`` always exist."""
+    A copy takes ``vector`` columns. ``locating``: instructions, about, a column. ``whole``: all ``channels`` exist."""
 
     dtype: torch.dtype
     phases: int
@@ -48,7 +45,7 @@ class Window:
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row at a time: as many as take the fewest instructions, issued and waited for."""
+        """Copies of a row at a time, for the fewest instructions issued and waited for."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
@@ -80,13 +77,13 @@ def evenly(count: int, most: int) -> tuple[int, int]:
 
 
 def split_phases(problem: Problem, most: int) -> tuple[int, int, int]:
-    """Phases that have taps; phases of a window, at most ``most``; windows that cover them all."""
+    """Phases with taps; phases of a window, at most ``most``; windows for all."""
     phases = min(problem.taps.rows, problem.kernel_size)
     return phases, *evenly(phases, most)
 
 
 def split_taps(problem: Problem, most: int) -> tuple[int, int]:
-    """Taps of an even chunk of at most ``most`` taps of a row; chunks."""
+    """Taps of an even chunk, at most ``most``; chunks."""
     return evenly(problem.taps.taps_per_row, most)
 
 
@@ -97,7 +94,7 @@ def columns(problem: Problem, tap_chunk: int) -> int:
 
 @cache
 def make_copy(dtype: torch.dtype, vector: int = 1):
-    """A device function ``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero if not valid.
+    """Build ``(shared, s, source, g, valid)``: shared[s] = source[g], converted, or zero if not valid.
 
     Elements of the accumulator's type are copied by cp.async, ``vector`` at a time."""
     element = ELEMENTS[dtype]
@@ -117,7 +114,7 @@ class Columns(NamedTuple):
     position: int  # of the first column in its sample
     sample_columns: int  # of a sample
     batch: int
-    tap: int  # the first tap of the first phase
+    tap: int  # the first phase's first
     phases_left: int  # from the first on
     padding: int
     out_length: int
@@ -141,7 +138,7 @@ def locate(n, i, column, sample_columns):
 
 
 def make_locate(stride: int, dilation: int) -> Callable:
-    """A device function (columns: Columns, column, a): the element of grad_output at channel 0, or NOWHERE."""
+    """Build (columns: Columns, column, a) -> the element of grad_output at channel 0, or NOWHERE."""
 
     @device_function
     def locate_element(columns, column, a):
@@ -154,11 +151,10 @@ def make_locate(stride: int, dilation: int) -> Callable:
 
 
 def make_fetch(window: Window, locate_element: Callable) -> Callable:
-    """A device function that copies a window of ``source`` into ``shared``, from element ``target`` on.
+    """Build the copy of a window of ``source`` into ``shared``, from element ``target`` on.
 
-    ``locate_element(columns, column, a)`` is the element of a column of phase ``a`` at channel 0, or NOWHERE.
-    ``first_channel``: the element of the first channel at column 0. Columns at NOWHERE and channels from
-    ``channels_left`` on become zeros."""
+    ``locate_element(columns, column, a)``: of phase ``a`` at channel 0, or NOWHERE. ``first_channel``: its element at
+    column 0. Columns at NOWHERE and channels from ``channels_left`` on become zeros."""
     phases, channels, width, pitch = window.phases, window.channels, window.width, window.pitch
     lanes, teams, slots, vector, whole = window.lanes, window.teams, window.slots, window.vector, window.whole
     turns, hop, channel_hop = -(-channels // teams), lanes * vector, teams * phases * pitch

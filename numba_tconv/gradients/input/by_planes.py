@@ -1,8 +1,7 @@
 """grad_input_planes: the gradient for the input as a transposed convolution on the forward rungs.
 
-By pairs of an output channel and a phase (gradients/planes.py) the gradient is a transposed convolution of stride 1,
-with the planes as input and the taps of one row in the opposite order. k6, k5 and, in float64, k5_dmma compute it. With
-stride 1 grad_output is its own plane."""
+By pairs of an output channel and a phase (gradients/planes.py) it has stride 1, the planes as input and the taps of a
+row in the opposite order. k6, k5 or, in float64, k5_dmma compute it. With stride 1 grad_output is its own plane."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from numba_tconv.runtime.layout import NO_GPU, Layout
 
 FORWARD: tuple[Rung, ...] = (WarpgroupMatrix(), WarpMatrix(), DoubleMatrix())  # in order of preference
 
-MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases, because each call reorders weights
+MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases: each call reorders weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
-    """Whether the transposed convolution reads grad_output itself, not planes."""
+    """Whether grad_output itself is read, not planes."""
     p = problem
     return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
 
@@ -50,7 +49,7 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), with zeros for taps that a row lacks."""
+    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), with zeros for missing taps."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size
@@ -94,7 +93,7 @@ class InputPlanes(GradientRung):
         return None
 
     def forward_rung(self, problem, dtype, precision, device) -> Rung:
-        """The rung that computes the transposed convolution."""
+        """The rung of the transposed convolution."""
         able = [r for r in FORWARD if r.refusal(adjoint(problem), dtype, precision, device) is None]
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
@@ -130,7 +129,7 @@ class InputPlanes(GradientRung):
             nonlocal launch
             x = grad_output if in_place else planes.make_planes(grad_output, problem)
             w = adjoint_weight(weight, problem)
-            if launch is None:  # prepared once: later tensors have the same layout
+            if launch is None:  # later tensors have the same layout
                 launch = rung.prepare(Layout.of(x), Layout.of(w), None, where, p, of_rung, precision)
             launch(x, w, None, result)
 

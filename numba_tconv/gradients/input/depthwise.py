@@ -1,7 +1,7 @@
 """grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
 
-A thread computes neighbouring positions from one run of grad_output, loaded in 16-byte vectors; runs of neighbouring
-threads overlap in the L1 cache. Weights stay in registers."""
+A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors; neighbours' runs overlap in
+L1. Weights stay in registers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """A team of ``lanes`` threads shares a row of grad_input; a thread has ``positions`` in a pass."""
+    """A row of grad_input has ``lanes`` threads, each with ``positions`` a pass."""
 
     dtype: torch.dtype
     taps: Taps
@@ -47,9 +47,9 @@ class Config(Meeting):
     positions: int
     lanes: int = 128
     threads: int = 128
-    passes: int = 8  # of a thread, at most
+    passes: int = 8  # of a thread
     min_blocks: int = 8
-    in_place: bool = False  # convert in place, by code for each alignment of a run
+    in_place: bool = False  # by code for each alignment of a run
 
     @property
     def products(self) -> tuple:
@@ -61,14 +61,14 @@ class Placed(NamedTuple):
     """grad_input, contiguous."""
 
     data: object
-    offset: int  # elements from a multiple of 16 bytes to the first
+    offset: int  # elements from a multiple of 16 bytes
 
 
 class Sizes(NamedTuple):
     length: int
     out_length: int
     padding: int
-    rows: int  # of grad_input, over all samples
+    rows: int  # over all samples
     in_channels: int
     passes: int
 
@@ -99,7 +99,7 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all channels of all samples
+        row = int64(cuda.blockIdx.x) * teams + team  # over all channels and samples
         if row >= sizes.rows:
             return
         n = int64(uint32(row) // uint32(sizes.in_channels))
@@ -179,7 +179,7 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """Narrow teams for short rows, a register budget by window and weights, more passes with one position a thread."""
+    """Narrow teams for short rows, registers by window and weights, more passes with one position a thread."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + 2 * config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)

@@ -1,6 +1,6 @@
 """grad_input_gather: one thread an element of grad_input, for every problem on every GPU.
 
-x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``. The range of taps is computed before the loops."""
+x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``; the range of taps is computed before the loops."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_kernel(config: Config) -> Kernel:
         first_tap = max(0, -(first_output // sizes.dilation))
         end = min(sizes.kernel_size, (sizes.out_length - 1 - first_output) // sizes.dilation + 1)
 
-        # The longer loop is inside; its addresses advance by a constant.
+        # The longer loop is inside, with a constant step.
         first_co = ci // sizes.in_channels_per_group * sizes.out_channels_per_group
         group = n * grad_output.stride_n + first_co * grad_output.stride_c
         total = accumulator(0)

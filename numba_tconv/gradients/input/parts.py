@@ -1,7 +1,7 @@
-"""Split-K over the output channels for the gradient for the input, where few tiles have long sums.
+"""Split-K over the output channels, where few tiles have long sums.
 
-A split makes a float32 gradient; kernels/common/split_sums.py adds them up. The splits are the gradient of a problem
-with ``splits`` times as many groups, except that a split's weights are some columns of its group's."""
+A split makes a float32 gradient; kernels/common/split_sums.py adds them up. Splits are a problem's gradient with
+``splits`` times as many groups, but a split's weights are columns of its group's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common import split_sums
 
-PARTS = 1, 2, 3, 4, 6, 8, 12, 16  # candidates, which must divide the output channels
+PARTS = 1, 2, 3, 4, 6, 8, 12, 16  # those that divide the output channels
 FEWEST_CHANNELS = 8  # of a split
 
 
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose gradient for the input, (N, groups, splits, C_in/groups, L), is the partial sums."""
+    """The problem whose gradient, (N, groups, splits, C_in/groups, L), is the partial sums."""
     return replace(problem, in_channels=splits * problem.in_channels, groups=splits * problem.groups)
 
 

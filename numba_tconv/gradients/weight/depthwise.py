@@ -1,8 +1,8 @@
-"""grad_weight_depthwise: few channels a group. Memory is the limit: input and grad_output are read in vectors.
+"""grad_weight_depthwise: few channels a group. Memory is the limit: both operands are read in vectors.
 
-A pair of an input and an output channel has one sum a tap, over all positions, which blocks split. A thread loads
-neighbouring positions and the run of grad_output that their taps meet; its sums stay in registers and have at most
-PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py those of the blocks."""
+A pair of channels has one sum a tap, over all positions, which blocks split. A thread loads neighbouring positions and
+the grad_output that their taps meet; its sums stay in registers and have at most PARTIAL_TERMS products. A block adds
+its threads' sums in float64, gradients/sum.py the blocks'."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from numba_tconv.runtime.device import H200
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
-PARTIAL_TERMS = 128  # products of one sum, for its rounding error
-SUMMANDS = 8  # partial sums of each tap after a block's first step
+PARTIAL_TERMS = 128  # of a sum, for its rounding error
+SUMMANDS = 8  # partial sums of a tap after a block's first step
 MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """``threads`` threads have ``positions`` each in a pass, ``passes`` times."""
+    """``threads`` have ``positions`` each a pass, ``passes`` times."""
 
     dtype: torch.dtype
     taps: Taps
@@ -50,7 +50,7 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # convert grad_output in place, by code for each alignment of a run
+    in_place: bool = False  # by code for each alignment of a run
 
     @cached_property
     def products(self) -> tuple:
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
     length: int
     out_length: int
     padding: int
-    pairs: int  # of an input channel and an output channel
+    pairs: int  # of an input and an output channel
     in_channels_per_group: int
     out_channels_per_group: int
     vectors: int  # of a sample
@@ -101,7 +101,7 @@ def make_kernel(config: Config) -> Kernel:
         channel = pair // out_per_group
         out_channel = channel // sizes.in_channels_per_group * out_per_group + pair - channel * out_per_group
         x_row, g_row = channel * x.stride_c, out_channel * grad_output.stride_c
-        v = split * sizes.split_vectors + thread  # over all samples, each of sizes.vectors vectors
+        v = split * sizes.split_vectors + thread  # over all samples, sizes.vectors each
         end = min((split + 1) * sizes.split_vectors, sizes.batch * sizes.vectors)
         length, out_length, vectors = int32(sizes.length), int32(sizes.out_length), int32(sizes.vectors)
         passes_left = int32((end - v + threads - 1) // threads)
@@ -187,7 +187,7 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The window and the sums set the register budget; few registers allow larger blocks."""
+    """Window and sums set the register budget; few registers allow larger blocks."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)
@@ -197,7 +197,7 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 
 def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Vectors of a sample, splits of the vectors of all samples, and vectors of a split."""
+    """Vectors of a sample, splits, and vectors of a split."""
     vectors = -(-problem.length // config.positions)
     most = config.threads * config.passes
     splits = -(-problem.batch * vectors // most)

@@ -1,4 +1,4 @@
-"""The tile of grad_input_tile for a problem, by a cost model; of few blocks also the number of splits (parts.py)."""
+"""The tile of grad_input_tile, by a cost model; of few blocks also the number of splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Shape(NamedTuple):
     thread_m: int
     thread_n: int
     lanes_m: int
-    min_blocks: int  # if shared memory has room for so many
+    min_blocks: int  # if shared memory has room
 
 
-# By the size of an element.
+# By an element's bytes.
 TILES = {
     4: (
         (128, 128, 16, 8, 8, 2),
@@ -54,30 +54,30 @@ TILES = {
         (16, 32, 2, 4, 4, 8),
     ),
 }
-# For rows and, with few blocks, columns that powers of two leave empty, in float32.
+# In float32, for rows and, with few blocks, columns that powers of two leave empty.
 TALL = Shape(192, 96, 12, 12, 16, 2)
 NARROWER = Shape(128, 96, 8, 12, 16, 2)
 # Two blocks of 128 x 128 as one.
 JOINED = Shape(256, 128, 8, 16, 16, 1)
-STAGE_BYTES = 18 * 1024  # of several pairs, at most
-STAGE_BYTES_ALONE = 32 * 1024  # the same, where a thread has LARGE sums and no partial ones
+STAGE_BYTES = 18 * 1024  # of several pairs
+STAGE_BYTES_ALONE = 32 * 1024  # where a thread has LARGE sums and no partial ones
 
 CLEARLY = 0.98  # share of other tiles' time below which JOINED and TALL are taken
-FEW_ROUNDS = 4  # of the usual tile: up to so many, other tiles and splits are considered
+FEW_ROUNDS = 4  # of the usual tile, up to which others and splits are considered
 CLEARLY_OF_FEW = 0.95  # share of its time below which they are taken
 NEARLY_ALL = 0.9  # of the places for blocks
 
-# The cost model, in multiply-adds: a vector loaded; an element copied; a column located; a stage; a sum put aside.
+# The cost model, in multiply-adds: a vector loaded; an element copied; a column located; a stage; a partial sum added.
 SHARED_LOAD, COPY, FIND, STAGE, ASIDE = 3, 8, 60, 240, 3
 WARPS = 4  # at which a multiprocessor reaches half its speed; those of LARGE sums count double
 LARGE, FEWEST_LARGE = 128, 8  # sums of a thread; warps of such that take as long as fewer
 ALONE = 40  # a sum, while a lone block waits and stores
-MULTIPLY_ADDS = 250e6  # of a multiprocessor in a millisecond
+MULTIPLY_ADDS = 250e6  # of a multiprocessor a millisecond
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile and the number of splits."""
+    """The tile and number of splits."""
     best = usual(problem, dtype, device)
     if dtype == torch.float32 and rounds(problem, best, device) <= FEW_ROUNDS * best.min_blocks:
         best = clearly_better(problem, best, device)
@@ -86,7 +86,7 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 
 def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile with the least estimated time, without splits."""
+    """The tile with the least estimated time, unsplit."""
 
     def time(config):
         return milliseconds(problem, config, device)
@@ -100,7 +100,7 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
-    """The tile and splits that take clearly less time than ``best``, or ``best``."""
+    """The tile and splits that take clearly less than ``best``, or ``best``."""
     least = CLEARLY_OF_FEW * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
@@ -112,10 +112,9 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 
 
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
-    """Whether the main kernel's blocks may begin once all blocks that pack the weights have.
+    """Whether main blocks may begin once all packing blocks have.
 
-    Unless they need nearly all places, or a multiprocessor packs at most one block, they would gather on the first free
-    multiprocessors."""
+    Unless they need nearly all places, or a multiprocessor packs at most one block, they would gather on few of them."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
@@ -131,13 +130,13 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Con
 
 @lru_cache(maxsize=1024)
 def tiles_of_few(layer: Problem, device: Device) -> tuple[Config, ...]:
-    """Float32 tiles of a layer with few blocks, for any batch and length."""
+    """Float32 tiles of a layer with few blocks."""
     others = with_stages(layer, torch.float32, NARROWER, device), next(joined_stages(layer, device), None)
     return (*candidates(layer, torch.float32, device), *filter(None, others))
 
 
 def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Device) -> Config | None:
-    """The tile with the deepest stage within the limits; None where no block fits."""
+    """The tile with the deepest stage within the limits, or None."""
     pairs, blocks, large = MOST_PAIRS, 0, shape.thread_m * shape.thread_n >= LARGE
     while pairs:
         config = make(problem, dtype, pairs, **shape._asdict())
@@ -167,7 +166,7 @@ def joined_stages(problem: Problem, device: Device) -> Iterator[Config]:
 
 
 def shared_need(config: Config) -> int:
-    """Bytes of shared memory that a block takes, with the table."""
+    """Shared bytes of a block, with the table."""
     return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
 
 
@@ -179,14 +178,14 @@ def blocks_of(problem: Problem, config: Config) -> int:
 
 
 def rounds(problem: Problem, config: Config, device: Device) -> int:
-    """Blocks that a multiprocessor gets, at most."""
+    """Most blocks of a multiprocessor."""
     return -(-blocks_of(problem, config) // device.multiprocessors)
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
     """Estimated milliseconds without adding up splits: a multiprocessor's instructions, in rounds."""
     sums = config.thread_m * config.thread_n
-    taps = config.channel_taps / config.phases  # taps of a pair, on average
+    taps = config.channel_taps / config.phases  # of a pair, on average
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m
     products = taps * sums
     a_pair = config.threads * (products + SHARED_LOAD * vectors) + COPY * config.pitch

@@ -2,9 +2,8 @@
 
     grad_output, packed weights --cp.async--> stages in shared memory --vectors--> registers --staging--> grad_input
 
-grad_input has a row for every input channel, a column for every position, and the depth (output channel, tap). The taps
-of one row read one window of grad_output (gradients/window.py). Each grad_output element is read once a row tile (and
-tap chunk), each weight once a column tile.
+A row is an input channel, a column a position, the depth (output channel, tap). The taps of a row read one window of
+grad_output (gradients/window.py).
 
 * pack.py      weights in the order of the stages
 * producer.py  windows; half types are converted, without overlap
@@ -12,7 +11,7 @@ tap chunk), each weight once a column tile.
 * epilogue.py  the store
 * choose.py    the tile; split-K where few blocks have long sums
 
-Partial sums limit the rounding error of float32. Blocks may copy their first windows while the weights are packed."""
+Partial sums limit float32's rounding error. Blocks may copy their first windows while weights are packed."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ from .pack import prepare_pack
 from .producer import make_load
 from .tile import Config, tiny
 
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+GRID_AXIS = 65_535  # along y or z
 
 
 class Sizes(NamedTuple):
@@ -65,15 +64,15 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    columns: int  # between the starts of two samples, as tiles count them
-    window_columns: int  # the same, as windows count them
+    columns: int  # between samples, as tiles count
+    window_columns: int  # the same, as windows count
     row_tiles: int  # of a group
     tap_chunks: int
     channel_chunks: int
     phase_chunks: int
     phases: int  # that have taps
     taps_per_row: int
-    full_phases: int  # that have taps_per_row taps; the others have one less
+    full_phases: int  # with taps_per_row taps; the others have one less
 
 
 class Block(NamedTuple):
@@ -81,9 +80,9 @@ class Block(NamedTuple):
     group: int
     row_tile: int
     sample: int  # of the first column
-    position: int  # of the first column in its sample
-    row: int  # the thread's first in the tile
-    column: int  # the thread's first in the tile
+    position: int  # of the first column, in its sample
+    row: int  # the thread's first
+    column: int  # the thread's first
 
 
 @cache
@@ -114,7 +113,7 @@ def make_kernel(config: Config) -> Kernel:
     def grad_input_tile(grad_output, weights, grad_input, sizes, grid):
         shared = cuda.shared.array(0, dtype=accumulator)
         table = cuda.shared.array(table_entries, dtype=int64)
-        # Row tiles, which read the same windows, are neighbours in the grid.
+        # Row tiles, which read the same windows, are neighbours.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n
@@ -132,13 +131,13 @@ def make_kernel(config: Config) -> Kernel:
         for z in range(all_sums):
             sums[z] = accumulator(0)
 
-        # Loads run stages - 1 ahead of the products; chunk, phase and channel are those of the next load.
+        # Loads run stages - 1 ahead; chunk, phase and channel are the next load's.
         total = int32(grid.tap_chunks * grid.phase_chunks * grid.channel_chunks)
         chunk, phase, channel = int32(0), int32(0), int32(0)
         packed = int64(cuda.blockIdx.x) * total * w_stage
         source = group * sizes.out_channels_per_group * grad_output.stride_c
         load_slot, multiply_slot = int32(0), int32(0)  # offsets of the stages
-        until_aside = int32(partial)  # stages until the sums are put aside
+        until_aside = int32(partial)  # until partial sums are added
         s = int32(1 - stages)
         while s < total:
             if s >= 0:
@@ -173,7 +172,7 @@ def make_kernel(config: Config) -> Kernel:
                 if long_phases:
                     channels_of_stage = int32(channels)
                     while channels_of_stage > 0:
-                        # The long phases come last, because they would slow down the others' loop.
+                        # Long phases come last: they slow down the others' loop.
                         g_long, w_long = g, w
                         g, w = int32(g + long_phases * pitch), int32(w + long_phases * w_pitch)
                         p = int32(0)
@@ -269,7 +268,7 @@ class InputTile(GradientRung):
 
 
 class Plan(NamedTuple):
-    packed: torch.Tensor  # a stand-in for the packed weights
+    packed: torch.Tensor  # a stand-in
     pack: Prepared
     main: Prepared
     add_up: split_sums.SecondStage | None  # with splits

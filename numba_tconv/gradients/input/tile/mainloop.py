@@ -1,6 +1,6 @@
-"""Products of grad_input_tile: every tap of a pair reads the same register window at another offset.
+"""Products of grad_input_tile: every tap of a pair reads one register window at its offset.
 
-Addresses, and distances between them, are in bytes of shared memory."""
+Addresses and pitches are in bytes of shared memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Registers(NamedTuple):
     """Local arrays, and the shared memory that fills them."""
 
     sums: object
-    columns: object  # of grad_output, of one pair
+    columns: object  # of a pair of grad_output
     weights: object  # of one tap
     shared: object
     base: int  # address of shared memory
 
 
 class Pair(NamedTuple):
-    """A pair of a stage, as a thread reads it."""
+    """A stage's pair, as a thread reads it."""
 
     columns: int  # address
     weights: int  # address
     weights_pitch: int  # to the next pair's weights
     number: int  # in the stage
-    full_phases: int  # of the stage, that have ``taps`` taps; the others have one less
+    full_phases: int  # of the stage, with ``taps`` taps; the others have one less
     taps: int
 
 
@@ -42,10 +42,10 @@ class Tap(NamedTuple):
 
 
 class Multiply(NamedTuple):
-    taps_of_stage: Callable  # (s, grid): phases of stage ``s`` that have all its taps; how many those are
+    taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all its taps; the taps
     long: Callable  # (0, (registers, pair)): a pair of all taps
-    turn: Callable  # (0, (registers, pair)): pairs_a_turn such pairs, from ``pair`` on
-    short_turn: Callable  # (0, (registers, pair)): short_a_turn pairs with a tap less
+    turn: Callable  # the same: pairs_a_turn of them, from ``pair`` on
+    short_turn: Callable  # the same: short_a_turn with a tap less
 
 
 def make_multiply(config: Config) -> Multiply:

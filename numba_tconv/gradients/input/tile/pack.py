@@ -1,9 +1,8 @@
-"""Pack weights in the order in which grad_input_tile's blocks read them, in the accumulator's type.
+"""Pack weights as grad_input_tile's blocks read them, in the accumulator's type.
 
-Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk), weights within them (channel, phase, tap,
-m), with zeros beyond the last. In a stage of all taps, shorter phases have no place for a tap that they lack.
-
-A block transposes squares through shared memory: it reads along the taps and writes along the rows."""
+Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk), weights within (channel, phase, tap, m),
+with zeros beyond the last. In a stage of all taps, shorter phases have no place for a missing tap. A block transposes
+squares through shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 from .tile import Config
 
 SIDE = 32  # of a square
-THREADS = 64 if SIMULATOR else 256  # the simulator's threads are Python's
+THREADS = 64 if SIMULATOR else 256  # the simulator's are Python's
 TORCH = {32: torch.float32, 64: torch.float64}
 
 
@@ -47,7 +46,7 @@ class Tap(NamedTuple):
 
 @cache
 def make_kernel(config: Config, overlapped: bool) -> Kernel:
-    """``overlapped``: the main kernel's blocks may begin once all blocks of this one have."""
+    """``overlapped``: the main kernel's blocks may begin once all of this one's have."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps
@@ -60,14 +59,14 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
     @device_function
     def tap_of(q):
-        """The ``q``-th tap of a stage in memory."""
+        """A stage's ``q``-th tap in memory."""
         quotient = uint32(q) // uint32(phases)
         c = quotient // uint32(tap_chunk)
         return Tap(int32(c), int32(quotient - c * uint32(tap_chunk)), int32(q - quotient * phases))
 
     @device_function
     def row_of(q):
-        """Its row of block_m weights in the packed stage; -1 if it has none."""
+        """Its row of block_m packed weights, or -1."""
         tap = tap_of(q)
         if long_phases and tap.phase >= long_phases:
             row = int32(long_taps + (tap.phase - long_phases) * (tap_chunk - 1) + tap.number)
@@ -76,7 +75,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
     def grad_input_pack(weight, packed, grid):
         if overlapped:
-            griddepcontrol_launch_dependents()  # the main kernel copies its first windows meanwhile
+            griddepcontrol_launch_dependents()  # the main kernel copies first windows meanwhile
         square = cuda.shared.array(numbers, dtype=accumulator)
         number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))
         quotient, channel_chunk = divided(number, int32(grid.channel_chunks))
@@ -124,12 +123,12 @@ def _stages(problem: Problem, config: Config) -> int:
 
 
 def pack_blocks(problem: Problem, config: Config) -> int:
-    """Blocks that pack: one for each square along the rows of a stage."""
+    """Packing blocks: one a square along a stage's rows."""
     return _stages(problem, config) * -(-config.block_m // SIDE)
 
 
 def prepare_pack(problem: Problem, config: Config, strides: tuple) -> tuple[torch.Tensor, Prepared]:
-    """A stand-in for the packed weights, and the launch. ``strides``: the weight's, in elements."""
+    """A stand-in for the packed weights, and the launch; ``strides``: the weight's, in elements."""
     p, depth = problem, config.depth(split(problem, config.splits))
     phases = min(p.taps.rows, p.kernel_size)
     grid = of_problem(Grid, p, row_tiles=config.row_tiles(p), phases=phases, splits=config.splits, **depth._asdict())

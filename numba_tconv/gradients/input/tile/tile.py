@@ -1,8 +1,8 @@
 """The configuration of grad_input_tile: what a block holds.
 
-m counts input channels of a group, n columns (positions of all samples, gradients/window.py), and the depth pairs of an
-output channel and a phase. A block has ``block_m x block_n`` sums and ``pairs`` pairs a stage, a warp ``lanes_m`` by
-``32 / lanes_m`` threads, a thread ``thread_m x thread_n`` sums."""
+m counts a group's input channels, n columns (positions of all samples), and the depth pairs of an output channel and a
+phase. A block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a
+thread ``thread_m x thread_n`` sums."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from numba_tconv.kernels.common.register_tile import WarpTile
 from numba_tconv.kernels.common.sectors import entries_before
 from numba_tconv.runtime.elements import ELEMENTS
 
-WINDOW_LIMIT = 20  # columns that a thread may hold in registers
+WINDOW_LIMIT = 20  # columns in a thread's registers
 UNROLL_LIMIT = 400  # multiply-adds of a pair, all unrolled
-TURN = 512  # multiply-adds of a thread in a turn of the loop
+TURN = 512  # multiply-adds of a thread in a turn
 MOST_PAIRS = 16  # of a stage
 LOCATING = 3  # instructions, about, that look up a column
-# Products, about, of a float32 partial sum, if few in all and if MANY, for its rounding error.
+# Products, about, of a float32 partial sum, for its error: if few in all, and if MANY.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
@@ -41,9 +41,9 @@ class Config(WarpTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row that share one window
+    tap_chunk: int  # taps of a row in one window
     whole: bool  # every row has all taps of every chunk
-    whole_channels: bool  # channels of a group fill whole stages
+    whole_channels: bool  # a group's channels fill whole stages
     phases: int  # of a stage
     channels: int  # of a stage
     block_m: int
@@ -51,22 +51,22 @@ class Config(WarpTile):
     thread_m: int
     thread_n: int
     lanes_m: int
-    min_blocks: int  # blocks on a multiprocessor: the register budget
-    partial: int = 0  # stages of one partial sum; 0: all
+    min_blocks: int  # on a multiprocessor: the register budget
+    partial: int = 0  # stages of a partial sum; 0: all
     stages: int = 2
     long_phases: int = 0  # of tap_chunk taps, before those of one less, in a stage of all taps; 0: none has less
-    splits: int = 1  # of the output channels (split-K)
+    splits: int = 1  # split-K
     early_launch: bool = False  # see Kernel.prepare
-    overlaps_packing: bool = False  # the main kernel begins while the weights are packed
+    overlaps_packing: bool = False  # the main kernel begins while weights are packed
 
     @property
     def alone(self) -> Config:
-        """What the main kernel is compiled for."""
+        """What the main kernel depends on."""
         return replace(self, splits=1, overlaps_packing=False)
 
     @property
     def vector_m(self) -> int:
-        """Neighbouring rows of a thread: their weights are one load."""
+        """A thread's neighbouring rows, whose weights are one load."""
         return min(self.vector, self.thread_m)
 
     @property
@@ -75,7 +75,7 @@ class Config(WarpTile):
 
     @property
     def pairs_a_turn(self) -> int:
-        """Pairs in a turn of the loop: loads of one overlap products of another."""
+        """Pairs in a turn: loads of one overlap products of another."""
         products = self.tap_chunk * self.thread_m * self.thread_n
         return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
 
@@ -85,12 +85,12 @@ class Config(WarpTile):
 
     @property
     def halo(self) -> int:
-        """Columns after the block's that taps reach, in whole vectors."""
+        """Columns after the block's that taps reach, in vectors."""
         return -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
     def pitch(self) -> int:
-        """Elements between two rows: phases written together go to different banks."""
+        """Elements between rows: phases written together lie in different banks."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -115,7 +115,7 @@ class Config(WarpTile):
 
     @property
     def entries(self) -> int:
-        """Entries of the table, with which weights begin on a sector (kernels/common/sectors.py)."""
+        """Entries of the table, up to a sector."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
@@ -124,13 +124,13 @@ class Config(WarpTile):
 
     @property
     def channel_taps(self) -> int:
-        """Taps of a channel in a stage, of all its phases."""
+        """Taps of a channel's phases in a stage."""
         short_phases = self.phases - self.long_phases if self.long_phases else 0
         return self.phases * self.tap_chunk - short_phases
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in a stage, in whole vectors."""
+        """Packed weights in a stage, in vectors."""
         return -(-self.channels * self.channel_taps * self.block_m // self.vector) * self.vector
 
     @property
@@ -144,7 +144,7 @@ class Config(WarpTile):
 
     @property
     def result_pitch(self) -> int:
-        """Elements of a row of the staged result: rows start in other banks."""
+        """Elements of a staged row: rows start in other banks."""
         return self.block_n + self.vector
 
     @property
@@ -156,9 +156,7 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """Columns between the starts of two samples, as tiles count and as windows count.
-
-        Samples lie end to end, or each begins a tile, where that takes fewer."""
+        """Columns between samples, as tiles and as windows count: end to end, or whole tiles, whichever takes fewer."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
         end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)
@@ -205,7 +203,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of one warp for tests: several tiles, stages and splits, chunks of taps and phases, partial sums."""
+    """For tests: one warp; several tiles, stages and splits, chunks of taps and phases, partial sums."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)

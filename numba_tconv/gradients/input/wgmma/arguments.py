@@ -1,4 +1,4 @@
-"""What host and device share by name in grad_input_wgmma, beside TensorMaps (gradients/wgmma_ring.py)."""
+"""What host and device share by name in grad_input_wgmma, beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Shape(NamedTuple):
     first: int  # the element that tap 0 meets at position 0
     length: int
     groups: int
-    group_rows: int  # rows of grad_output's map in a group
+    group_rows: int  # of grad_output's map, a group
     group_channels: int  # input channels
 
 
 class Grid(NamedTuple):
-    """How tiles are dealt out to blocks."""
+    """How tiles are dealt out."""
 
     position_tiles: int  # of a sample
     channel_tiles: int  # of a group
-    tiles: int  # parts of tiles, of the whole gradient
+    tiles: int  # parts of tiles, in all
     tile_stages: int  # of a part
 
 
 class GradRows(NamedTuple):
     """grad_output's rows."""
 
-    shear: int  # elements by which each row stands further to the right in a sheared map
+    shear: int  # elements between rows of a sheared map
     length: int  # elements, beyond which windows are cleared
 
 
@@ -46,17 +46,17 @@ class Place(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How a consumer lane reads its windows; the arrays are local."""
+    """How a consumer lane reads its windows; local arrays."""
 
     rows: tuple  # addresses of its positions in slot 0
-    places: tuple  # of its entries in a stage, in bytes from a position's address
+    places: tuple  # of its entries in a stage, in bytes from a position
     first_entry: int
-    table: int  # address of the table of places, from the first entry on
+    table: int  # address of the table's first entry
     phase: tuple  # one number: of the next stage, in bytes of the table
 
 
 class Ends(NamedTuple):
-    """What lies beside the signal counts as zero; the arrays are local."""
+    """What lies beside the signal counts as zero; local arrays."""
 
     reached: int  # whether the warp meets it in this tile
     first: tuple  # the elements that tap 0 meets at the lane's positions

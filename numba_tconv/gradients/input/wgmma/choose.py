@@ -1,7 +1,7 @@
-"""The tile of grad_input_wgmma for a problem: candidates, and a cost model of how they fill a GPU.
+"""The tile of grad_input_wgmma: candidates, and a cost model of how they fill a GPU.
 
-Blocks take tiles in turn; narrower tiles can fill the last round. Where tiles are too few, parts of their stages become
-tiles (split-K), whose float32 sums kernels/common/split_sums.py adds up in a fixed order."""
+Narrower tiles can fill the last round. Where tiles are too few, parts of their stages become tiles (split-K), whose
+float32 sums kernels/common/split_sums.py adds up."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from numba_tconv.runtime.device import Device
 from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160  # of a consumer thread
-MOST_PHASES = 16  # that an estimate looks at
-# Fitted on an H200: more clocks of a stage where one warpgroup multiplies at a time; sums a multiprocessor stores a
-# clock; bytes read and written that the GPU copies in a clock; clocks of one more launch.
+MOST_PHASES = 16  # in an estimate
+# Fitted on an H200: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes read and
+# written a clock by the GPU's copies; clocks of another launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000
 # Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
 LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
@@ -38,9 +38,9 @@ LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
-    """The tile for a grad_output of which every ``sheared``-th row begins alike; None if none fits.
+    """The tile for a grad_output of which every ``sheared``-th row begins alike, or None.
 
-    A tile without a sheared map takes rows at multiples of 16 bytes, or a copy. Estimated clocks decide."""
+    Without a sheared map a tile takes rows at multiples of 16 bytes, or a copy; estimated clocks decide."""
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:
@@ -54,7 +54,7 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
 
 
 def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length; None if none fits."""
+    """The tile with the fewest estimated clocks, for any batch and length, or None."""
     return _choose(problem.layer, precision, sheared)
 
 
@@ -69,9 +69,9 @@ def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """The configuration that fills the GPU: ``config`` or clearly better narrower tiles, with ``partial`` set.
+    """``config``, or clearly better narrower tiles, with ``partial`` set.
 
-    Narrower means one more tile along the input channels, or twice as many: a layer has three widths at most."""
+    Narrower: one more tile along the input channels, or twice as many, so three widths a layer."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
@@ -107,10 +107,10 @@ def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[C
 
 
 def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
-    """Whether stages run through the channels, and the output channels of a stage's windows; 0 if no stage is possible.
+    """Whether stages run through the channels, and output channels of a stage's windows; 0 if no stage is possible.
 
-    Windows begin at a multiple of ``sheared`` channels, boxes of weights at a multiple of 16 bytes. With groups a stage
-    must not reach into the next group, whose NaNs would count."""
+    Windows begin at a multiple of ``sheared`` channels, boxes of weights at 16 bytes. A stage must not reach into the
+    next group, whose NaNs would count."""
     itemsize, channels, kernel_size = DTYPES[precision].itemsize, problem.out_channels_per_group, problem.kernel_size
     row, entries = ROW // itemsize, channels * kernel_size
     if entries <= row:
@@ -133,7 +133,7 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks of the whole gradient, with tiles in ``splits`` parts."""
+    """Estimated clocks, with tiles in ``splits`` parts."""
     p, (_, _, tiles) = problem, config.tiles(problem)
     rounds = -(-tiles * splits // device.multiprocessors)
     if splits == 1:
@@ -145,9 +145,8 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile with the fewest estimated clocks, all of equally many stages.
-
-    It is 1 where more than half of the multiprocessors have a tile."""
+    """Parts of a tile with the fewest estimated clocks, equally many stages each; 1 if more than half of the
+    multiprocessors have a tile."""
     p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
@@ -162,7 +161,7 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
 
 
 def tile_clocks(problem: Problem, config: Config) -> float:
-    """Estimated clocks of a multiprocessor for a tile."""
+    """Estimated clocks of a tile."""
     multiplying, storing = config.stages_of(problem) * stage_clocks(config), storing_clocks(config)
     return max(multiplying, storing) if config.alternate else multiplying + storing
 
@@ -179,12 +178,12 @@ def stage_clocks(config: Config) -> float:
 
 
 def storing_clocks(config: Config) -> float:
-    """Estimated clocks in which a tile's sums are stored."""
+    """Estimated clocks in which a tile is stored."""
     return config.rows * config.channels / LEAVING
 
 
 def load_clocks(config: Config) -> float:
-    """Clocks of shared memory for a warp's operands of one product, on average of the phases."""
+    """Clocks of shared memory for a warp's operands of a product, averaged over phases."""
     c, neighbours, clocks, phases = config, 4 // config.itemsize, 0, config.phases[:MOST_PHASES]
     rows = c.kernel_size, c.width, c.dilation, c.sheared, c.most_shear
     for phase in phases:

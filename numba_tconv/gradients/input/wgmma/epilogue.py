@@ -1,6 +1,6 @@
-"""The epilogue of grad_input_wgmma: sums from registers into grad_input, or into the workspace of partial sums.
+"""The epilogue of grad_input_wgmma: sums into grad_input, or the workspace of partial sums.
 
-Lanes exchange sums, so that each stores four positions of one channel and a warp's sums of a channel are contiguous."""
+Lanes exchange sums: each stores four positions of a channel, and a warp's sums of a channel are contiguous."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .tile import Config
 class Target(NamedTuple):
     """Where a warpgroup's sums go."""
 
-    start: int  # the element of the first position and channel
-    length: int  # elements from a channel to the next
-    channels_left: int  # that exist from the first on
+    start: int  # element of the first position and channel
+    length: int  # elements between channels
+    channels_left: int  # from the first on
     positions_left: int
 
 
 def make_aim(config: Config):
-    """A device function: the Target of a warpgroup in a tile, in grad_input or the workspace of partial sums."""
+    """Build ``aim``: the Target of a warpgroup in a tile."""
     channels, positions, partial = config.channels, config.rows, config.partial
     group_rows = 0 if config.alternate else BLOCK * config.blocks  # between the warpgroups' first rows
 
@@ -46,7 +46,7 @@ def make_aim(config: Config):
 
 
 def make_store(config: Config):
-    """A device function that stores a warpgroup's sums at a Target."""
+    """Build the store of a warpgroup's sums at a Target."""
     blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
     element, fours = ELEMENTS[torch.float32 if config.partial else config.dtype], sums_of_block // 4
     store, fragment, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
@@ -54,7 +54,7 @@ def make_store(config: Config):
 
     @device_function
     def gathered(low, high, lane, distance):
-        """Exchange sums with the lane at ``distance``: both low sums in the earlier lane, both high ones in the later.
+        """Exchange with the lane at ``distance``: both low sums in the earlier lane, both high ones in the later.
 
         The earlier lane's sum comes first."""
         later = lane & distance
@@ -63,9 +63,9 @@ def make_store(config: Config):
 
     @device_function
     def store_four(k, state):
-        """Store sums 4*k to 4*k + 3: columns n and n + 1 of rows m and m + 8, exchanged between four lanes.
+        """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged between four lanes.
 
-        Each lane then has four positions of one channel; the lanes of a channel store 16 side by side."""
+        Each lane then has four positions of a channel, and its lanes store 16 side by side."""
         sums, grad, to, lane = state
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)

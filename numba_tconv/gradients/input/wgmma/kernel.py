@@ -1,14 +1,13 @@
 """grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-grad_input is one matrix product whose depth is the weight's own order of (output channel, tap). Rows of the weight are
-the operand in shared memory, unpacked. The other operand is in registers: a lane reads each position's elements from a
-window of grad_output, at any stride. Each element of grad_output is fetched about once a tile.
+One matrix product, whose depth is the weight's order of (output channel, tap). Unpacked rows of the weight are the
+shared operand. A lane reads the register operand from a window of grad_output, at any stride. Each grad_output element
+is fetched about once a tile.
 
 * Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows (operands.py), and windows of
   grad_output, whose rows may begin anywhere (producer.py).
-* Consumers: two warpgroups share a tile, or take tiles in turn, so that one stores while the other multiplies. Few
-  tiles are split along the depth (split.py).
-* Epilogue: lanes exchange sums, so that a warp stores contiguous positions (epilogue.py).
+* Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth (choose.py).
+* Epilogue: lanes exchange sums, so that a warp stores contiguous positions.
 
 With stride 1, k6 computes the gradient with resident weights (by_planes.py)."""
 
@@ -74,14 +73,14 @@ from .operands import make_fill, make_lane, make_operands
 from .producer import make_produce, shear_of, sheared_of, template
 from .tile import Config
 
-# Input channels below which loads take longer than products.
+# Input channels below which loads outlast products.
 SHORTEST_PRODUCT = 48
-# Least share of a stage that is filled where it ends with a channel.
+# Least filled share of a stage that ends with a channel.
 FULL_ENOUGH = 3 / 4
 
 
 def make_place(config: Config):
-    """The tile scheduler, a device function: the Place of a tile."""
+    """Build the tile scheduler: the Place of a tile."""
     positions, partial_sums = config.rows, config.partial
 
     @device_function
@@ -99,11 +98,11 @@ def make_place(config: Config):
 @cache
 def make_kernel(config: Config) -> Kernel:
     alternate, through, words = config.alternate, config.through, config.words
-    table = words + BARRIER * CONSUMERS  # where the table of places lies
+    table = words + BARRIER * CONSUMERS  # of places
     barriers, stages = config.barriers, config.stages
     all_sums, all_operands, all_rows = config.sums, 8 * config.blocks, 2 * config.blocks
     all_places, all_meets = 2 * PRODUCTS * (2 if config.halves else 1), 4 * config.blocks
-    step = CONSUMERS if alternate else 1  # from a warpgroup's tile to its next
+    step = CONSUMERS if alternate else 1  # between a warpgroup's tiles
     place_of_tile, fill, (window_of, begin_tile) = make_place(config), make_fill(config), make_lane(config)
     setup = make_setup(config, 4 if alternate else 4 * CONSUMERS, turns=CONSUMERS)
     produce, aim, store = make_produce(config, place_of_tile), make_aim(config), make_store(config)
@@ -119,18 +118,18 @@ def make_kernel(config: Config) -> Kernel:
         pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
         if number == 0:
             setup(pipe, base)
-        turns = int32(thread.base + words)  # mbarriers of the warpgroups' turns to multiply
+        turns = int32(thread.base + words)  # mbarriers of the warpgroups' turns
         if through:
             fill(int32(base + table), number, int32(grad_rows.shear))
         cuda.syncthreads()
-        griddepcontrol_launch_dependents()  # the next kernel's blocks begin where one of these has ended
+        griddepcontrol_launch_dependents()  # the next kernel's blocks begin as these end
         tile, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
 
         if thread.warp >= 4 * CONSUMERS:
             shrink()
-            if thread.warp == 4 * CONSUMERS:  # the producer: global memory to the ring
+            if thread.warp == 4 * CONSUMERS:  # global memory to the ring
                 produce(maps, shape, grid, splits, tile, pipe, thread)
-        else:  # the consumers: the ring to the tensor cores to grad_input
+        else:  # the ring to grad_input
             grow()
             consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
             sums = cuda.local.array(all_sums, dtype=float32)
@@ -150,7 +149,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     sums[z] = opaque(float32(0))
-                if alternate:  # a warpgroup that ran ahead would mistake a stage's older phase for its own
+                if alternate:  # a warpgroup that ran ahead would mistake an older phase for its own
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
                 place = place_of_tile(tile, grid, shape.groups, splits)
                 lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)
@@ -162,7 +161,7 @@ def make_kernel(config: Config) -> Kernel:
                 if thread.lane == 0:
                     release(pipe, last)
                 target = aim(place_of_tile(tile, grid, shape.groups, splits), shape, splits, consumer.warpgroup)
-                # Recomputed, so that it takes no registers meanwhile.
+                # Recomputed: it takes no registers meanwhile.
                 store(sums, grad, target, consumer.warp, recomputed(thread.lane))
                 tile = int32(tile + step * tile_step)
                 if alternate:
@@ -201,7 +200,7 @@ class InputWarpgroup(WgmmaGradient):
         return None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The configuration for a contiguous grad_output."""
+        """For a contiguous grad_output."""
         shape = problem.batch, problem.out_channels, problem.out_length
         sheared = sheared_of(Layout.contiguous(shape, dtype, NO_GPU))
         return choose_for(problem, precision or default_precision(dtype), sheared, device or gpu.H200)
@@ -252,7 +251,7 @@ def _prepared(
     w_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, Prepared, split_sums.SecondStage | None]:
-    """Blocks, the launch, and the second stage for partial sums, or None. ``g`` and ``w`` must lie in rows."""
+    """Blocks, the launch, and the second stage or None; ``g`` and ``w`` lie in rows."""
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
     sheared = config.sheared > 1
@@ -278,7 +277,7 @@ def _prepared(
 
 
 def _second_stage(problem: Problem, config: Config, splits: int) -> split_sums.SecondStage:
-    """The second stage, which adds up the parts, be it one."""
+    """The second stage, of one part or more."""
     results = summed(problem)
     launch = split_sums.prepare(results, config.dtype, splits, has_bias=False, early=True)
     return split_sums.SecondStage(split_sums.partial_sums(results, splits), launch)

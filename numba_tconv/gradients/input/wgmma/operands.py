@@ -1,11 +1,11 @@
 """The windows of a stage of grad_input_wgmma: where they begin, where a lane reads, and zeros beside the signal.
 
-The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps, so no product multiplies padding. A
-stage's windows begin with the channel of its first entry, ``phase`` entries of which earlier stages have taken. A table
-in shared memory holds the places of a period's entries; a lane reads its places from the stage's phase on.
+The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps: no product of padding. A stage's
+windows begin with the channel of its first entry; earlier stages have taken ``phase`` of its entries. A shared table
+holds the places of a period's entries; a lane reads its own from the stage's phase on.
 
-Boxes of a sheared map (kernels/k6_wgmma/boxes.py) hold some memory before and after their rows. Warps with a sample's
-first or last positions replace it by zeros: 64 bits a position say which entries of a stage meet the signal."""
+Boxes of a sheared map hold memory beside their rows. Warps with a sample's first or last positions replace it by zeros:
+64 bits a position say which entries of a stage meet the signal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from numba_tconv.ptx import (
 from .arguments import Ends, Lane, Window
 from .tile import Config, entry_of, place_of
 
-BITS = 64  # entries of a stage that a mask covers
+BITS = 64  # entries of a stage in a mask
 
 
 def make_advance(config: Config):
-    """A device function: from the map's row and the phase with which a stage's windows begin to the next stage's."""
+    """Build the step from a stage's windows to the next's: the map's row, and the phase."""
     rows, step, period = config.row_step, config.phase_step, config.period
 
     @device_function
@@ -44,7 +44,7 @@ def make_advance(config: Config):
 
 
 def make_start(config: Config):
-    """A device function: the map's row with which the windows of any stage begin, and its phase."""
+    """Build the map's row with which any stage's windows begin, and its phase."""
     rows, entries, period, through = config.row_step, config.entries, config.period, config.through
 
     @device_function
@@ -57,7 +57,7 @@ def make_start(config: Config):
 
 
 def make_fill(config: Config):
-    """A device function for all threads of a block: fill the table of places, in bytes, at ``table``."""
+    """Build ``fill``, by all threads: the table of places, in bytes."""
     entries, entry_bytes, itemsize, halves = config.table_entries, config.table_bytes, config.itemsize, config.halves
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     place = device_function(place_of)
@@ -79,10 +79,10 @@ def make_fill(config: Config):
 
 
 def make_lane(config: Config):
-    """Two device functions of a consumer thread, for its local arrays.
+    """Build two device functions of a consumer's local arrays.
 
-    The first fills the ``rows`` and ``places`` of a Window and returns it. The second begins a tile: sets the window's
-    phase and, where the warp meets a signal's end, ``first`` and ``meets``; returns the Lane."""
+    The first fills ``rows`` and ``places`` of a Window and returns it. The second begins a tile: sets the phase and,
+    where the warp meets a signal's end, ``first`` and ``meets``; returns the Lane."""
     x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     itemsize, neighbours, vector = config.itemsize, 4 // config.itemsize, 16 // config.itemsize
@@ -132,10 +132,9 @@ def make_lane(config: Config):
 
 
 def make_prepare(config: Config):
-    """A device function for the mainloop: a lane's places in a stage, and which entries meet the signal.
+    """Build ``prepare``: a lane's places in a stage, and which entries meet the signal.
 
-    The phase and the first half of ``meets`` are the next stage's, and are advanced; the second half of ``meets`` is
-    this stage's."""
+    The phase and the first half of ``meets`` are the next stage's, and advance; the second half is this stage's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
@@ -170,15 +169,15 @@ def make_prepare(config: Config):
 
 
 def make_bits(config: Config):
-    """Two device functions of 64 bits; bit j says whether entry j of a stage meets the signal at a position.
+    """Build two device functions of 64 bits: bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: ``first`` is the element of grad_output that tap 0 meets, ``tap`` the tap of entry 0,
-    ``length`` the signal's elements. The second, for at most 64 taps, advances them by a stage."""
+    The first makes them: ``first`` is the element that tap 0 meets, ``tap`` that of entry 0, ``length`` the signal's.
+    The second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
     @device_function
     def below(bit):
-        """A mask of the bits below ``bit``."""
+        """The bits below ``bit``."""
         one = uint64(1) << uint64(min(max(int32(bit - 1), int32(0)), int32(BITS - 1)))
         return uint64(one + uint64(one - uint64(1))) if bit > 0 else uint64(0)
 
@@ -204,10 +203,10 @@ def make_bits(config: Config):
 
 
 def make_keep(config: Config):
-    """A device function: a loaded register, with zeros for what lies beside the signal.
+    """Build ``keep``: a loaded register, with zeros beside the signal.
 
-    ``z`` counts a lane's registers of a position in a stage; ``first_entry`` is the lane's first. Each byte of a mask
-    has eight entries; prmt spreads a bit that is shifted to the top of its byte."""
+    ``z``: of a lane's registers of a position; ``first_entry``: the lane's. A byte of a mask has eight entries; prmt
+    spreads a bit shifted to the top of its byte."""
     neighbours, halves = 4 // config.itemsize, config.itemsize == 2
 
     @device_function
@@ -225,18 +224,18 @@ def make_keep(config: Config):
 
 
 def make_operands(config: Config) -> Operands:
-    """The operands of one product, and how a stage is prepared for them. The state of a lane is a Lane."""
+    """Build the operands of a product, and a stage's ``prepare``; a lane's state is a Lane."""
     blocks, sums_of_block, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register
     entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     keep, clears, lane_rows = make_keep(config), config.clears, 2 * blocks
-    masked = entries * config.itemsize < ROW  # the rest of a row of weights is the next channel's
+    masked = entries * config.itemsize < ROW  # the rest of a weights' row is the next channel's
 
     @device_function
     def load_register(row, places, z, entry):
-        """The elements of a position (``row``) for the lane's entries from ``entry`` on; zero beyond the last."""
+        """A position's elements for the lane's entries from ``entry`` on, zero beyond the last."""
         if halves:
             low, high = ld_shared_u16(int32(row + places[z])), ld_shared_u16(int32(row + places[z + 1]))
             if masked:

@@ -1,10 +1,9 @@
-"""The producer of grad_input_wgmma: one warp fills the ring by TMA boxes, from plain or sheared maps of grad_output.
+"""The producer of grad_input_wgmma: one warp fills the ring by TMA boxes.
 
-A stage is 128 bytes of each of the weight's rows, and windows of the rows of grad_output that meet them (operands.py).
+A stage is 128 bytes of each of the weight's rows, and windows of the rows of grad_output that meet them.
 
-Every ``sheared``-th row begins alike modulo 16 bytes. A sheared map (kernels/k6_wgmma/boxes.py) has these rows as one
-dimension and the rows between two of them as another, each ``shear`` elements further to the right. All strides are
-then multiples of 16 bytes. The boxes are wider, so a copy with aligned rows may be quicker."""
+Where every ``sheared``-th row begins alike modulo 16 bytes, a sheared map (k6_wgmma/boxes.py) serves all rows. Its
+boxes are wider, so a copy with aligned rows may be quicker."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from .tile import Config
 
 
 def sheared_of(g: Layout) -> int:
-    """The distance of rows of grad_output that begin alike modulo 16 bytes; 1: a plain map suffices; 0: it must be
+    """Distance of grad_output's rows that begin alike modulo 16 bytes; 1: a plain map suffices; 0: it must be
     copied."""
     alike = 0 if g.offset % ALIGNMENT else rows_alike(g.shape, g.strides, g.dtype.itemsize)
     overlapping = alike > 1 and g.strides[1] < ALIGNMENT // g.dtype.itemsize
@@ -37,13 +36,13 @@ def sheared_of(g: Layout) -> int:
 
 
 def shear_of(strides: tuple, config: Config) -> int:
-    """Elements by which each row stands further to the right in the map."""
+    """Elements between rows' starts in the map."""
     return strides[1] % (ALIGNMENT // config.itemsize) if config.sheared > 1 else 0
 
 
 @lru_cache(maxsize=1024)
 def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
-    """The sheared map of a grad_output (N, C_out, L_out), ``strides`` in elements, at any address."""
+    """The sheared map of grad_output (N, C_out, L_out), ``strides`` in elements, at any address."""
     (batch, channels, length), itemsize, sheared = shape, config.itemsize, config.sheared
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     shear = shear_of(strides, config)
@@ -56,7 +55,7 @@ def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
 
 
 def make_produce(config: Config, place_of_tile):
-    """A device function for the producer warp: all copies of a block, whose first tile is ``tile``."""
+    """Build ``produce``: all copies of a block from ``tile`` on."""
     slot_bytes, w_bytes, spacing, stage_bytes = config.slot, config.b_bytes, config.spacing, config.stage_bytes
     boxes, piece, stride, channels, entries = config.boxes, config.piece, config.stride, config.channels, config.entries
     sheared, partial, vector, map_room = config.sheared, config.partial, 16 // config.itemsize, config.map

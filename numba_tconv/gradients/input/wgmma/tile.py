@@ -1,9 +1,8 @@
 """Tiles of grad_input_wgmma, and where a lane reads in a window.
 
-m counts positions of a sample, n input channels of a group, and k entries: pairs of an output channel and a tap in the
-weight's order, over which the sums run. A stage's entries fill a row of weights. Where that is not whole channels,
-stages run on through the channels: each begins ``phase`` entries after the first of its windows' first channel
-(operands.py)."""
+m counts a sample's positions, n a group's input channels, and k entries: pairs of an output channel and a tap in the
+weight's order. A stage's entries fill a row of weights. Where these are not whole channels, stages run through the
+channels: each begins ``phase`` entries after its windows' first channel (operands.py)."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ class Config(Ring):
     stride: int
     dilation: int
     kernel_size: int
-    odd: bool  # padding is odd: windows begin at odd elements
-    sheared: int  # channels so far apart have rows alike modulo 16 bytes, for one sheared map
+    odd: bool  # odd padding: windows begin at odd elements
+    sheared: int  # channels between rows alike modulo 16 bytes
     clears: bool  # windows hold memory beside their rows, as zeros
-    through: bool  # stages run on through the channels
+    through: bool  # stages run through the channels
     g_channels: int  # output channels of a stage's windows
-    blocks: int  # blocks of 64 positions, of a warpgroup
+    blocks: int  # of 64 positions, a warpgroup
     channels: int  # input channels of a tile
-    alternate: bool  # ping-pong: warpgroups take alternate tiles, and one stores while the other multiplies
+    alternate: bool  # ping-pong, not cooperative
     stages: int = 0
-    partial: bool = False  # a part's sums, stored as float32
+    partial: bool = False  # split-K: float32 sums
 
     alike = 1  # one box holds all rows
 
@@ -43,21 +42,21 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """64-bit words for mbarriers, one for each warpgroup's turns, and for the table of places."""
+        """64-bit words: mbarriers of the warpgroups' turns, and the table."""
         return CONSUMERS + -(-self.table_entries * self.table_bytes // 8)
 
     @property
     def entries(self) -> int:
-        """Entries of a stage, without padding."""
+        """A stage's entries, without padding."""
         return ROW // self.itemsize if self.through else self.g_channels * self.kernel_size
 
     @property
     def halves(self) -> bool:
-        """Whether the two 16-bit elements of a register are loaded one by one; otherwise they are one word."""
+        """Whether a register's two 16-bit elements are loaded one by one."""
         uneven = self.odd or self.stride % 2 or self.kernel_size % 2 or self.dilation > 1 or self.sheared > 4
         return self.itemsize == 2 and bool(uneven)
 
-    # Stages that run through the channels have equal phases ``period`` entries apart, where windows begin alike again.
+    # Phases of stages that run through repeat ``period`` entries apart.
 
     @property
     def period(self) -> int:
@@ -65,22 +64,22 @@ class Config(Ring):
 
     @property
     def phase_step(self) -> int:
-        """Entries between the phases of two stages, modulo the period."""
+        """Entries between two stages' phases, modulo the period."""
         return self.entries % self.period if self.through else 0
 
     @property
     def row_step(self) -> int:
-        """Map rows between two stages' windows; one more where the phases begin anew."""
+        """Map rows between two stages' windows; one more where phases begin anew."""
         return self.entries // self.period if self.through else self.g_channels // self.sheared
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table of places; the stage with the latest phase uses the last ones."""
+        """Entries of the table, to the last of the latest phase."""
         return self.period - gcd(self.entries, self.period) + self.entries if self.through else 0
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of a table entry: one place, or its own and the next one's."""
+        """Bytes of a table entry: its place, or also the next one's."""
         return 8 if self.halves else 4
 
     @property
@@ -90,8 +89,7 @@ class Config(Ring):
 
     @cached_property
     def piece(self) -> int:
-        """Positions whose elements one box holds: a multiple of 8 that shares the tile's rows evenly; 0 if not even 8
-        fit."""
+        """Positions of a box: a multiple of 8 that shares the tile's rows evenly, or 0."""
         most = next((piece for piece in range(self.rows, 0, -8) if self._width(piece) <= LARGEST_BOX), 0)
         return -(-self.rows // -(-self.rows // most) // 8) * 8 if most else 0
 
@@ -103,12 +101,12 @@ class Config(Ring):
 
     @property
     def reach(self) -> int:
-        """Elements of a box's row that the positions of a piece span."""
+        """Elements that a piece's positions span."""
         return self._reach(self.piece)
 
     @property
     def most_shear(self) -> int:
-        """The most elements by which a row stands further to the right than its predecessor."""
+        """Most elements between rows' starts."""
         vector = ALIGNMENT // self.itemsize
         return vector - vector // self.sheared
 
@@ -128,7 +126,7 @@ class Config(Ring):
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample along positions, of a group along input channels, and of the whole gradient."""
+        """Tiles of a sample along positions, of a group along input channels, in all."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
@@ -140,17 +138,17 @@ class Config(Ring):
         return -(-problem.out_channels_per_group // self.g_channels)
 
 
-# Plain functions, which the kernel calls too.
+# Plain functions, also for the kernel.
 
 
 def entry_of(z, t, neighbours):
-    """The first entry that a lane of t loads for registers 0 and 1 (even ``z``) or 2 and 3 of product ``z // 2``."""
+    """A lane's first entry for registers 0 and 1 (even ``z``) or 2 and 3 of product ``z // 2``."""
     return (4 * z + t) * neighbours
 
 
 def place_of(entry, kernel_size, width, dilation, sheared, shear):
-    """Elements from a position's first to the one that meets ``entry``, in a box of rows of ``width``.
+    """Elements from a position's first to that of ``entry``, in a box of rows of ``width``.
 
-    Each row begins ``shear`` further to the right than its predecessor, but every ``sheared``-th one like the first."""
+    Rows begin ``shear`` further to the right than their predecessors, every ``sheared``-th one like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation

@@ -1,4 +1,4 @@
-"""The tile of grad_weight_split for a problem, and the number of splits, by a cost model."""
+"""The tile and the number of splits of grad_weight_split, by a cost model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Config, make, rows_of, unequal
 
 CLEARLY = 0.95  # share of the usual tile's time that others must undercut
-LENGTHS = 128, 512, 8192  # for which a layer may have a tile of its own
-MOST_ROUNDS = 4  # of blocks, if sums need no more
-MOST_SUMS = {4: 96, 8: 32}  # of a thread, by the bytes of a sum: LLVM unrolls them times a vector
-# Registers of a thread beside sums and operands; the least; more for types other than float32.
+LENGTHS = 128, 512, 8192  # for which a layer may have its own tile
+MOST_ROUNDS = 4  # if sums need no more
+MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: LLVM unrolls them times a vector
+# Beside sums and operands; the least; more except in float32.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # one multiplies while the other waits
 BANKED = 8  # phases whose columns lie in different banks
@@ -33,19 +33,19 @@ BANKED = 8  # phases whose columns lie in different banks
 SCHEDULERS = 4  # of a multiprocessor
 CLOCKS = 1.53e6  # clocks in a millisecond
 LAUNCH = 0.006  # ms of a launch
-# Clocks of a scheduler for a warp; a multiply-add takes one.
-LOAD, COPY = 1.7, 2  # a vector loaded from shared memory; an element copied
-LOCATE, CONFLICT = 40, 15  # a column located; a copy's further use of the same banks
+# Clocks of a scheduler a warp; a multiply-add takes one.
+LOAD, COPY = 1.7, 2  # a vector from shared memory; an element
+LOCATE, CONFLICT = 40, 15  # a column; a further access of the same banks
 STAGE, BLOCK = 100, 760  # begin and end one
 VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of copies, alone
 STORE, STORE_SHARED, SLICE = 7, 70, 30  # a sum from registers; through shared memory; for each slice
 TOGETHER = 3.5  # exponent of the power mean of clocks issued and waited
-SECOND_LATENCY = 0.0002  # ms of a batch of the second stage's loads
+SECOND_LATENCY = 0.0002  # ms a batch of the second stage's loads
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The layer's usual tile, or one that clearly takes less time."""
+    """The layer's usual tile, or one that takes clearly less time."""
     usual, *others = tiles(problem.layer, dtype, device)
     time = partial(_time, problem, device)
     best = min(others, key=time, default=usual)
@@ -60,13 +60,13 @@ def _time(problem: Problem, device: Device, config: Config) -> float:
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and the stages of each, with the least estimated time."""
+    """Splits, and stages of each, with the least estimated time."""
     estimate = milliseconds(problem, config, device)
     return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Candidates for splits_of: the most splits within each number of blocks a multiprocessor, and no longer sums."""
+    """Candidates for splits_of: the most splits for each number of blocks a multiprocessor, if sums are no longer."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)
@@ -79,10 +79,8 @@ def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[in
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
-    """Tiles of a layer, for any batch and length.
-
-    The first has the fewest instructions. Except in 16 bits or on GPUs older than Hopper, those with the least time at
-    LENGTHS follow."""
+    """A layer's tiles: the one with the fewest instructions, then (float32 and float64 from Hopper on) the fastest at
+    LENGTHS."""
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
@@ -130,7 +128,7 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str =
             for most_phases in (THREADS, BANKED)[: 1 + (min(phases, block_p) > BANKED)]:
                 config = make(problem, dtype, most_phases=most_phases, **tile)
                 blocks = min_blocks(config, device)
-                vectors = not config.partial or config.sums % config.vector == 0  # whole vectors are put aside
+                vectors = not config.partial or config.sums % config.vector == 0  # partial sums are whole vectors
                 if blocks >= LEAST_BLOCKS and vectors and config.sums <= most_sums:
                     yield replace(config, min_blocks=blocks)
 
@@ -153,7 +151,7 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _copying(window: Window, locating: float, copy: float) -> float:
-    """Clocks of a stage's copies, of all warps of a block."""
+    """Clocks of a block's copies of a stage."""
     warps = -(-window.lanes * window.phases * window.teams // 32)
     conflicts = max(0.0, min(window.phases, 32) / BANKED - 1) if window.phases > 1 else 0.0
     turns = -(-window.channels // window.teams)
@@ -161,17 +159,17 @@ def _copying(window: Window, locating: float, copy: float) -> float:
 
 
 def _loads(config: Config) -> int:
-    """Loads of a thread for a vector of positions."""
+    """A thread's loads for a vector of positions."""
     return config.thread_m + config.thread_p * config.window_columns // config.vector
 
 
 def products(problem: Problem, config: Config) -> float:
-    """Instructions a position that multiply and load operands."""
+    """Instructions a position that multiply and load."""
     return sum(c.own_blocks(problem) * c.slice_threads * (c.sums + 3 * _loads(c) / c.vector) for c in config.tiles)
 
 
 def instructions(problem: Problem, config: Config) -> float:
-    """Instructions a position: the cost where sums are long."""
+    """Instructions a position: the cost of long sums."""
     copying = 0.0
     for tile in config.tiles:
         windows = tile.x_window, tile.window
@@ -181,7 +179,7 @@ def instructions(problem: Problem, config: Config) -> float:
 
 
 def _multiplying(config: Config) -> float:
-    """Clocks in which a warp multiplies a stage."""
+    """A warp's clocks of a stage's products."""
     c = config
     turns = c.block_l // (c.slices * c.vector)
     return turns * c.itemsize // 4 * (c.sums * c.vector + LOAD * _loads(c))
@@ -189,7 +187,7 @@ def _multiplying(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _issued(config: Config) -> float:
-    """Clocks that a scheduler issues to a warp in a stage, on average."""
+    """Clocks that a scheduler issues to a warp a stage, on average."""
     copying = sum(_copying(window, LOCATE, COPY) for window in (config.x_window, config.window))
     partial_sums = 2 * config.sums / config.partial if config.partial else 0
     return _multiplying(config) + copying / (config.threads / 32) + partial_sums + STAGE
@@ -216,7 +214,7 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
 
 
 def _last_round(own_blocks: int, config: Config, places: int) -> float:
-    """The share of a block's time that the last blocks take after ``places`` others: all may be of the rest."""
+    """The share of a block's time that the last take after ``places`` others: all may be of the rest."""
     if not config.rest_tile or own_blocks > places:
         return 1.0
     of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest_tile, config))
@@ -224,7 +222,7 @@ def _last_round(own_blocks: int, config: Config, places: int) -> float:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[int, int], float]:
-    """Estimated milliseconds, as a function of the splits and the stages of each."""
+    """Estimated milliseconds of (splits, stages of each)."""
     own_blocks, blocks = config.own_blocks(problem), config.blocks(problem)
 
     def of(splits: int, length: int) -> float:
@@ -242,6 +240,6 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[
 
 
 def least_ms(problem: Problem, device: Device, config: Config) -> float:
-    """A lower bound of the milliseconds: the products alone."""
+    """A lower bound of milliseconds: the products alone."""
     clocks = sum(c.own_blocks(problem) * c.stages(problem) * _multiplying(c) * c.threads / 32 for c in config.tiles)
     return clocks / SCHEDULERS / device.multiprocessors / CLOCKS

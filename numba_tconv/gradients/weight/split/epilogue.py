@@ -1,4 +1,4 @@
-"""The store of grad_weight_split: a split's sums, in the order of the weight."""
+"""The store of grad_weight_split: a split's sums, in the weight's order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tile import Config
 
 
 def make_store(config: Config) -> Callable:
-    """Build the store of a block: straight from registers, or with slices added up in shared memory, in float64."""
+    """Build a block's store: from registers, or with slices added up in shared memory, in float64."""
     return _make_store_registers(config) if config.slices == 1 else _make_store_slices(config)
 
 
@@ -24,7 +24,7 @@ def _make_store_registers(config: Config) -> Callable:
     @device_function
     def store_registers(sums, shared, tile, result, sizes, grid):
         first_ci = (tile.split * sizes.groups + tile.group) * sizes.in_channels_per_group + tile.first_row
-        # Unrolled: a loop over sums would locate each of them.
+        # Unrolled: a loop would locate each sum.
         to_row = lanes_m * sizes.out_channels_per_group * sizes.kernel_size
         rows_left = int32(tile.rows_left - tile.lane_m)
         for p in range(thread_p):
@@ -57,7 +57,7 @@ def _make_store_slices(config: Config) -> Callable:
         for z in range(all_sums):
             shared[uint64(z * threads + tile.thread)] = sums[z]
         cuda.syncthreads()
-        # A thread adds up sums across the slices.
+        # A thread adds up sums across slices.
         within, number = int32(tile.thread % slice_threads), uint32(tile.thread // slice_threads)
         while number < all_sums:
             m = int32(number // uint32(thread_p * tap_chunk)) * lanes_m + tile.lane_m

@@ -2,17 +2,16 @@
 
     x, grad_output --cp.async--> stages in shared memory --vectors--> registers --> a split's sums --gradients/sum.py-->
 
-The gradient has a row for every input channel, a column for every pair of an output channel and a phase
-(gradients/window.py) times the taps of a row, and the positions of all samples as its depth, which blocks split. Equal
-calls give equal bits.
+A row is an input channel, a column an output channel, phase (gradients/window.py) and tap of a row; the depth is the
+positions of all samples. Equal calls give equal bits.
 
-* producer.py  copies a stage during the products of the stage before
-* mainloop.py  loads a vector of positions of each row, and for each pair the window that the taps meet
+* producer.py  copies a stage during the products of the one before
+* mainloop.py  loads a vector of positions of each row, and for each pair the window that taps meet
 * epilogue.py  the store; with few rows and columns, slices of threads share a stage's positions
 * choose.py    the tile and the number of splits
 
-A launch may have two kinds of blocks (tile.py), those of the rest last. Partial sums and short splits limit the
-rounding error of float32."""
+There may be two kinds of blocks (tile.py), the rest last. Partial sums and short splits limit float32's rounding
+error."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class Grid(NamedTuple):
     channel_tiles: int
     phase_chunks: int
     tap_chunks: int
-    phases: int  # that have taps of this kind
+    phases: int  # with taps of this kind
     stages: int  # of all splits
     split_stages: int  # of a split
 
@@ -92,7 +91,7 @@ def make_blocks(config: Config) -> Callable:
     all_sums, all_xs, all_gs = config.sums, config.thread_m * config.vector, config.window_columns
     vectors_a_turn, hop = config.vectors_a_turn, config.slices * config.vector
     of_whole, of_rest = config.part == WHOLE, config.part == REST
-    # As many lanes along m as along p in a warp make the fewest loads.
+    # As many lanes along m as along p make the fewest loads.
     lanes_m, warp_p = config.lanes_m, min(config.lanes_p, 8)
     accumulator = ELEMENTS[config.dtype].accumulator
     wait_for_stage = cp_async_wait(0)
@@ -108,7 +107,7 @@ def make_blocks(config: Config) -> Callable:
         whole = sizes.kernel_size // rows * rows  # taps of whole rows
         begin, end = whole if of_rest else 0, whole if of_whole else sizes.kernel_size
         shared = cuda.shared.array(0, dtype=accumulator)
-        # Tiles of a split, which read the same positions, are neighbours in the grid.
+        # A split's tiles, which read the same positions, are neighbours.
         block = cuda.gridDim.x - 1 - cuda.blockIdx.x if of_rest else cuda.blockIdx.x
         quotient, row_tile = divmod(int64(block), grid.row_tiles)
         quotient, channel_tile = divmod(quotient, grid.channel_tiles)
@@ -138,8 +137,8 @@ def make_blocks(config: Config) -> Callable:
         total = int32(min(grid.split_stages, grid.stages - split * grid.split_stages))
         n, i = divmod(split * grid.split_stages * block_l, grid.columns)
         hop_n, hop_i = divmod(int64(block_l), grid.columns)
-        load_slot, multiply_slot = int32(0), int32(0)  # offsets of the two stages
-        until_aside = int32(partial)  # stages until the sums are put aside
+        load_slot, multiply_slot = int32(0), int32(0)  # offsets
+        until_aside = int32(partial)  # until partial sums are added
         s = int32(-1)
         while s < total:
             if s >= 0:

@@ -1,4 +1,4 @@
-"""Products of grad_weight_split: every tap of a pair reads the same register window at another offset."""
+"""Products of grad_weight_split: every tap of a pair reads one register window at its offset."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """Local arrays of a thread, and the shared memory that fills them."""
+    """A thread's local arrays, and the shared memory that fills them."""
 
     sums: object
-    xs: object  # a vector of positions of each row
-    gs: object  # the columns of a pair that the vector meets
+    xs: object  # a vector of positions a row
+    gs: object  # a pair's columns that the vector meets
     shared: object
 
 
 def make_multiply(config: Config) -> Callable:
-    """A device function that multiplies one vector of positions: ``multiply(registers, x, g)``.
+    """Build ``multiply(registers, x, g)``, of a vector of positions.
 
-    ``x``, ``g``: elements of shared memory, where the vector lies in the thread's first row and first pair."""
+    ``x``, ``g``: elements of shared memory, of the thread's first row and first pair."""
     vector, tap_chunk, step, window = config.vector, config.tap_chunk, config.taps.step, config.window_columns
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)

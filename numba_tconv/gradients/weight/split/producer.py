@@ -1,4 +1,4 @@
-"""Loads of grad_weight_split: cp.async copies a stage of x and of grad_output into shared memory."""
+"""Loads of grad_weight_split: cp.async copies a stage of x and of grad_output."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .tile import Config
 
 
 class Position(NamedTuple):
-    """A column of all samples laid end to end."""
+    """A column of all samples end to end."""
 
     sample: int
     position: int
 
 
 class InputColumns(NamedTuple):
-    """Columns of x from a stage's first on; as window.Columns."""
+    """Columns of x from a stage's first on."""
 
     sample: int
     position: int
@@ -33,7 +33,7 @@ class InputColumns(NamedTuple):
 
 
 def make_load(config: Config) -> Callable:
-    """Build the load of a stage into ``slot``, an offset in elements of shared memory: x, then grad_output."""
+    """Build the load of a stage into element ``slot`` of shared memory: x, then grad_output."""
     x_stage = config.x_stage
 
     @device_function

@@ -1,10 +1,10 @@
 """The configuration of grad_weight_split: what a block holds.
 
-m counts input channels of a group, p pairs of an output channel and a phase (gradients/window.py), l positions, the
-depth. A block has ``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage. Slices of ``lanes_m x
-lanes_p`` threads, each with ``thread_m x thread_p x tap_chunk`` sums, share a stage's positions.
+m counts a group's input channels, p pairs of an output channel and a phase, l positions, the depth. A block has
+``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage, shared by slices of ``lanes_m x lanes_p``
+threads with ``thread_m x thread_p x tap_chunk`` sums each.
 
-Where some phases have a tap more, there may be two kinds of blocks: for the taps that every phase has, and the rest."""
+Where some phases have a tap more, there may be two kinds of blocks: for the taps of every phase, and the rest."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from numba_tconv.kernels.common.register_tile import ThreadTile
 from numba_tconv.runtime.elements import ELEMENTS
 
 THREADS = 128
-WINDOW_LIMIT = 20  # columns that a thread may hold in registers
+WINDOW_LIMIT = 20  # columns in a thread's registers
 MOST_TAPS = 8  # of a window
-PARTIAL_TERMS = 128  # products of a float32 partial sum, for its rounding error
-SPLIT_COLUMNS = 8192  # of a split with partial sums, added up in float32
-LOCATING = 20  # instructions, about, that locate a column
-# The taps of a tile: all; those that every phase has; the last ones, which some phases have.
+PARTIAL_TERMS = 128  # of a float32 partial sum, for its error
+SPLIT_COLUMNS = 8192  # of a split with partial sums
+LOCATING = 20  # instructions, about, a column
+# A tile's taps: all; those of every phase; the last, of some phases.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
 
 class Division(NamedTuple):
-    """Blocks of one kind, one group and one split."""
+    """Blocks of one kind, group and split."""
 
     row_tiles: int
     channel_tiles: int
@@ -44,7 +44,7 @@ class Config(ThreadTile):
     dtype: torch.dtype
     stride: int
     dilation: int
-    tap_chunk: int  # taps of a row that share one window
+    tap_chunk: int  # taps of a row in one window
     phases: int  # of a block
     channels: int  # of a block
     thread_m: int
@@ -53,20 +53,20 @@ class Config(ThreadTile):
     lanes_p: int
     slices: int
     block_l: int
-    min_blocks: int = 1  # blocks on a multiprocessor: the register budget
-    partial: int = 0  # stages of one partial sum; 0: all
-    x_vector: int = 1  # elements of x that one cp.async copies
-    whole_rows: bool = False  # rows of a group are whole blocks
+    min_blocks: int = 1  # on a multiprocessor: the register budget
+    partial: int = 0  # stages of a partial sum; 0: all
+    x_vector: int = 1  # elements of x in a cp.async
+    whole_rows: bool = False  # a group's rows are whole blocks
     whole_channels: bool = False  # output channels are
     part: str = ALL  # of the taps
-    rest_tile: Config | None = None  # with WHOLE: the tile of the REST, with as many threads
+    rest_tile: Config | None = None  # with WHOLE: the REST's, with as many threads
 
     @property
     def tiles(self) -> tuple[Config, ...]:
         return (self, self.rest_tile) if self.rest_tile else (self,)
 
     def copying_vectors(self) -> Config:
-        """With 16-byte copies of x, whose rows and samples must begin at multiples of 16 bytes."""
+        """With 16-byte copies of x, whose rows and samples begin at multiples."""
         return replace(self, x_vector=self.vector, rest_tile=self.rest_tile and self.rest_tile.copying_vectors())
 
     @property
@@ -92,13 +92,13 @@ class Config(ThreadTile):
 
     @property
     def vectors_a_turn(self) -> int:
-        """Vectors of positions in a turn of the loop: two, if registers hold their windows."""
+        """Vectors in a turn: two, if registers hold their windows."""
         even = self.block_l // (self.slices * self.vector) % 2 == 0
         return 1 + (even and (self.thread_p <= 4 or self.threads * self.min_blocks <= 2 * THREADS))
 
     @cached_property
     def window_columns(self) -> int:
-        """Columns of a pair that a vector of positions meets."""
+        """A pair's columns that a vector meets."""
         return self.vector + -(-(self.tap_chunk - 1) * self.taps.step // self.vector) * self.vector
 
     @property
@@ -106,7 +106,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Elements between two rows: an odd number of vectors, so that neighbouring rows share no bank."""
+        """Elements between rows: an odd number of vectors, against bank conflicts."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -145,7 +145,7 @@ class Config(ThreadTile):
         return max(own, self.rest_tile.shared_bytes) if self.rest_tile else own
 
     def phases_of(self, problem: Problem) -> int:
-        """Phases that have taps of this part."""
+        """Phases with taps of this part."""
         return rows_of(problem, self.part)[0]
 
     def division(self, problem: Problem) -> Division:
@@ -155,15 +155,15 @@ class Config(ThreadTile):
         return Division(-(-rows // self.block_m), -(-channels // self.channels), phase_chunks, tap_chunks)
 
     def own_blocks(self, problem: Problem) -> int:
-        """Blocks of this kind, of one split."""
+        """Blocks of this kind, a split."""
         return problem.groups * math.prod(self.division(problem))
 
     def blocks(self, problem: Problem) -> int:
-        """Blocks of all kinds, of one split."""
+        """Blocks, a split."""
         return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
-        """Columns of a sample, in whole copies of x."""
+        """Columns of a sample, in copies of x."""
         return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
 
     def stages(self, problem: Problem) -> int:
@@ -171,7 +171,7 @@ class Config(ThreadTile):
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases that have taps of a part, and the most of a phase."""
+    """Phases with taps of a part, and the most of one."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1
@@ -210,7 +210,7 @@ def make(
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of few threads for tests: several tiles, stages and splits, chunks, partial sums, two kinds of blocks."""
+    """For tests: few threads; several tiles, stages and splits, chunks, partial sums, two kinds of blocks."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),

@@ -1,4 +1,4 @@
-"""What host and device share by name in grad_weight_wgmma, beside TensorMaps (gradients/wgmma_ring.py)."""
+"""What host and device share by name in grad_weight_wgmma, beside TensorMaps (wgmma_ring.py)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Rows(NamedTuple):
 
     stride_c: int
     length: int
-    channels: int  # of all groups; of planes: their rows
+    channels: int  # of all groups; of planes: rows
     first: int  # the element that tap 0 meets at position 0
 
 
 class Grid(NamedTuple):
-    """How the sums are dealt out to blocks."""
+    """How sums are dealt out."""
 
     group_rows: int  # of grad_output or its planes
     group_channels: int  # input channels
@@ -44,14 +44,14 @@ class Block(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """How a consumer lane reads a stage. Addresses are those in slot 0, one for each of its rows."""
+    """How a consumer lane reads a stage; addresses are in slot 0, one a row."""
 
     rows: tuple  # where its elements begin
-    starts: tuple  # where the rows that it clears begin, or NOT_MINE
+    starts: tuple  # of the rows that it clears, or NOT_MINE
     flags: int  # address of the stages' flags
-    first_cleared: int  # the first element of a row that it clears, of every fourth
+    first_cleared: int  # its first of every fourth element cleared
     before: int  # elements before a row's first
-    barrier: int  # named barrier of the warps that read a stage together
+    barrier: int  # of the warps that read a stage together
 
 
 ROWS = named(Rows, **dict.fromkeys(Rows._fields, types.int64))

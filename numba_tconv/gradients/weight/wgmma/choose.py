@@ -1,7 +1,7 @@
-"""The tile of grad_weight_wgmma for a problem: candidates, and a cost model of how they fill a GPU.
+"""The tile of grad_weight_wgmma: candidates, and a cost model of how they fill a GPU.
 
-Registers and shared memory limit a tile. With short sums, idle multiprocessors in the last round of blocks and the
-second stage decide which tile is best, and whether its sums are split."""
+Registers and shared memory limit a tile. With short sums, idle multiprocessors in the last round and the second stage
+decide which tile is best, and whether its sums are split."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from . import epilogue
 from .tile import Config, Window, accesses
 
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
-MOST_PLACES = 12  # of a row, for all taps of a tile: more compile slowly
+MOST_PLACES = 12  # of a row, for a tile's taps: more compile slowly
 WORD = 4  # bytes of a register
 LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
-LONGEST_SUM = 1 << 15  # positions of one split: tensor cores truncate when they add
-FIRST_STAGES = 4  # stages of a block whose latency nothing hides
-# Fitted on an H200: clocks of the second stage's launch; bytes that it, or a direct store, moves a clock.
+LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
+FIRST_STAGES = 4  # stages whose latency nothing hides
+# Fitted on an H200: clocks of the second launch; bytes that it, or a direct store, moves a clock.
 SECOND_STAGE, MOVED = 5000, 1640
 
 
@@ -42,7 +42,7 @@ SECOND_STAGE, MOVED = 5000, 1640
 def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> tuple[planes.Config | None, Config]:
     """The configuration of planes, or None where grad_output is read in place, and the tile.
 
-    ``alike``: that of grad_output's rows (kernels/common/tensor_map.py)."""
+    ``alike``: of grad_output's rows (tensor_map.rows_alike)."""
     in_place = choose(problem, precision, alike) if alike else None
     if in_place:
         return None, filling(problem, in_place, device)
@@ -51,9 +51,7 @@ def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> 
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length; None if none fits.
-
-    ``alike``: as in Config; 0: the tile reads planes, not grad_output itself."""
+    """The tile with the fewest estimated clocks, for any batch and length, or None; ``alike`` 0: it reads planes."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -70,15 +68,14 @@ def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling_planes(problem: Problem, config: Config, phases: int, device: Device) -> Config:
-    """The tile of planes, ``phases`` of a channel, with ``direct`` set where it is faster."""
+    """The tile of planes, ``phases`` a channel, with ``direct`` set where faster."""
     direct = epilogue.planes_suit(problem, config, phases) and whole_is_faster(problem, config, device)
     return replace(config, direct=True, plane_phases=phases) if direct else config
 
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """The given tile, or a clearly better one of the other kind (``by_taps``), with ``direct`` set where it is
-    faster."""
+    """The tile, or a clearly better one of the other kind (``by_taps``), with ``direct`` set where faster."""
 
     def stored(config):
         direct = epilogue.suits(problem, config) and whole_is_faster(problem, config, device)
@@ -98,7 +95,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 @lru_cache(maxsize=1024)
 def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
-    """Candidates of a kind where tiles are few: of each size, the one with the cheapest sets of operands."""
+    """A kind's candidates where tiles are few: of each size, the one with the cheapest operands."""
     best = {}
     for config in candidates(layer, precision, alike):
         size = config.tap_chunk, config.blocks, config.channels, config.alternate
@@ -118,11 +115,11 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
     if alike > 1 and problem.groups > 1 and problem.out_channels_per_group % alike:
         return  # the groups' first rows are of different sets
     if alike > ALIGNMENT // WORD and window.stride == 1:
-        return  # rows begin within a word of two positions
+        return  # rows begin within a word
     read = precision, window, max(1, alike), clears
     for tap_chunk in range(1, t.taps_per_row + 1):
         if window.stride == 1 and tap_chunk < t.taps_per_row and tap_chunk * t.step % 2:
-            continue  # words of two positions would begin at even elements for one chunk, at odd ones for the next
+            continue  # words would begin at even elements for one chunk, at odd ones for the next
         yield from _sized(problem, Config(*read, tap_chunk, 0, 0, False))
     if alike and t.taps_per_row > 1 and window.stride > 1:
         by_taps = replace(window, phases=problem.kernel_size)
@@ -130,7 +127,7 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
 
 
 def _sized(problem: Problem, config: Config) -> Iterator[Config]:
-    """The configuration with every number of blocks and channels that fits."""
+    """The configuration with all numbers of blocks and channels that fit."""
     for blocks in (1, 2):
         for alternate in (False, True):
             most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
@@ -143,15 +140,15 @@ def _sized(problem: Problem, config: Config) -> Iterator[Config]:
 
 
 def _fitting(config: Config) -> Iterator[Config]:
-    """The configuration with the most stages that shared memory holds, if sums and operands fit in registers."""
+    """The configuration with the most stages, if registers hold sums and operands."""
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
     if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
     if config.clears > config.positions // config.pieces * config.window.stride:
-        return  # more than the first box would need clearing
+        return  # not only the first box needs clearing
     if max(len(config.places), len(config.entries)) > MOST_PLACES:
         return
-    # Alternating warpgroups have their own stages: a waiting one has seen the last use of its stage.
+    # Alternating warpgroups have their own stages: a waiting one has seen its stage's last use.
     if deep := deepest(config, 2 if config.alternate else 1):
         yield deep
 
@@ -195,8 +192,7 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
 
 @lru_cache(maxsize=1024)
 def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> bool:
-    """Whether one split, stored as the gradient, takes fewer estimated clocks than several; never beyond
-    LONGEST_SUM."""
+    """Whether one split, stored as the gradient, is estimated faster than several; never beyond LONGEST_SUM."""
     _, stages = config.stages_of(problem)
     if stages * config.positions > LONGEST_SUM:
         return False
@@ -205,7 +201,7 @@ def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> 
 
 
 def _multiplying(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks until the last block has all products."""
+    """Estimated clocks until all products are done."""
     _, stages = config.stages_of(problem)
     rounds = -(-config.blocks_of(problem) * splits // device.multiprocessors)
     return rounds * (-(-stages // splits) + FIRST_STAGES) * stage_clocks(config)
@@ -219,6 +215,6 @@ def _several(problem: Problem, config: Config, device: Device) -> float:
 
 
 def _whole(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated clocks with one split, stored as the gradient."""
+    """Estimated clocks with one split."""
     sums = config.blocks_of(problem) * config.tile_sums
     return _multiplying(problem, config, 1, device) + config.itemsize * sums / MOVED

@@ -1,8 +1,7 @@
-"""The epilogue of grad_weight_wgmma: a split's sums into the workspace, or whole sums straight into the gradient.
+"""The epilogue of grad_weight_wgmma: a split's sums into the workspace, or whole sums into the gradient.
 
-Whole sums pass through the ring's shared memory from the order of registers to that of the gradient, in which an input
-channel's output channels and taps are one run. With planes (gradients/planes.py) a tile has some phases of one output
-channel, so its run is in pieces, one for each tap."""
+Whole sums pass through the ring's memory into the gradient's order, in which an input channel's output channels and
+taps are one run. With planes a tile has some phases of one output channel: a piece of run for each tap."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import Config
 
 THREADS = 128 * CONSUMERS  # of the consumers
-BARRIER = 1  # named barrier of the consumers
-VECTOR = 4  # float32 elements of 16 bytes
+BARRIER = 1  # of the consumers
+VECTOR = 4  # float32 elements
 
 
 class Staging(NamedTuple):
-    """The block's shared memory as float32, and its first element in slot 0 of the ring."""
+    """Shared memory as float32, and its first element in slot 0."""
 
     shared: object
     first: int
@@ -47,12 +46,12 @@ def run_of(config: Config) -> int:
 
 
 def pitch_of(config: Config) -> int:
-    """Elements between two channels' runs in shared memory, without bank conflicts for a warp's writes."""
+    """Elements between staged runs, without bank conflicts for a warp's writes."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 
 def suits(problem: Problem, config: Config) -> bool:
-    """Whether tiles of grad_output in place have whole runs that fit in the ring and are multiples of 16 bytes."""
+    """Whether tiles of grad_output have whole runs, multiples of 16 bytes, that fit in the ring."""
     p, c = problem, config
     whole = not c.alternate and c.tap_chunk * c.window.phases == p.kernel_size
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size
@@ -60,19 +59,19 @@ def suits(problem: Problem, config: Config) -> bool:
 
 
 def planes_suit(problem: Problem, config: Config, phases: int) -> bool:
-    """Whether tiles of planes, ``phases`` of a channel, have all taps of phases of one output channel."""
+    """Whether tiles of planes, ``phases`` a channel, have all taps of phases of one output channel."""
     c = config
     whole = not c.alternate and c.tap_chunk * phases == problem.kernel_size and phases % c.rows == 0
     return whole and _fits(c)
 
 
 def _fits(config: Config) -> bool:
-    """Whether the ring has room for a tile's sums."""
+    """Whether the ring holds a tile's sums."""
     return 4 * config.channels * pitch_of(config) <= config.barriers
 
 
 def make_store(config: Config):
-    """A device function of a consumer thread: store the tile, as the gradient or as a split's sums."""
+    """Build a consumer's store of the tile."""
     return _make_direct(config) if config.direct else _make_partial(config)
 
 
@@ -81,13 +80,13 @@ def _make_direct(config: Config):
     pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
     phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
-    gap = plane_phases - phases  # elements between the pieces of a run
+    gap = plane_phases - phases  # elements between pieces of a run
     vectors = run // vector
     fragment, store_vector = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
 
     @device_function
     def stage_sum(k, state):
-        """Put one of the lane's sums into shared memory."""
+        """Put a sum into shared memory."""
         sums, staging, runs, consumer = state
         tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
         _, n = fragment(consumer.warp, consumer.lane, z)
@@ -99,13 +98,13 @@ def _make_direct(config: Config):
 
     @device_function
     def store(sums, result, staging, grid, block, consumer):
-        runs = cuda.local.array(lane_rows, dtype=int32)  # where the runs of the lane's rows begin
+        runs = cuda.local.array(lane_rows, dtype=int32)  # of the lane's rows
         for z in range(lane_rows):
             m, _ = fragment(consumer.warp, consumer.lane, z % 2 * 2)
             m = int32(m + BLOCK * (blocks * consumer.warpgroup + z // 2))
             channel, phase = divided(m, int32(phases))
             runs[z] = int32(channel * kernel_size + phase) if m < pairs else int32(-1)
-        barrier_sync(BARRIER, THREADS)  # the last products have read the ring
+        barrier_sync(BARRIER, THREADS)  # products have read the ring
         stage_all(int32(0), (sums, staging, runs, consumer))
         barrier_sync(BARRIER, THREADS)
         first, first_channel = block.pair_tile * int64(run), block.channel_tile * int64(channels)

@@ -1,19 +1,18 @@
 """grad_weight_wgmma: a warp-specialised wgmma kernel, its long sums split over blocks.
 
-The sums run over positions, which are contiguous in both operands, as wgmma wants its depth. Rows of x are the operand
-in shared memory. grad_output is the operand in registers: a lane reads the elements that meet its positions, at any
-stride, and each tap reads the same row some positions on. Where rows of grad_output do not suit the copy engine or a
-tile, gradients/planes.py separates the phases first.
+Sums run over positions, contiguous in both operands, as wgmma wants its depth. Rows of x are the shared operand. A lane
+reads the register operand from grad_output, at any stride, and each tap reads the same row some positions on. Where
+rows of grad_output do not suit the copy engine or a tile, gradients/planes.py separates the phases first.
 
-* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the rows of grad_output that meet
-  them. The copy engine puts zeros outside of the signal and rounds to TF32.
-* Consumers: two warpgroups with pairs of their own, or, with few pairs, stages in turn. A lane loads words for all taps
-  together. With ``by_taps`` each tap has its own rows: more loads, but no products of missing taps.
-* Store: a second kernel adds up the splits in a fixed order, in float64 (sum.py): equal calls give equal bits. Whole
-  sums go directly into the gradient (epilogue.py).
+* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the grad_output that meets them,
+  with zeros outside of the signal, rounded to TF32.
+* Consumers: two warpgroups with pairs of their own, or, with few pairs, alternate stages. A lane loads words for all
+  taps together. With ``by_taps`` each tap has its own rows: more loads, but no products of missing taps.
+* Store: a second kernel adds up the splits in float64, in a fixed order (sum.py). Whole sums go directly into the
+  gradient (epilogue.py).
 
-Shared memory limits a tile, so registers go to sums first, then to a second set of operands. Tensor cores truncate when
-they add, so a split has at most 32,768 positions."""
+Registers go to sums first, then to a second set of operands. Tensor cores truncate, so a split has at most 32,768
+positions."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def make_kernel(config: Config) -> Kernel:
     x_bytes, flags, lane_bytes, itemsize = config.b_bytes, config.words, config.lane_bytes, config.itemsize
     set_bytes, pitch, vector = config.pieces * config.spacing, config.width * itemsize, 16 // itemsize
     pairs, phases, dilation, clears = config.pairs, config.window.phases, config.window.dilation, config.clears > 0
-    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks  # rows between the warpgroups' first
+    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks  # between the warpgroups' first rows
     publish_maps, copy = make_producer(config)
     mainloop = make_mainloop(config, make_operands(config), CONSUMERS if alternate else 1, config.sets)
     store, wait_for_all = make_store(config), wgmma_wait(0)
@@ -117,7 +116,7 @@ def make_kernel(config: Config) -> Kernel:
 
         if thread.warp >= 4 * CONSUMERS:
             shrink()
-            if thread.warp == 4 * CONSUMERS:  # the producer: global memory to the ring
+            if thread.warp == 4 * CONSUMERS:  # global memory to the ring
                 g_maps = maps.workspace + int64(cuda.blockIdx.x) * block_maps
                 x_map = int64(g_maps + sets_maps)
                 publish_maps(maps, rows, g_maps, x_map, thread)
@@ -126,7 +125,7 @@ def make_kernel(config: Config) -> Kernel:
                     g_row = int32(group * grid.group_rows + g_channel) // alike
                     x_row = int32(group * grid.group_channels + channel_tile * channels)
                     source = Source(g_maps, x_map, g_row, x_row, first_element, rows.stride_c)
-                    # Splits take stages in turn, so all blocks read the same stretch at a time.
+                    # Splits take stages in turn: all blocks read the same stretch at a time.
                     sample, sample_step = int32(split // grid.sample_stages), int32(grid.splits // grid.sample_stages)
                     position = int32((split - sample * grid.sample_stages) * positions)
                     position_step = int32((grid.splits - sample_step * grid.sample_stages) * positions)
@@ -141,7 +140,7 @@ def make_kernel(config: Config) -> Kernel:
                         stages_left, stage = int32(stages_left - 1), int32(stage + 1)
                         if stage == stages:
                             stage, parity = int32(0), int32(parity ^ 1)
-        else:  # the consumers: the ring to the tensor cores to the result
+        else:  # the ring to the result
             grow()
             consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
             sums = cuda.local.array(all_sums, dtype=float32)
@@ -194,7 +193,7 @@ class WeightWarpgroup(WgmmaGradient):
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The planes' configuration, or None where grad_output is read in place, and the own one, for contiguous
+        """The planes' configuration, or None where grad_output is read in place, and the own, for contiguous
         tensors."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
@@ -218,7 +217,7 @@ class WeightWarpgroup(WgmmaGradient):
         separated, own = config or choose_for(p, precision, alike, device)
         if own.direct and result.offset % ALIGNMENT:
             own = replace(own, direct=False, plane_phases=0)
-        for_others = separated is None and own.alike != alike  # the configuration is for other tensors
+        for_others = separated is None and own.alike != alike  # for other tensors
         aligned = result.offset % ALIGNMENT == 0
 
         def prepared(g, x):
@@ -258,7 +257,7 @@ def _prepared(
     x_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, int, Prepared]:
-    """Blocks, partial sums of each element, and the launch. ``in_place``: g is grad_output itself, not its planes."""
+    """Blocks, partial sums of an element, and the launch; ``in_place``: g is grad_output itself."""
     p = problem
     first, group_rows = (-p.padding, p.out_channels_per_group) if in_place else (0, planes.pairs_of(p))
     splits, tiles = 1 if own.direct else splits_of(p, own, device), own.blocks_of(p)

@@ -1,8 +1,7 @@
-"""The operands of grad_weight_wgmma: which rows a lane reads, how it loads them, and zeros for what lies before them.
+"""The operands of grad_weight_wgmma: which rows a lane reads, how, and zeros before them.
 
-A lane loads words for all taps together. Taps may meet positions before a row's first, up to the padding. Maps of rows
-that begin unlike modulo 16 bytes begin earlier, so a sample's first boxes hold memory before their rows. The warps that
-read a stage clear each of its rows once, and synchronise before they read."""
+Taps may meet positions before a row's first, up to the padding, and maps of rows that begin unlike modulo 16 bytes
+begin earlier. So warps that read a sample's first stage clear what lies before its rows, once, and synchronise."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from numba_tconv.ptx import (
 
 from .tile import Config, operand_places
 
-# prmt: the upper half of a word and the lower half of the next; the lower halves of two words.
+# prmt: a word's upper half and the next's lower half; the lower halves of two words.
 UPPER_AND_LOWER, LOWER_HALVES = 0x5432, 0x5410
-BARRIER = 2  # named barrier; alternating warpgroups use BARRIER and BARRIER + 1
+BARRIER = 2  # alternating warpgroups use this and the next
 NOT_MINE = -1  # the start of a row that another lane clears
 
 
 def make_operands(config: Config) -> Operands:
-    """The operands of one product for all taps, from stages that are cleared where they need it."""
+    """Build the operands of a product, for all taps."""
     blocks, chunk, stride = config.blocks, config.tap_chunk, config.window.stride
     entries, places = config.entries, config.places
     count, raw_count = len(entries), len(places)
@@ -71,7 +70,7 @@ def make_operands(config: Config) -> Operands:
 
 
 def make_clear(config: Config):
-    """A device function for the mainloop: clear what a sample's first stage holds before its rows, four lanes a row."""
+    """Build ``clear``: a sample's first stage before its rows, four lanes a row."""
     itemsize, lane_rows = config.itemsize, 2 * config.blocks
     threads = 128 if config.alternate else 128 * CONSUMERS
     load_word = ld_shared(1, int32)

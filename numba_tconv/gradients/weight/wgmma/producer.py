@@ -1,8 +1,7 @@
 """The producer of grad_weight_wgmma: one warp fills the ring by TMA boxes.
 
-A stage is 128 bytes of each of x's rows, and the elements of grad_output's rows that meet these positions. Rows that
-begin alike modulo 16 bytes share a map; a box begins at a multiple of 16 bytes. The copy engine puts zeros outside of
-the signal and rounds to TF32."""
+A stage is 128 bytes of each of x's rows, and the elements of grad_output that meet these positions. Rows that begin
+alike modulo 16 bytes share a map; boxes begin at multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from .tile import Config
 
 
 def make_first_pair(config: Config):
-    """A device function of the tile along pairs: the output channel, of the first set, with which its boxes begin, and
-    the channel's pair that is the tile's first."""
+    """Build (tile along pairs) -> the output channel, of the first set, with which boxes begin, and the tile's first
+    pair of it."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike
 
@@ -38,16 +37,16 @@ def make_first_pair(config: Config):
 class Source(NamedTuple):
     """What a block's copies read."""
 
-    g_maps: int  # addresses of the maps of grad_output's sets of rows
+    g_maps: int  # addresses, by set of rows
     x_map: int
-    g_row: int  # the tile's first, of each map
+    g_row: int  # the tile's first, in each map
     x_row: int
     first_element: int  # of a row of grad_output, which the chunk's first tap meets at position 0
     stride_c: int
 
 
 class Producer(NamedTuple):
-    """Device functions of the producer warp: ``publish_maps`` by all lanes, ``copy`` by one."""
+    """Of the producer warp: ``publish_maps`` by all lanes, ``copy`` by one."""
 
     publish_maps: Callable
     copy: Callable
@@ -63,7 +62,7 @@ def make_producer(config: Config) -> Producer:
 
     @device_function
     def publish_maps(maps, rows, g_maps, x_map, thread):
-        """Write the block's maps to its workspace, those of grad_output first."""
+        """Write the block's maps to its workspace, grad_output's first."""
         publish_sets(maps.g_template, g_maps, thread.base + map_room, alike, maps.g_address, 0, rows.stride_c,
                      rows.length, rows.channels, thread.lane)  # fmt: skip
         publish(maps.b_template, maps.b_address, x_map, thread.base + map_room, thread.lane)
@@ -71,7 +70,7 @@ def make_producer(config: Config) -> Producer:
 
     @device_function
     def copy(source, sample, position, pipe, stage, base):
-        """Copy the boxes of the stage that begins at a sample's position."""
+        """Copy a stage's boxes, from a sample's position on."""
         full = pipe.full + BARRIER * stage
         if clears:
             st_shared_b64(base + flags + 8 * stage, int64(position == 0))

@@ -1,8 +1,7 @@
-"""The second stage of grad_weight_wgmma: adds up the splits' sums, in the order of the weight.
+"""The second stage of grad_weight_wgmma: adds up splits, in the order of the weight.
 
-The first stage leaves for every split and tile its sums as (tap, pair, channel); the weight's gradient has output
-channels and taps side by side. A block transposes 32 channels of neighbouring elements through shared memory. Sums are
-taken in float64, so the number of splits costs no digit."""
+A split's tile has sums (tap, pair, channel); the gradient has output channels and taps side by side. A block transposes
+32 channels of neighbouring elements through shared memory. Sums are in float64: the number of splits costs no digit."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 from .tile import Config as Tile
 
 CHANNELS, THREADS = 32, 256  # of a block
-VECTOR = 4  # channels of a thread, where there are many weights
-ELEMENTS_OF = {1: 1, VECTOR: 2}  # elements of a thread, by its channels
-LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by a thread's channels
-GRID_AXIS = 65_535  # blocks along y or z of a grid, at most
+VECTOR = 4  # channels of a thread, where weights are many
+ELEMENTS_OF = {1: 1, VECTOR: 2}  # of a thread, by its channels
+LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by channels
+GRID_AXIS = 65_535  # along y or z
 
 
 @dataclass(frozen=True)
 class Config:
     dtype: torch.dtype
     channels: int  # of a thread: 1 or VECTOR
-    run: int  # neighbouring elements of a store: 1, or those of 16 bytes
+    run: int  # neighbouring elements of a store: 1 or 16 bytes
 
     @property
     def neighbours(self) -> int:
@@ -53,13 +52,13 @@ class Splits(NamedTuple):
 class Weight(NamedTuple):
     groups: int
     group_channels: int  # input channels of a group
-    row: int  # elements of an input channel: output channels of a group times taps
+    row: int  # elements of an input channel
     kernel_size: int
     phases: int
 
 
 class Tiling(NamedTuple):
-    """How a group's sums fall into tiles: ``rows`` of ``pairs`` (output channel, phase) a tile, ``channels`` a row."""
+    """A group's tiles: ``rows`` of ``pairs`` (output channel, phase), ``channels`` a row."""
 
     tap_chunk: int
     tap_chunks: int
@@ -76,7 +75,7 @@ class Load(NamedTuple):
     values: object
     partials: object
     rows_at: object
-    at: int  # of the thread's first channel in the group
+    at: int  # the thread's first channel in the group
     first_row: int
     first_split: int
     splits: int
@@ -166,7 +165,7 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def config_of(problem: Problem, dtype: torch.dtype, aligned: bool) -> Config:
-    """The configuration of the second stage. ``aligned``: the gradient begins at a multiple of 16 bytes."""
+    """The configuration; ``aligned``: the gradient begins at a multiple of 16 bytes."""
     p, vector = problem, ALIGNMENT // dtype.itemsize
     run = vector if aligned and p.out_channels_per_group * p.kernel_size % vector == 0 else 1
     many = Config(dtype, VECTOR, run)  # if its blocks fill all multiprocessors
@@ -179,7 +178,7 @@ def configs(dtype: torch.dtype) -> list[Config]:
 
 
 def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Blocks along the weight, along input channels of a group, and along groups."""
+    """Blocks along the weight, along a group's input channels, along groups."""
     p = problem
     along = -(-p.out_channels_per_group * p.kernel_size // config.neighbours)
     return along, -(-p.in_channels_per_group // CHANNELS), min(p.groups, GRID_AXIS)
@@ -187,7 +186,7 @@ def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
-    """The launch of (partial sums, gradient) for ``splits`` splits of tiles ``tile``."""
+    """The launch of (partial sums, gradient)."""
     p = problem
     weight_row = p.out_channels_per_group * p.kernel_size
     taps, pair_tiles, channel_tiles = tile.tiles(p)

@@ -1,9 +1,9 @@
 """Tiles of grad_weight_wgmma, and which elements a lane's registers hold.
 
-m counts pairs of an output channel and a phase (gradients/window.py), n input channels of a group, and k positions,
-over which the sums run. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves
-all these taps. With ``by_taps`` a pair is a channel and any tap, and a tile's rows may begin anywhere in a channel: no
-sum is then of a tap that does not exist."""
+m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, and k positions, the
+depth. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves all these taps.
+With ``by_taps`` a pair is a channel and any tap, and a tile may begin anywhere in a channel: no sum is of a missing
+tap."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.wgmma_ring import ROW, Ring
 from numba_tconv.kernels.common.tensor_map import LARGEST_BOX
 
-MOST_BEGINS = 16  # beginnings of a tile's rows within a channel that an estimate samples
+MOST_BEGINS = 16  # of a tile within a channel, in an estimate
 
 
 @dataclass(frozen=True)
 class Window:
-    """How the pairs' columns lie in rows: column j of phase a is element ``j*stride + a*dilation``."""
+    """Column j of phase a is element ``j*stride + a*dilation`` of a row."""
 
     stride: int
     dilation: int
     phases: int
-    step: int  # columns between two taps of a row
-    odd: bool  # column 0 of phase 0 is an odd element of what is fetched
+    step: int  # columns between taps of a row
+    odd: bool  # column 0 of phase 0 is an odd element of a box
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Config(Ring):
     precision: str
     window: Window  # of grad_output, or its planes
     alike: int
-    clears: int  # elements before a row's first in a box, which count as zeros
+    clears: int  # elements before a row's first in a box
     tap_chunk: int  # taps of a row in a tile
-    blocks: int  # blocks of 64 pairs, of a warpgroup
+    blocks: int  # of 64 pairs, a warpgroup
     channels: int  # of a tile
-    alternate: bool  # warpgroups take alternate stages of the same pairs; otherwise each has its own pairs
-    sets: int = 2  # of operands; with two, one is loaded while the other is multiplied
+    alternate: bool  # warpgroups take alternate stages of the same pairs, else own pairs
+    sets: int = 2  # of operands; with two, one is loaded during products
     stages: int = 0
-    direct: bool = False  # sums are whole, and stored as the gradient (epilogue.py)
+    direct: bool = False  # sums are whole, and stored as the gradient
     by_taps: bool = False  # every tap is a phase, and tiles may begin within a channel
     plane_phases: int = 0  # of an output channel, with planes and direct stores
 
@@ -58,7 +58,7 @@ class Config(Ring):
 
     @property
     def own_words(self) -> int:
-        """64-bit flags: whether a stage is the first of its sample."""
+        """64-bit flags: whether a stage is its sample's first."""
         return self.stages if self.clears else 0
 
     @property
@@ -73,15 +73,13 @@ class Config(Ring):
 
     @property
     def reach(self) -> int:
-        """Elements of a row of grad_output that the taps and phases of one position span, less one."""
+        """Elements of a row that a position's taps and phases span, less one."""
         w = self.window
         return (self.tap_chunk - 1) * w.step * w.stride + (w.phases - 1) * w.dilation
 
     @property
     def pieces(self) -> int:
-        """Boxes for a stage's rows of one set: all positions, half of them, or one product's; 0 if none fits.
-
-        A box is at most 256 elements wide."""
+        """Boxes of a stage's rows of one set: all positions, half, or one product's; 0 if none fits in 256 elements."""
         return next((pieces for pieces in (1, 2, 4) if self._width(pieces) <= LARGEST_BOX), 0)
 
     @property
@@ -94,22 +92,22 @@ class Config(Ring):
 
     @cached_property
     def width(self) -> int:
-        """Elements of a box's row: enough for the positions, and a few more where that avoids bank conflicts."""
+        """Elements of a box's row; a few more where that avoids bank conflicts."""
         return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of places that a row gives the products of all taps, without duplicates (``operand_places``)."""
+        """Distinct pairs of places in a row for the products of all taps."""
         return tuple(sorted(set(operand_places(self))))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where a lane of t = 0 reads in a row for one product, in bytes from the product's first position."""
+        """Where a lane of t = 0 reads in a row, in bytes from a product's first position."""
         return tuple(sorted({place for entry in self.entries for place in entry}))
 
     @property
     def lane_bytes(self) -> int:
-        """Bytes between the reads of neighbouring t."""
+        """Bytes between reads of neighbouring t."""
         return 4 * self.window.stride
 
     @property
@@ -119,14 +117,13 @@ class Config(Ring):
 
     @property
     def operands(self) -> int:
-        """Registers of one set of operands."""
+        """Registers of a set of operands."""
         return self.blocks * 2 * len(self.entries)
 
     @property
     def odd(self) -> int:
-        """Elements by which words of two positions begin before a position.
-
-        It is 1 where the second element fetched, not the first, is at a multiple of a word."""
+        """Elements by which words of two begin before a position: 1 if the first one fetched is not at a multiple of a
+        word."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property
@@ -138,7 +135,7 @@ class Config(Ring):
         return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a group along tap chunks, pairs and channels."""
+        """A group's tiles along tap chunks, pairs and channels."""
         p = problem
         taps = 1 if self.by_taps else p.taps.taps_per_row
         counts = taps, p.out_channels_per_group * self.phases_of(p), p.in_channels_per_group
@@ -151,14 +148,14 @@ class Config(Ring):
         return problem.groups * taps * pairs * channels
 
     def stages_of(self, problem: Problem) -> tuple[int, int]:
-        """Stages of a sample, and of the whole reduction."""
+        """Stages of a sample, and in all."""
         of_sample = -(-problem.length // self.positions)
         return of_sample, problem.batch * of_sample
 
 
 @lru_cache(maxsize=8192)
 def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
-    """``Config.width``, cached for the many tiles that share it."""
+    """``Config.width``, cached."""
     vector = 16 // itemsize
     widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
     return min(widths, key=lambda width: (accesses(window, alike, itemsize, by_taps, width), width))
@@ -166,13 +163,13 @@ def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: i
 
 @lru_cache(maxsize=8192)
 def accesses(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
-    """Accesses of shared memory for a warp's load, averaged over where a tile's rows may begin in a channel."""
+    """Accesses of shared memory for a warp's load, averaged over where a tile may begin in a channel."""
     begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
     return sum(_accesses_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
 
 
 def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width: int) -> int:
-    """The same for the eight rows from ``begin`` on."""
+    """The same for eight rows from ``begin`` on."""
     neighbours, vector = 4 // itemsize, 16 // itemsize
     words = set()
     for m in range(begin, begin + 8):
@@ -186,10 +183,9 @@ def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width:
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
     """A pair of byte offsets of A's registers for each tap of a chunk and each half of a product's depth.
 
-    They count from the product's first position in a pair's row, for registers 0 and 2 (1 and 3: the row eight further
-    on) and a lane of t = 0; a lane of t reads ``t * lane_bytes`` further on. 32-bit elements have the offset twice.
-    16-bit elements share a register in twos: one word, or halves of two adjacent words, or two elements ``stride``
-    apart."""
+    From the product's first position in a pair's row, for registers 0 and 2 (1 and 3: eight rows on) and t = 0; other
+    lanes read ``t * lane_bytes`` further on. 32-bit elements have the offset twice. Two 16-bit elements are a word, or
+    halves of two adjacent words, or two elements ``stride`` apart."""
     neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
     for b in range(config.tap_chunk):
         for half in range(2):
