@@ -1,4 +1,4 @@
-"""The definition of transposed convolution as plain loops, by which everything else is judged."""
+"""The definition of transposed convolution, by which everything else is judged."""
 
 from .scatter import conv_transpose1d, grad_bias, grad_input, grad_weight
 

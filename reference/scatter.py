@@ -1,13 +1,11 @@
-"""Transposed 1-D convolution and its three gradients, written as the definition states them.
+"""Transposed 1-D convolution and its three gradients, as the definition states them.
 
-Every input sample is multiplied by every tap, and the product is added where it lands; products outside the output are
-dropped:
+Every input sample is multiplied by every tap, and added where it lands; what lies outside the output is dropped:
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
-Each gradient is the same walk with another factor on the left. Arrays are numpy arrays or nested sequences; sums are
-float64. Arguments are those of ``torch.nn.functional.conv_transpose1d``, and are not checked. For small problems only.
-"""
+Each gradient is the same walk with another factor on the left. Arrays are numpy's or nested sequences; sums are
+float64. Arguments are torch.nn.functional.conv_transpose1d's, unchecked. For small problems only."""
 
 import numpy as np
 
@@ -36,8 +34,7 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
 def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1):
     """The gradient for x, (N, C_in, length), from that for y, (N, C_out, L_out); (C_in, length) if unbatched.
 
-    L_out does not determine ``length``, the input's, when stride is above one.
-    """
+    L_out does not determine ``length`` when stride is above one."""
     grad_output, w = _float64(grad_output), _float64(w)
     if grad_output.ndim == 2:
         return grad_input(grad_output[None], w, length, stride, padding, groups, dilation)[0]
@@ -50,7 +47,7 @@ def grad_input(grad_output, w, length, stride=1, padding=0, groups=1, dilation=1
 
 
 def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dilation=1):
-    """The gradient for w, (C_in, C_out/groups, kernel_size), from the gradient for y and the input x."""
+    """The gradient for w, (C_in, C_out/groups, kernel_size)."""
     grad_output, x = _float64(grad_output), _float64(x)
     if x.ndim == 2:
         return grad_weight(grad_output[None], x[None], kernel_size, stride, padding, groups, dilation)
@@ -63,7 +60,7 @@ def grad_weight(grad_output, x, kernel_size, stride=1, padding=0, groups=1, dila
 
 
 def grad_bias(grad_output):
-    """The gradient for bias, (C_out,): the sum over all outputs of a channel."""
+    """The gradient for bias, (C_out,): a channel's sum."""
     grad_output = _float64(grad_output)
     if grad_output.ndim == 2:
         return grad_bias(grad_output[None])
@@ -78,10 +75,8 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every product of the definition, as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o].
-
-    Input channel ci meets the output channels of its group; c counts them within the group.
-    """
+    """Every product as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c counts co in its
+    group."""
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape
     for n in range(samples):

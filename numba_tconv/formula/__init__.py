@@ -1,1 +1,1 @@
-"""The mathematics: index formula, validated sizes, precisions. Needs no GPU."""
+"""The mathematics: index formula, validated sizes, precisions. No GPU."""

@@ -1,4 +1,4 @@
-"""A problem: validated sizes and parameters of one transposed convolution, and its costs."""
+"""A problem: validated sizes of one transposed convolution, and its costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 
 from .taps import Taps
 
-# An H200's dense datasheet rates in operations/s ("tf32x3": three fp16 products), and its copy bandwidth (read + write)
-# in bytes/s. They draw the roofline; each row has its run's own bandwidth.
+# An H200's dense datasheet rates in operations/s ("tf32x3": three fp16 products), and copy bandwidth (read + write) in
+# bytes/s, for the roofline.
 PEAK_FLOPS = {"fp64": 67e12, "ieee": 67e12, "tf32": 495e12, "tf32x3": 330e12, "fp16": 990e12, "bf16": 990e12}
 COPY_BANDWIDTH = 4.29e12
 
@@ -80,12 +80,12 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept, because every call looks problems up."""
+        """Kept: every call looks problems up."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def layer(self) -> Problem:
-        """The key of all batches and lengths of a layer: one sample of minimal length, no bias."""
+        """The key of a layer's batches and lengths: one sample of minimal length, no bias."""
         return replace(self, batch=1, length=2 * self.padding + 1, output_padding=0, bias=False)
 
     @cached_property
@@ -116,11 +116,11 @@ class Problem:
 
     @cached_property
     def flops(self) -> int:
-        """Two for each (input element, output channel of its group, tap), those that padding crops included."""
+        """Two for each (input element, output channel of its group, tap), cropped ones included."""
         return 2 * self.batch * self.in_channels * self.out_channels_per_group * self.kernel_size * self.length
 
     def terms(self, of: str = "forward") -> int:
-        """Products in the longest sum of one element of the output, or of the gradient that ``of`` names."""
+        """Products in the longest sum of an element of the output, or of the gradient ``of``."""
         return {
             "forward": self.in_channels_per_group * self.taps.taps_per_row,
             "grad_input": self.out_channels_per_group * self.kernel_size,
@@ -129,7 +129,7 @@ class Problem:
         }[of]
 
     def min_bytes(self, itemsize: int) -> int:
-        """Bytes to read input, weight and bias once and write the output once."""
+        """Bytes to read input, weight and bias and write the output once."""
         elements = (
             self.batch * self.in_channels * self.length
             + self.in_channels * self.out_channels_per_group * self.kernel_size
@@ -139,7 +139,7 @@ class Problem:
         return elements * itemsize
 
     def floor_ms(self, itemsize: int, peak: str, bandwidth: float = COPY_BANDWIDTH) -> float:
-        """Roofline time in ms: the larger of min_bytes / ``bandwidth`` (bytes/s) and flops / PEAK_FLOPS[peak]."""
+        """Roofline in ms: the larger of min_bytes / ``bandwidth`` (bytes/s) and flops / PEAK_FLOPS[peak]."""
         return 1e3 * max(self.min_bytes(itemsize) / bandwidth, self.flops / PEAK_FLOPS[peak])
 
     def __str__(self) -> str:

@@ -1,15 +1,14 @@
 """The index formula of transposed convolution: which tap reaches which output. Written nowhere else.
 
 Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
-Kernels read the formula in two ways:
 
-* **Phases** (gather, one output at a time). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase
-  ``k*dilation mod stride`` and shift ``k*dilation div stride``. It reaches the outputs of its phase and reads
-  ``x[u div stride - shift]``. A phase's taps form an arithmetic progression.
-* **Rows** (matrix product, all outputs at once). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap``
-  residues ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]``
-  with ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The ``gap - 1`` outputs after
-  it are bias alone. Every ``u`` has exactly one ``(row, column, gap offset)``, so it is written once.
+* **Phases** (gather, by outputs). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod
+  stride`` and shift ``k*dilation div stride``. It reaches the outputs of its phase and reads ``x[u div stride -
+  shift]``. A phase's taps form an arithmetic progression.
+* **Rows** (matrix product, all outputs). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap`` residues
+  ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]`` with
+  ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are bias
+  alone. Every ``u`` has one ``(row, column, gap offset)``, so it is written once.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class Taps:
 
     @cached_property
     def rows(self) -> int:
-        """Residue classes of taps; also the number of phases that can have taps."""
+        """Residue classes of taps: the most phases with taps."""
         return self.stride // self.gap
 
     @cached_property
     def step(self) -> int:
-        """Input positions between two successive taps of one row."""
+        """Input positions between successive taps of a row."""
         return self.dilation // self.gap
 
     @cached_property
@@ -58,15 +57,15 @@ class Taps:
         return pow(self.step, -1, self.rows) if self.rows > 1 else 0
 
     def phase(self, k: int) -> int:
-        """The output phase that tap ``k`` reaches, in [0, stride)."""
+        """The output phase that tap ``k`` reaches."""
         return k * self.dilation % self.stride
 
     def shift(self, k: int) -> int:
-        """Tap ``k`` reads this many input positions before ``u div stride``."""
+        """Input positions before ``u div stride`` that tap ``k`` reads."""
         return k * self.dilation // self.stride
 
     def of_phase(self, r: int) -> range:
-        """The taps that reach phase ``r``, ascending; empty where the output is bias alone."""
+        """The taps of phase ``r``, ascending; empty where the output is bias alone."""
         if r % self.gap:
             return range(0)
         return range(r // self.gap * self.dilation_inverse % self.rows, self.kernel_size, self.rows)
@@ -76,11 +75,9 @@ class Taps:
         return range(a, self.kernel_size, self.rows)
 
     def columns(self, length: int, out_length: int, padding: int) -> range:
-        """The columns ``i`` that a row-wise kernel walks for one sample.
+        """The columns ``i`` of one sample that cover every output.
 
-        They cover every output, with ``(taps_per_row - 1)*step`` columns beyond the input, so that a window that
-        reaches back over a seam between samples reads zeros.
-        """
+        Beyond the input are ``(taps_per_row - 1)*step``, so that windows across a seam between samples read zeros."""
         first = -(-(padding - (self.rows - 1) * self.dilation - (self.gap - 1)) // self.stride)
         last = (padding + out_length - 1) // self.stride
         return range(min(first, 0), max(last + 1, length + (self.taps_per_row - 1) * self.step))

@@ -1,4 +1,4 @@
-"""PTX instructions that Numba lacks, as functions named after them. Nothing else touches llvmlite."""
+"""PTX instructions that Numba lacks, by their names. Nothing else touches llvmlite."""
 
 from .barriers import (
     barrier_sync,

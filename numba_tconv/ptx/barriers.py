@@ -1,8 +1,7 @@
 """Barriers of threads (bar.sync) and in shared memory (mbarrier); registers of a warpgroup.
 
-An mbarrier is eight bytes of shared memory, given by address. A phase ends when all expected threads have arrived and
-all announced bytes have landed. A wait is for the end of the phase of a given parity.
-"""
+An mbarrier is eight bytes of shared memory. A phase ends when all expected threads have arrived and all announced bytes
+have landed. A wait is for the end of the phase of a given parity."""
 
 from __future__ import annotations
 
@@ -48,5 +47,5 @@ barrier_sync.__doc__ = (
 
 
 def setmaxnreg(registers, grow):
-    """setmaxnreg.inc or .dec: from here on each thread of the warpgroup has ``registers``, a multiple of 8."""
+    """setmaxnreg.inc or .dec: each thread of the warpgroup gets ``registers``, a multiple of 8."""
     return word(f"setmaxnreg.{'inc' if grow else 'dec'}.sync.aligned.u32 {registers};")

@@ -9,7 +9,7 @@ from numba import types
 from .core import asm, f32, i16, i32, instruction, no_meaning
 
 
-# bfloat16 is the upper half of a float32; Numba sees torch's bfloat16 as uint16.
+# The upper half of a float32; Numba sees torch's bfloat16 as uint16.
 def _bf16_to_f32(bits):
     return np.uint32(int(bits) << 16).view(np.float32)
 
@@ -34,7 +34,7 @@ def _f32_to_bf16(value):
 
 @instruction(_f32_to_bf16)
 def f32_to_bf16(typingctx, value):
-    """cvt.rn.bf16.f32: round to nearest even, keep NaN (from sm_80)."""
+    """cvt.rn.bf16.f32: nearest even, keep NaN (from sm_80)."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i16, [args[0]], "cvt.rn.bf16.f32 $0, $1;", "=h,f")
@@ -43,7 +43,7 @@ def f32_to_bf16(typingctx, value):
 
 
 def _pack(name, meaning=no_meaning):
-    """cvt.rn.{name}x2.f32: two float32 rounded to nearest even, the first in the lower half of the result."""
+    """cvt.rn.{name}x2.f32: two float32, nearest even, the first in the lower half."""
 
     @instruction(meaning)
     def pack(typingctx, low, high):
@@ -69,7 +69,7 @@ def _half_of(word, upper):
 
 @instruction(_half_of)
 def f16_to_f32(typingctx, word, upper):
-    """The float16 in the upper or lower half of ``word``, as float32; exact."""
+    """The float16 in ``word``'s upper or lower half, as float32; exact."""
 
     def codegen(context, builder, sig, args):
         shift = builder.select(args[1], ir.Constant(i32, 16), ir.Constant(i32, 0))
@@ -88,7 +88,7 @@ def _round_tf32(value):
 
 @instruction(_round_tf32)
 def round_tf32(typingctx, value):
-    """cvt.rna.tf32.f32: round to ten mantissa bits, ties away from zero; keep NaN and infinities."""
+    """cvt.rna.tf32.f32: ten mantissa bits, ties away from zero; keep NaN and infinities."""
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(asm(builder, i32, args, "cvt.rna.tf32.f32 $0, $1;", "=r,f"), ir.FloatType())
@@ -98,7 +98,7 @@ def round_tf32(typingctx, value):
 
 @instruction(lambda value: np.float32(value).view(np.int32))
 def bits_of(typingctx, value):
-    """The 32 bits of a float32."""
+    """A float32's bits."""
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], i32)
@@ -108,7 +108,7 @@ def bits_of(typingctx, value):
 
 @instruction(lambda bits: np.int32(bits).view(np.float32))
 def float_of(typingctx, bits):
-    """The float32 that has these 32 bits."""
+    """The float32 of these bits."""
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], ir.FloatType())
@@ -117,7 +117,7 @@ def float_of(typingctx, bits):
 
 
 def _tf32_operand(value):
-    """Keeps the sum's last 13 bits, so that the simulator reveals code that uses them."""
+    """Keeps the last 13 bits, to reveal code that uses them."""
     value = np.float32(value)
     power = (value.view(np.int32) & np.int32(-0x800000)).view(np.float32)
     return np.float32(np.float64(power) * 2.0**-11 + np.float64(value)).view(np.int32)
@@ -125,11 +125,10 @@ def _tf32_operand(value):
 
 @instruction(_tf32_operand)
 def tf32_operand(typingctx, value):
-    """``round_tf32`` for an operand of a product, whose last 13 bits the tensor core ignores; two instructions.
+    """``round_tf32`` for an operand, whose last 13 bits the tensor core ignores: adds half a unit of the tenth mantissa
+    bit.
 
-    Adds half a unit of the tenth mantissa bit: 2^-11 of the power of two with the operand's sign and exponent. NaN and
-    infinities stay.
-    """
+    NaN and infinities stay. Two instructions."""
 
     def codegen(context, builder, sig, args):
         power = builder.bitcast(builder.and_(builder.bitcast(args[0], i32), ir.Constant(i32, -0x800000)), f32)

@@ -1,8 +1,6 @@
 """How a PTX instruction becomes a function: the only place that knows llvmlite's asm.
 
-Each instruction has a meaning in Python, which kernels run on in the CUDA simulator (NUMBA_ENABLE_CUDASIM=1), so that
-they can be checked without a GPU.
-"""
+Each has a meaning in Python, for the CUDA simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ f32, f64 = ir.FloatType(), ir.DoubleType()
 
 
 def instruction(meaning):
-    """Decorator: the decorated Numba intrinsic on a GPU, ``meaning`` in the simulator."""
+    """Decorator: the Numba intrinsic on a GPU, ``meaning`` in the simulator."""
 
     def choose(typed):
         if SIMULATOR:
@@ -34,17 +32,17 @@ def instruction(meaning):
 
 
 def no_meaning(*arguments):
-    """Stands for instructions that the simulator cannot play: those of a whole warp and of the copy engine."""
+    """What the simulator cannot play: instructions of a warp and of the copy engine."""
     raise NotImplementedError("the CUDA simulator has no tensor cores, no asynchronous barriers and no copy engine")
 
 
 def item(context, builder, array_type, array, index):
-    """Pointer to item ``index`` of a contiguous one-dimensional array."""
+    """Pointer to ``array[index]``, one-dimensional and contiguous."""
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
 def asm(builder, result, arguments, text, constraints):
-    """A call of inline assembly; ``$0``, ``$1``, ... in ``text`` are the results, then the arguments."""
+    """Inline assembly; ``$0``, ``$1``, ... in ``text`` are results, then arguments."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), arguments)
 
@@ -53,7 +51,7 @@ LETTERS = {types.int32: "r", types.int64: "l", types.float32: "f"}
 
 
 def word(text, *kinds, meaning=no_meaning):
-    """An instruction without a result; its operands ``$0``, ``$1``, ... have the Numba types ``kinds``."""
+    """An instruction without a result; operands ``$0``, ``$1``, ... have Numba's ``kinds``."""
     constraints = ",".join([LETTERS[kind] for kind in kinds] + ["~{memory}"])
 
     def typed(*operands):
@@ -63,7 +61,7 @@ def word(text, *kinds, meaning=no_meaning):
 
         return types.void(*kinds), codegen
 
-    # Numba counts an intrinsic's parameters, so each operand count needs its own function.
+    # Numba counts an intrinsic's parameters: a function each.
     forms = {
         0: lambda typingctx: typed(),
         1: lambda typingctx, a: typed(a),
@@ -77,19 +75,15 @@ def word(text, *kinds, meaning=no_meaning):
 
 
 def device_function(function):
-    """Decorator: a device function that the compiler inlines.
-
-    Numba's own inlining copies untyped code into every call, which compiles more slowly.
-    """
+    """Decorator: an inlined device function. Numba's own inlining compiles more slowly."""
     return cuda.jit(device=True)(function) if SIMULATOR else cuda.jit(device=True, forceinline=True)(function)
 
 
 def repeated(function, count):
-    """A device function (k, state) that calls the device function ``function(k + z, state)`` for z below ``count``.
+    """A device function (k, state): ``function(k + z, state)`` for z below ``count``.
 
-    Straight-line code, because an array indexed by a loop's variable lies in local memory. The calls are emitted
-    directly, so that Numba compiles no functions between.
-    """
+    Straight-line, because an array indexed by a loop's variable lies in local memory; Numba compiles nothing
+    between."""
 
     def one_by_one(k, state):
         for z in range(count):
@@ -114,10 +108,7 @@ def repeated(function, count):
 
 @instruction(no_meaning)
 def elected(typingctx):
-    """elect.sync: true in one lane of the warp.
-
-    The compiler then knows that an instruction of the copy engine needs no loop over the lanes.
-    """
+    """elect.sync: true in one lane of the warp, so that copy-engine instructions need no loop over lanes."""
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
@@ -132,7 +123,7 @@ nounroll.__doc__ = """(): what the loop whose body begins so stays, a loop."""
 
 @instruction(lambda value: value)
 def recomputed(typingctx, value):
-    """The int32 ``value``, opaque to the compiler, so that nothing computed from it stays in registers across loops."""
+    """The int32 ``value``, opaque: nothing computed from it stays in registers across loops."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "mov.b32 $0, $1;", "=r,r")

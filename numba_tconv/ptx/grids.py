@@ -1,7 +1,6 @@
-"""Early launches: a kernel may begin before the previous one on the stream has ended (Kernel.prepare).
+"""Early launches: a kernel may begin before the stream's previous one has ended (Kernel.prepare).
 
-No-ops in the simulator. runtime/kernel.py removes them for GPUs below compute capability 9.0, which lack them.
-"""
+runtime/kernel.py removes them below compute capability 9.0."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def _larger_magnitude(value, other):
 
 @instruction(_larger_magnitude)
 def larger_magnitude(typingctx, value, other):
-    """The larger of ``value``, which is at least 0, and ``|other|``; ``value`` if ``other`` is NaN."""
+    """The larger of ``value``, at least 0, and ``|other|``; ``value`` if ``other`` is NaN."""
 
     def codegen(context, builder, sig, args):
         text = "{ .reg .f32 magnitude; abs.f32 magnitude, $2; max.f32 $0, $1, magnitude; }"
@@ -24,7 +24,7 @@ def larger_magnitude(typingctx, value, other):
 
 @instruction(no_meaning)
 def redux_max(typingctx, value):
-    """redux.sync.max.u32: the largest of the 32 lanes' numbers, which are at least 0 (from sm_80)."""
+    """redux.sync.max.u32: the warp's largest number; none negative (from sm_80)."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")

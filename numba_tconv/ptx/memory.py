@@ -1,4 +1,4 @@
-"""Stores to global memory under a predicate, without a branch."""
+"""Predicated stores to global memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from .core import asm, i32, i64, instruction, item, no_meaning
 
 
 def st_global_if(count):
-    """st.global of ``count`` (1, 2 or 4) 4-byte words under a predicate: (wanted, target, index, words).
+    """st.global of ``count`` (1, 2 or 4) words under a predicate: (wanted, target, index, words).
 
-    Writes the first ``count`` words of the local int32 array ``words`` over the elements of ``target`` from ``index``
-    on, which lies at a multiple of their size.
-    """
+    Writes the local int32 array ``words`` over ``target[index:]``, a multiple of their size."""
     words_text = "$1" if count == 1 else "{" + ", ".join(f"${1 + z}" for z in range(count)) + "}"
     kind = "b32" if count == 1 else f"v{count}.b32"
     text = f"{{ .reg .pred p; setp.ne.b32 p, ${count + 1}, 0; @p st.global.{kind} [$0], {words_text}; }}"
@@ -34,11 +32,9 @@ def st_global_if(count):
 
 
 def ld_shared_st_global_if(count):
-    """ld.shared and predicated st.global of ``count`` (1, 2 or 4) 4-byte words: (wanted, target, index, address).
+    """ld.shared and predicated st.global of ``count`` (1, 2 or 4) words: (wanted, target, index, address).
 
-    Writes the words at ``address`` in shared memory over the elements of ``target`` from ``index`` on. Both lie at
-    multiples of the words' size. The load happens even if not wanted.
-    """
+    Writes the words at shared ``address`` over ``target[index:]``, both at multiples of their size. Always loads."""
     names = [f"r{z}" for z in range(count)]
     kind, words = ("b32", names[0]) if count == 1 else (f"v{count}.b32", f"{{{', '.join(names)}}}")
     text = (
@@ -60,10 +56,7 @@ def ld_shared_st_global_if(count):
 
 @instruction(no_meaning)
 def st_global_vector(typingctx, wanted, target, index, words):
-    """st.global.v4.b32 under a predicate: (wanted, target, index, four int32).
-
-    Writes over the elements of ``target`` from ``index`` on, which lies at a multiple of 16 bytes.
-    """
+    """st.global.v4.b32 under a predicate: (wanted, target, index, four int32), at a multiple of 16 bytes."""
     text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
 
     def codegen(context, builder, sig, args):

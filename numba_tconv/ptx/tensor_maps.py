@@ -1,8 +1,7 @@
-"""Copies by tensor map: the copy engine takes a box of a tensor, with zeros beyond the tensor's ends.
+"""Copies by tensor map: boxes of a tensor, with zeros beyond its ends.
 
-A tensor map is 128 opaque bytes that describe a tensor in global memory and a box size. The host makes it
-(kernels/common/tensor_map.py); it may be changed in shared memory and is used from global memory.
-"""
+A map is 128 opaque bytes, made by the host (kernels/common/tensor_map.py), changed in shared memory and used from
+global memory."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ tensormap_replace_address.__doc__ = """(map in shared memory, address of the ten
 
 
 def tensormap_replace_size(dimension):
-    """tensormap.replace.tile.global_dim: (map in shared memory, the tensor's size in ``dimension``)."""
+    """tensormap.replace.tile.global_dim: (map in shared memory, size in ``dimension``)."""
     return word(f"tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [$0], {dimension}, $1;", i32, i32)
 
 

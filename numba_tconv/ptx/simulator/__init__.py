@@ -1,1 +1,1 @@
-"""The CUDA simulator's part: blocks of Python threads, and the meaning of each instruction."""
+"""The CUDA simulator: blocks of Python threads, and instructions' meanings."""

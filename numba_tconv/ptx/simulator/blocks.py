@@ -1,10 +1,10 @@
 """Patches of the CUDA simulator, whose threads are Python threads.
 
-* Numba's ``cuda.shared.array`` may give two concurrent threads an array each. Here the first to come allocates.
-* Numba's blocks start new threads and poll them all, which starves those that compute. Here threads are reused and pass
-  the turn on at a barrier or at their end.
-* Numba's device functions patch their module at every call, and types inspect every conversion of a number. Here a
-  launch patches all modules once, and numbers are converted directly.
+* ``cuda.shared.array`` may give two concurrent threads an array each. Here the first to come allocates.
+* Blocks start new threads and poll them, which starves those that compute. Here threads are reused and pass the turn on
+  at a barrier or at their end.
+* Device functions patch their module at every call, and types inspect every conversion. Here a launch patches all
+  modules, and numbers are converted directly.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from numba.np import numpy_support
 
 MODULE = sys.modules["numba.cuda"]
-NAMES = {}  # global names of each module with kernels or device functions, by id
+NAMES = {}  # of modules with kernels or device functions, by id
 NUMBERS = {bool, int, float, np.bool_, *(np.dtype(letter).type for letter in "bBhHiIlLqQefd")}
 _turn = threading.Lock()
 _dynamic = FakeCUDAShared.array
 
 
 def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
-    """cuda.shared.array: one array for each source line of a block; all dynamic memory if ``shape`` is 0."""
+    """cuda.shared.array: one array a source line of a block; dynamic memory if ``shape`` is 0."""
     if shape == 0 or alignment is not None:
         return _dynamic(shared, shape, dtype, alignment)
     caller = sys._getframe(1)
@@ -41,7 +41,7 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
 
 
 class Thread(kernel.BlockThread):
-    """A thread that serves one block after the other. It runs in its turn, until it waits or ends."""
+    """A thread that serves block after block, in its turn."""
 
     def __init__(self, block: Block):
         super().__init__(None, block, (0, 0, 0), (0, 0, 0), False)
@@ -73,10 +73,8 @@ class Thread(kernel.BlockThread):
 
 
 class Block(kernel.BlockManager):
-    """A block whose threads run one after the other up to a barrier, and in reverse order up to the next.
-
-    The reversal exposes missing barriers.
-    """
+    """Threads run one after the other up to a barrier, in reverse order up to the next: that exposes missing
+    barriers."""
 
     def run(self, grid_point, *arguments):
         points = list(np.ndindex(*self._block_dim))
@@ -113,19 +111,19 @@ def _locked() -> threading.Lock:
 
 
 _idle: list[Thread] = []
-os.register_at_fork(after_in_child=_idle.clear)  # a child process has none of these threads
+os.register_at_fork(after_in_child=_idle.clear)  # a child has no such threads
 _make, _launch = kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__
 
 
 def make(made: kernel.FakeCUDAKernel, function, *arguments, **options):
-    """Remember the module of a kernel or device function."""
+    """Remember the module."""
     _make(made, function, *arguments, **options)
     NAMES[id(function.__globals__)] = function.__globals__
 
 
 @contextlib.contextmanager
 def meaning_everywhere(function, of_kernel):
-    """While a kernel runs, let ``cuda`` mean ``of_kernel`` in every module with kernels or device functions."""
+    """While a kernel runs, let ``cuda`` mean ``of_kernel`` in every known module."""
     having = [names for names in NAMES.values() if names.get("cuda") is MODULE]
     for names in having:
         names["cuda"] = of_kernel
@@ -137,14 +135,14 @@ def meaning_everywhere(function, of_kernel):
 
 
 def call(function: kernel.FakeCUDAKernel, *arguments):
-    """Call a device function as plain Python; launch a kernel."""
+    """Call a device function; launch a kernel."""
     if function._device or kernel._kernel_context is not None:
         return function.fn(*arguments)
     return _launch(function, *arguments)
 
 
 def convert(kind: types.Number, *arguments):
-    """``kind`` of a number; of anything else, Numba's own result."""
+    """``kind`` of a number, else Numba's own."""
     if len(arguments) == 1 and type(arguments[0]) in NUMBERS:
         return getattr(np, kind.name)(arguments[0])
     return types.Type.__call__(kind, *arguments)

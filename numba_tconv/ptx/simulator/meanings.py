@@ -1,4 +1,4 @@
-"""Meanings of the instructions in ptx/unrolled, in plain Python, for the CUDA simulator."""
+"""Meanings of ptx/unrolled in plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _wide(element, values):
 
 
 def _whole(array, index, count, size):
-    """Raise unless ``count`` elements lie in the array and begin at a multiple of ``size`` bytes, as a GPU needs."""
+    """Raise unless ``count`` elements lie in the array, at a multiple of ``size`` bytes."""
     if index < 0 or index + count > array.size:
         raise IndexError(f"elements {index} to {index + count} of {array.size}")
     if address(array, index) % size:

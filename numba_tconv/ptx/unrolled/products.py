@@ -1,4 +1,4 @@
-"""Products summed in registers, as straight-line code; a switch where the pattern varies."""
+"""Products summed in registers, straight-line; a switch where the pattern varies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runs import local_of, put, widened
 
 
 def _switch(builder, case, codes):
-    """Emit a switch that runs the code written by ``codes[case]``."""
+    """Emit a switch of ``codes[case]``."""
     if len(codes) == 1:
         codes[0]()
         return
@@ -29,7 +29,7 @@ def _switch(builder, case, codes):
 
 
 def _products(builder, case, sums, a, b):
-    """``sums[s] += a[i] * b(j)`` for every (s, i, j) of ``case``; ``sums`` and ``a`` are local arrays."""
+    """``sums[s] += a[i] * b(j)`` for every (s, i, j) of ``case``; local arrays."""
     read, totals = {}, {}
     for s, i, j in case:
         for key, value in ((("a", i), lambda i=i: _get(builder, a, i)), (("b", j), lambda j=j: b(j))):
@@ -67,10 +67,9 @@ def multiply_add(cases):
 def multiply_runs(element, cases, outputs, granule, granules, runs):
     """(sums, a, source, first, hop, case): ``sums[r * outputs + s] += a[i] * source[first + r * hop + j]``.
 
-    For r below ``runs`` and every (s, i, j) of ``cases[case]``; elements of 16 bits. Each run is ``granules`` loads of
-    ``granule`` elements: ``source[first]`` lies at a multiple of a granule's bytes, and ``hop`` is a multiple of
-    ``granule``. All runs are loaded first; only the elements that a case needs are converted.
-    """
+    For r below ``runs`` and every (s, i, j) of ``cases[case]``; 16-bit elements. A run is ``granules`` loads of
+    ``granule`` elements: ``source[first]`` lies at a multiple of their bytes, ``hop`` is a multiple of ``granule``. All
+    runs are loaded first; a case converts only what it needs."""
 
     @instruction(lambda *arguments: multiplied_runs(element, cases, outputs, granule, granules, runs, *arguments))
     def multiply_runs_of(typingctx, sums, a, source, first, hop, case):
@@ -93,7 +92,7 @@ def multiply_runs(element, cases, outputs, granule, granules, runs):
         return types.void(sums, a, source, types.intp, types.int32, types.int32), codegen
 
     def _load(context, builder, sig, args, r):
-        """For each element of run r, its word and whether it is the upper half."""
+        """A run's elements: word, and whether the upper half."""
         kind = i16 if granule == 1 else i32 if granule == 2 else ir.VectorType(i32, granule // 2)
         hop = builder.mul(builder.sext(args[4], i64), ir.Constant(i64, r))
         first = item(context, builder, sig.args[2], args[2], builder.add(args[3], hop))

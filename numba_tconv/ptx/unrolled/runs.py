@@ -1,8 +1,7 @@
 """Runs: neighbouring elements between global memory and registers, 16 bytes at a time, from any start.
 
-A run that begins inside a 16-byte vector is loaded as whole vectors and shifted in registers. The code is
-straight-line, because an array indexed by a loop's variable lies in local memory.
-"""
+Whole vectors are loaded and shifted in registers. Straight-line, because an array indexed by a loop's variable lies in
+local memory."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from numba_tconv.ptx.simulator.meanings import guarded_run, run, stored_run
 SHIFT = "shf.r.wrap.b32 $0, $1, $2, $3;"
 PACK = {
     "bfloat16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
-    # ptxas fuses the second into one instruction; compute capabilities below 8.0 have only its parts.
+    # ptxas fuses the second; below compute capability 8.0 only its parts exist.
     "float16": "{.reg .b16 b, a; cvt.rn.f16.f32 b, $1; cvt.rn.f16.f32 a, $2; mov.b32 $0, {a, b};}",
 }
 
@@ -27,7 +26,7 @@ def pure(builder, result, arguments, text, constraints):
 
 
 def widened(builder, name, word, upper):
-    """The upper or lower element of a word, as float32."""
+    """A word's upper or lower element, as float32."""
     if name == "bfloat16":
         bits = builder.and_(word, ir.Constant(i32, -65536)) if upper else builder.shl(word, ir.Constant(i32, 16))
         return builder.bitcast(bits, ir.FloatType())
@@ -46,9 +45,8 @@ def put(builder, local, z, value):
 def load_run(element, count):
     """(window, source, first, skip): ``window[z] = source[first + skip + z]`` for z below ``count``, widened.
 
-    ``source[first]`` lies at a multiple of 16 bytes; ``skip`` is less than a vector's elements. Reads
-    ``vectors_of(element, count)`` whole vectors from ``first`` on.
-    """
+    ``source[first]`` lies at a multiple of 16 bytes; ``skip`` is less than a vector. Reads ``vectors_of(element,
+    count)`` vectors."""
     size = element.storage.bitwidth // 8
     vectors = vectors_of(element, count)
 
@@ -94,7 +92,7 @@ def load_run(element, count):
 
 
 def vectors_of(element, count):
-    """The number of 16-byte vectors that hold ``count`` neighbouring elements from any start."""
+    """16-byte vectors that hold ``count`` neighbours from any start."""
     vector = 128 // element.storage.bitwidth
     return -(-(count + vector - 1) // vector)
 
@@ -102,8 +100,7 @@ def vectors_of(element, count):
 def load_guarded(element, count):
     """(window, source, at, stride, begin, length): ``window[z] = source[at + (begin + z) * stride]``, widened.
 
-    For z below ``count``; zero where ``begin + z`` is not in [0, length).
-    """
+    For z below ``count``; zero where ``begin + z`` is not in [0, length)."""
     size = element.storage.bitwidth // 8
     letter, words = {2: ("h", i16), 4: ("r", i32), 8: ("l", i64)}[size]
     text = (
@@ -116,7 +113,7 @@ def load_guarded(element, count):
         def codegen(context, builder, sig, args):
             local = local_of(context, builder, sig, args, 0)
             kind = context.get_value_type(sig.args[0].dtype)
-            # One moving address and a predicate for each load: a list of addresses would fill the registers.
+            # One moving address and predicates: a list of addresses would fill the registers.
             index = builder.add(args[2], builder.mul(builder.sext(args[4], i64), args[3]))
             address = builder.ptrtoint(item(context, builder, sig.args[1], args[1], index), i64)
             hop = builder.mul(args[3], ir.Constant(i64, size))
@@ -137,7 +134,7 @@ def load_guarded(element, count):
 
 
 def pack_vector(builder, element, numbers):
-    """The numbers, narrowed, as a vector."""
+    """The numbers as a vector."""
     if element.storage.bitwidth == 16:
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]
@@ -150,8 +147,7 @@ def pack_vector(builder, element, numbers):
 def store_run(element, count=None):
     """(target, index, values, at): ``target[index:] = values[at:at+count]``, narrowed; 16 bytes by default.
 
-    ``target[index]`` lies at a multiple of the size stored.
-    """
+    ``target[index]`` lies at a multiple of the size."""
     vector = count or 128 // element.storage.bitwidth
     size = vector * element.storage.bitwidth // 8
 

@@ -1,4 +1,4 @@
-"""Vectors of 16 bytes between shared memory and registers, by one instruction each."""
+"""16 bytes between shared memory and registers by one instruction."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def load_vector(typingctx, local, at, shared, index):
     return types.void(local, types.intp, shared, types.intp), codegen
 
 
-# By address: ptxas recomputes an array's address in every iteration of a loop, but keeps what is computed from it.
+# By address: in loops ptxas recomputes an array's address, but keeps what is computed from it.
 @instruction(lambda shared: 0)
 def shared_base(typingctx, shared):
-    """The address of ``shared[0]`` in the shared window, in bytes; 0 in the simulator."""
+    """The shared address of ``shared[0]``; 0 in the simulator."""
 
     def codegen(context, builder, sig, args):
         window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
@@ -53,7 +53,7 @@ def shared_base(typingctx, shared):
 
 @instruction(lambda local, at, shared, address: _load_vector(local, at, shared, address // shared.itemsize))
 def load_vector_at(typingctx, local, at, shared, address):
-    """``load_vector`` from an int32 address in ``shared``, a multiple of 16."""
+    """``load_vector`` from an int32 address, a multiple of 16."""
     element = shared.dtype
 
     def codegen(context, builder, sig, args):
@@ -70,12 +70,12 @@ def load_vector_at(typingctx, local, at, shared, address):
 
 
 def _words(value_type, element):
-    """The type of a 16-byte access: four words for 16-bit elements, because LLVM splits vectors of eight."""
+    """Four words for 16-bit elements: LLVM splits vectors of eight."""
     return ir.VectorType(i32, 4) if element.bitwidth == 16 else ir.VectorType(value_type, 128 // element.bitwidth)
 
 
 def _store_vector(context, builder, array_type, array, index, slot):
-    """Store 16 bytes of the local array at ``slot`` to an item of a shared array."""
+    """Store 16 bytes of a local array to a shared item."""
     n = 16 * 8 // array_type.dtype.bitwidth
     vector = _words(context.get_value_type(array_type.dtype), array_type.dtype)
     value = ir.Constant(vector, ir.Undefined)
@@ -104,7 +104,7 @@ def store_vector(typingctx, shared, index, local, at):
     return types.void(shared, types.intp, local, types.intp), codegen
 
 
-# Whole local arrays as straight-line code: LLVM would keep a loop, whose indexed array lies in local memory.
+# Straight-line: LLVM would keep a loop, whose array lies in local memory.
 def _add_vectors(local, count, stride, shared, index):
     n = 16 // shared.itemsize
     for q in range(count):
@@ -112,7 +112,7 @@ def _add_vectors(local, count, stride, shared, index):
 
 
 def add_vectors(count, stride):
-    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``, n = 16 bytes / itemsize."""
+    """``local[q*n:q*n+n] += shared[index+q*stride:][:n]`` for q below ``count``; n as above."""
 
     @instruction(lambda local, shared, index: _add_vectors(local, count, stride, shared, index))
     def add_vectors_of(typingctx, local, shared, index):
@@ -130,7 +130,7 @@ def add_vectors(count, stride):
 
 
 def store_vectors(count, stride):
-    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``, n = 16 bytes / itemsize."""
+    """``shared[index+q*stride:][:n] = local[q*n:q*n+n]`` for q below ``count``; n as above."""
 
     def meaning(shared, index, local):
         n = 16 // shared.itemsize
@@ -154,7 +154,7 @@ def store_vectors(count, stride):
 
 
 def _vectors(context, builder, sig, args, count, stride):
-    """For each q: the vector's place in the local array, and its value in shared memory."""
+    """By q: the local place, and the shared value."""
     element = sig.args[1].dtype
     n = 16 * 8 // element.bitwidth
     vector = ir.VectorType(context.get_value_type(element), n)

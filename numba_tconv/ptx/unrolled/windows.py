@@ -1,8 +1,6 @@
-"""Windows: sums in registers of products from shared memory, as straight-line code, with their loads and stores.
+"""Windows: sums in registers of products from shared memory, straight-line, with their loads and stores.
 
-A warp reads each vector of weights as one broadcast. A thread loads its window in granules, and only those that some
-product reads.
-"""
+A warp reads a vector of weights as one broadcast. A thread loads only granules that some product reads."""
 
 from __future__ import annotations
 
@@ -14,16 +12,15 @@ from numba_tconv.ptx.simulator.meanings import copied_vectors, gathered, multipl
 
 from .runs import local_of, pack_vector, put, widened
 
-GRANULE = 4  # elements of a window in one load
+GRANULE = 4  # elements of a load
 
 
 def multiply_window(element, products, apart):
     """(sums, inputs, at, weights, first): ``sums[s] += weights[first + i] * inputs[at + j]``.
 
-    For every (s, i, j) of ``products``; with ``apart`` the products of a sum are added up first. ``inputs`` (stored
-    elements, widened) and ``weights`` (accumulator type) are shared arrays. ``at`` is a multiple of GRANULE;
-    ``inputs[at]`` and ``weights[first]`` lie at multiples of 16 bytes, or of a granule's bytes if fewer.
-    """
+    For every (s, i, j) of ``products``; with ``apart`` a sum's products are added up first. ``inputs`` (stored
+    elements, widened) and ``weights`` (accumulator type) are shared. ``at`` is a multiple of GRANULE; ``inputs[at]``
+    and ``weights[first]`` lie at multiples of 16 bytes, or of a granule if less."""
     size = element.storage.bitwidth // 8
     each = 128 // element.accumulator.bitwidth  # weights in one load
 
@@ -76,7 +73,7 @@ def multiply_window(element, products, apart):
 
 
 def spread(runs, length):
-    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; both local arrays."""
+    """(sums, values): ``sums[r*length:][:length] = values[r]`` for r below ``runs``; local arrays."""
 
     def meaning(sums, values):
         for r in range(runs):
@@ -100,8 +97,7 @@ def spread(runs, length):
 def store_runs(runs, length, stride):
     """(shared, index, sums): ``shared[index + r*stride:][:length] = sums[r*length:][:length]`` for r below ``runs``.
 
-    Stores word by word, so a run may begin anywhere.
-    """
+    Word by word: a run may begin anywhere."""
 
     def meaning(shared, index, sums):
         for r in range(runs):
@@ -126,8 +122,7 @@ def store_runs(runs, length, stride):
 def copy_vectors(count, hop):
     """(shared, s, source, g): cp.async of 16 bytes from ``source[g + v*hop:]`` to ``shared[s + v*hop:]``.
 
-    For v below ``count``; both places and ``hop`` are multiples of 16 bytes.
-    """
+    For v below ``count``; all are multiples of 16 bytes."""
 
     @instruction(lambda shared, s, source, g: copied_vectors(count, hop, shared, s, source, g))
     def copy_vectors_of(typingctx, shared, s, source, g):
@@ -150,9 +145,8 @@ def copy_vectors(count, hop):
 def store_gathered(element, count, shared_hop, hop):
     """(target, index, shared, places): for v below ``count``, store 16 bytes to ``target[index + v*hop:]``.
 
-    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Each place in ``target`` lies at a multiple of 16
-    bytes; ``places`` is a local array.
-    """
+    Element z is ``shared[places[z] + v*shared_hop]``, narrowed. Places in ``target`` are multiples of 16 bytes;
+    ``places`` is local."""
     vector = 128 // element.storage.bitwidth
 
     @instruction(lambda *arguments: gathered(element, count, shared_hop, hop, *arguments))
