@@ -2,7 +2,7 @@
 
 Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the output index is ``o = u - padding``.
 
-* **Phases** (gather, by outputs). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod
+* **Phases** (gather). Output ``u`` has phase ``u mod stride``; tap ``k`` has phase ``k*dilation mod
   stride`` and shift ``k*dilation div stride``. It reaches the outputs of its phase and reads ``x[u div stride -
   shift]``. A phase's taps form an arithmetic progression.
 * **Rows** (matrix product, all outputs). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap`` residues
