@@ -17,7 +17,7 @@ DTYPES = {"tf32": torch.float32, "tf32x3": torch.float32, "fp16": torch.float16,
 
 
 def peak_name(dtype: torch.dtype, precision: str) -> str:
-    """``precision`` where the dtype has several, else its only one."""
+    """``precision`` where the dtype has several."""
     return precision if len(PRECISIONS[dtype]) > 1 else PRECISIONS[dtype][0]
 
 

@@ -7,8 +7,8 @@ Input position ``i`` and tap ``k`` meet at ``u = i*stride + k*dilation``; the ou
   shift]``. A phase's taps form an arithmetic progression.
 * **Rows** (matrix product, all outputs). With ``gap = gcd(stride, dilation)`` there are ``rows = stride/gap`` residues
   ``a = k mod rows``. Row ``a`` correlates with the taps ``k = a + b*rows``; tap ``b`` reads ``x[i - b*step]`` with
-  ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are bias
-  alone. Every ``u`` has one ``(row, column, gap offset)``, so it is written once.
+  ``step = dilation/gap``, and column ``i`` lands at ``u = i*stride + a*dilation``. The next ``gap - 1`` outputs are
+  bias alone. Every ``u`` has one ``(row, column, gap offset)``, so it is written once.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _make_turn_elements(config) -> Callable:
 
 @cache
 def make_kernel(config) -> Kernel:
-    """The kernel of planes.py's configuration and arguments; its grid is ``along`` blocks a row."""
+    """The kernel of planes.py's configuration and arguments."""
     stride, dilation, phases, kind = config.stride, config.dilation, config.phases, config.kind
     itemsize, squares = config.itemsize, SQUARES
     vector, narrow = ALIGNMENT // itemsize, itemsize == 2

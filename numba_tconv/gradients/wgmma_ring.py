@@ -147,7 +147,7 @@ def deepest(config, step: int = 1):
 
 
 class TensorMaps(NamedTuple):
-    """A launch's maps without addresses, the tensors' addresses, and the workspace for finished maps."""
+    """The maps without addresses, the tensors' addresses, and the workspace for finished maps."""
 
     g_template: tuple
     b_template: tuple

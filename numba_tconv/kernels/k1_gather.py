@@ -1,7 +1,7 @@
 """k1: one thread an output, the definition turned inside out.
 
 A scatter would need atomics, so the kernel gathers: tap k reaches output o if ``o + padding - k*dilation`` is a
-multiple of the stride. K divisibility tests an output and input channel decide the time.
+multiple of the stride. Per channel, K divisibility tests.
 
 Measured (H200, kb64, float32): 1274 ms."""
 

@@ -49,7 +49,7 @@ def adjoint(problem: Problem) -> Problem:
 
 
 def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """The weight of ``adjoint``, (C_out * phases, C_in/groups, taps of a row), with zeros for missing taps."""
+    """(C_out * phases, C_in/groups, taps of a row), with zeros for missing taps."""
     p, t = problem, problem.taps
     phases = min(t.rows, p.kernel_size)
     missing = phases * t.taps_per_row - p.kernel_size

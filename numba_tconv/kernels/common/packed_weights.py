@@ -40,7 +40,7 @@ def _made(kind: type[Packing], *choices) -> Packing:
 
 
 def unique(kind: type[Packing], weights: Layout, *choices) -> Packing:
-    """One object of type ``kind`` for equal choices, wherever the weights begin. Thread-safe."""
+    """One object for equal choices. Thread-safe."""
     with _choosing:
         return _made(kind, weights._replace(offset=0), *choices)
 
@@ -75,7 +75,7 @@ class _Packings:
         self._lock = threading.Lock()
 
     def packed(self, w: torch.Tensor, packing: Packing) -> torch.Tensor:
-        """``w`` in the order of ``packing``, ready on the current stream; packed at the first call."""
+        """``w`` packed, ready on the current stream."""
         on_gpu = packing.weights.index >= 0
         stream = torch._C._cuda_getCurrentRawStream(packing.weights.index) if on_gpu else None
         known = self.kept.get(packing)

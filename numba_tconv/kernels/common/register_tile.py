@@ -25,7 +25,7 @@ class ThreadTile:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of an element in shared memory, where it has the accumulator's type."""
+        """Bytes of an element in shared memory."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @cached_property
@@ -46,7 +46,7 @@ class WarpTile(ThreadTile):
 
     @property
     def exchanged(self) -> bool:
-        """Whether neighbouring sums of a row change register banks; in wider rows the compiler does worse."""
+        """Whether neighbouring sums change register banks."""
         return self.thread_n <= 8
 
     @property

@@ -38,7 +38,7 @@ MOST_SUMS = 2**31 - 1  # counted in 32 bits
 
 @lru_cache(maxsize=1024)
 def split(problem: Problem, splits: int) -> Problem:
-    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are the partial sums."""
+    """The problem whose outputs (N, groups, splits, C_out/groups, L_out) are partial sums."""
     if splits == 1:
         return problem
     return replace(problem, out_channels=splits * problem.out_channels, groups=splits * problem.groups, bias=False)
@@ -53,7 +53,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """The numbers of parts, besides one, that a group's channels allow."""
+    """Numbers of parts that a group's channels allow."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -197,7 +197,7 @@ class SecondStage:
 def second_stage(
     problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False
 ) -> SecondStage | None:
-    """The second stage for ``splits`` parts; None for one."""
+    """The second stage; None for one part."""
     if splits == 1:
         return None
     return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias, early))

@@ -103,7 +103,7 @@ class LoadBox(NamedTuple):
 
 
 def make_copies(box: Box, threads: int) -> tuple:
-    """Build three starts of a box's copies: along the output channels, along the phases, one by one."""
+    """Build three starts of copies: along channels, along phases, one by one."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
     elements, pieces = depth * all_channels * of_channel, phases // vector  # elements; vectors in a run of phases

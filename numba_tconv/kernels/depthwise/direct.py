@@ -180,7 +180,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
 
 def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
-    """The configurations of ``sizes``, keyword arguments each, that compute ``problem``."""
+    """The configurations of ``sizes`` that compute ``problem``."""
     p = problem
     if p.in_channels_per_group > 1 or p.out_length + 2 * p.padding >= MOST_SAMPLES:
         return []
@@ -190,19 +190,19 @@ def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
-    """The configuration, with narrow teams for short rows, or None."""
+    """The configuration, or None."""
     found = tiles(problem, dtype, [{"lanes": lanes} for lanes in LANES])
     full = [config for config in found if config.step <= problem.out_length]
     return next(iter(full), found[-1] if found else None)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
-    """As Rung.tiny_configs: two rows a block; several stretches of two passes in flight."""
+    """As Rung.tiny_configs."""
     sizes = (4, 8, 2, 1), (4, 4, 4, 2)
     names = "lanes", "threads", "passes", "runs"
     return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
 
 
 def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
-    """Passes of a team, and stretches of a row, whose first vector may begin before it."""
+    """Passes of a team, and stretches of a row."""
     return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

@@ -1,14 +1,14 @@
 """depthwise: few channels a group. Memory is the limit, so each input is read and each output written once.
 
-A block copies the inputs of a stretch of outputs into shared memory, with many 16-byte loads in flight. In a pass a
-thread makes 16 bytes of neighbouring outputs at a multiple of 16 bytes.
+A block copies the inputs of a stretch of outputs into shared memory. In a pass a thread makes 16 bytes of neighbouring
+outputs at a multiple of 16 bytes.
 
 * A pass advances by whole strides: a thread's outputs keep their phases, and its weights stay in registers.
 * Outputs of a vector a stride apart are a family: they share weights and nearly all inputs.
 * Rows of odd lengths are vectorised, too. Short rows share a block.
 
-With many weights, or phases that repeat only beyond a team, taps stay loops. 16-bit layers of one channel a group and
-equal taps in all phases take direct.py; more weights than registers hold take long.py."""
+With many weights, or phases that repeat only beyond a team, taps stay loops. direct.py takes 16-bit layers of one
+channel a group and equal taps in all phases, long.py more weights than registers hold."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """Whether pieces of sums are input channels, not chunks: where that makes the error smaller."""
+        """Whether pieces of sums are input channels, not chunks: the smaller error."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
@@ -101,7 +101,7 @@ class LongConfig:
         return self.chunk // self.taps.rows * self.taps.step
 
     def reach(self, taps: int) -> int:
-        """Inputs of a window before the thread's first column, for ``taps`` taps, in whole granules."""
+        """Inputs before the thread's first column for ``taps`` taps, in granules."""
         return -(-self.taps.shift(taps - 1) // GRANULE) * GRANULE
 
     @cached_property
@@ -123,7 +123,7 @@ class LongConfig:
 
     @cached_property
     def pitch(self) -> int:
-        """Outputs of a channel between threads: odd, so that they lie in different banks."""
+        """Outputs of a channel between threads, odd against bank conflicts."""
         return self.run | 1
 
     @cached_property
@@ -133,7 +133,7 @@ class LongConfig:
 
     @cached_property
     def active(self) -> int:
-        """Threads that store: whole periods, so that a step leads to the same place of a thread's outputs."""
+        """Threads that store: whole periods."""
         return self.threads // self.period * self.period
 
     def products(self, taps: int) -> tuple:
@@ -175,7 +175,7 @@ def fits(config: LongConfig) -> bool:
 
 
 def _chunks(config: LongConfig) -> list[int]:
-    """Chunk sizes, from all taps down, whose windows and weights advance by whole vectors."""
+    """Chunk sizes whose windows and weights advance by whole vectors."""
     t = config.taps
     each = 16 // config.sum_bytes
     least = math.lcm(GRANULE // math.gcd(GRANULE, t.step), each // math.gcd(each, t.rows * config.out_per_group))
@@ -209,7 +209,7 @@ def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 
 def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether sums are taken in pieces; in 16 bits the rounding of outputs hides the loss."""
+    """Whether sums are taken in pieces."""
     return dtype == torch.float32 and terms(problem) > LONGEST_SUM
 
 
@@ -226,7 +226,7 @@ def terms(problem: Problem) -> int:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
-    """The configuration; None if a thread's registers hold the weights, or if no tile fits."""
+    """The configuration, or None."""
     if depthwise_config.choose(problem, dtype).keeps_weights:
         return None
     found = tiles(problem, dtype)
@@ -258,7 +258,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: LongConfig) -> tuple[int, int]:
-    """Passes (one), and stretches of a row, whose columns may begin a vector early."""
+    """Passes (one), and stretches of a row."""
     p = problem
     columns = (p.padding + p.out_length - 1) // p.stride - p.padding // p.stride + 1
     return 1, -(-(columns + config.vector - 1) // config.span)

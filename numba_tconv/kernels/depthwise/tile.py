@@ -59,7 +59,7 @@ class Config:
 
     @cached_property
     def keeps_weights(self) -> bool:
-        """Whether a thread's phases repeat in every pass, and registers hold its weights."""
+        """Whether a thread's phases repeat in every pass, and its weights fit."""
         products = self.vector * self.in_per_group * self.taps.taps_per_row
         return self.period <= self.lanes and self.weights * self.words <= WEIGHT_WORDS and products <= PRODUCTS
 
@@ -71,7 +71,7 @@ class Config:
 
     @cached_property
     def active(self) -> int:
-        """Lanes that compute: whole periods, so that a pass advances by whole strides."""
+        """Lanes that compute: whole periods."""
         return self.lanes // self.period * self.period if self.keeps_weights else self.lanes
 
     @cached_property
@@ -85,7 +85,7 @@ class Config:
         return self.taps.shift(self.taps.kernel_size - 1)
 
     def width(self, passes: int) -> int:
-        """Inputs of a channel that a stretch reads, from any place in a vector."""
+        """Inputs of a channel that a stretch reads."""
         columns = (self.taps.stride - 1 + self.vector - 1 + passes * self.step - 1) // self.taps.stride + 1
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 
@@ -107,7 +107,7 @@ class Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """A warp a row where eight passes suffice, else the largest block that shared memory allows."""
+    """The configuration: a warp a row where eight passes suffice."""
     sizes = dtype, problem.taps, problem.in_channels_per_group, problem.out_channels_per_group
     whole = [Config(*sizes, lanes=threads, threads=threads) for threads in (256, 128, 64, 32)]
     narrow = Config(*sizes, lanes=32)

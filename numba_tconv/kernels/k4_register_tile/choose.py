@@ -76,7 +76,7 @@ LAUNCH = 0.0049  # ms
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: elements of a copy of x."""
+    """The configuration with the least estimated time; ``x_vector``: of cp.async."""
 
     def time(config):
         return cost(problem, config, device)
@@ -94,7 +94,7 @@ def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Devi
 
 
 def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Device, parts: Iterable[int]) -> Config:
-    """The fastest tile for few blocks, in a number of ``parts``; ``usual`` unless CLEARLY slower."""
+    """The fastest tile for few blocks, or ``usual`` unless CLEARLY slower."""
     least, best, number = CLEARLY * few_cost(problem, usual, device), usual, usual.splits
     for splits in parts:
         part, second = split(problem, splits), second_stage_ms(problem, splits, 4)
@@ -110,12 +110,12 @@ def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Devic
 
 
 def register_window(device: Device) -> int:
-    """Window elements that 128 registers hold beside sums and weights."""
+    """Window elements that 128 registers hold."""
     return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
 
 
 def spills(config: Config, device: Device) -> bool:
-    """Whether 128 registers spill: a wide window, or, before Hopper, single-element copies."""
+    """Whether 128 registers spill."""
     if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
         return False
     if config.x_vector == 1:
@@ -124,7 +124,7 @@ def spills(config: Config, device: Device) -> bool:
 
 
 def least_waste(layer: Problem, deepest: int) -> list[int]:
-    """Channels of a stage: those first that waste the fewest, then the deepest."""
+    """Channels of a stage: fewest wasted first, then deepest."""
     depth = layer.in_channels_per_group
     return sorted(range(2, deepest + 1, 2), key=lambda k: (-(-depth // k) * k, -k))
 
@@ -137,7 +137,7 @@ def candidates(problem: Problem, dtype: torch.dtype, x_vector: int, device: Devi
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, x_vector: int, device: Device, splits: int) -> tuple[Config, ...]:
-    """Every usual tile of a part's layer; with less shared memory than an H200's, fewer blocks, at least two."""
+    """Every usual tile of a part's layer."""
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
     ways = (False, True) if layer.kernel_size % layer.taps.rows else (False,)  # one_phase
     found = []

@@ -3,18 +3,14 @@
     x, packed w --cp.async--> stages in shared memory --> registers --multiply-adds--> sums --> shared memory --> y
 
 Rows are (output channel, row of taps), columns the positions of all samples end to end, depth is (input channel, tap).
-A thread's ``thread_m x thread_n`` sums need thread_m weights and thread_n inputs for as many multiply-adds, and one
-window serves every tap of a row.
+A thread has ``thread_m x thread_n`` sums, and one window serves every tap of a row.
 
 * producer.py, pack.py: cp.async copies a stage of ``block_k`` channels during the products of the one before.
 * mainloop.py: 16-byte shared loads, then thread_m * thread_n multiply-adds a tap.
 * epilogue.py: interleaves the phases; consecutive threads write consecutive outputs.
 * Long float32 sums are accumulated in blocks, which limits the rounding error.
-* Where K is no multiple of the stride, a block with many channels takes rows of one phase: only existing taps. Warps
-  behind the last column skip products.
+* Where K is no multiple of the stride, a block may take rows of one phase: only existing taps.
 * choose.py: which tile; split-K.
-
-Shared loads a multiply-add: 1/thread_n for w and 1/(thread_m * taps) for x; k3 has more than one.
 
 Measured (H200, kb64, float32): 8.59 ms, 3.9 times k3."""
 

@@ -56,7 +56,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def product(tap, state):
-        """A tap of every row; taps read one window at different offsets."""
+        """A tap of every row."""
         registers, stage = state
         load_weights(registers.weights, stage, tap)
         for m in range(thread_m):
@@ -78,7 +78,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_last(registers, stage, tails):
-        """The last tap of ``registers.window``'s channel, for the rows that have it."""
+        """The last tap of a channel, for the rows that have it."""
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
             # A missing tap must not multiply: zero times NaN is NaN.

@@ -71,7 +71,7 @@ class Config(WarpTile):
 
     @property
     def at_once(self) -> int:
-        """Channels in a turn of the loop; two hide loads, where registers suffice."""
+        """Channels in a turn of the loop."""
         return 2 if self.partial and self.block_k % 2 == 0 and not self.ragged else 1
 
     @property
@@ -96,7 +96,7 @@ class Config(WarpTile):
 
     @property
     def entries(self) -> int:
-        """Entries before the stages, up to a sector: places of a window's vectors, two numbers, barriers."""
+        """Entries before the stages: places of a window's vectors, two numbers, barriers."""
         return entries_before(self.copied // self.x_vector + 2 + self.barriers)
 
     @property
@@ -126,7 +126,7 @@ class Config(WarpTile):
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged tile; the extra vector moves rows to other banks."""
+        """Row length of the staged tile, against bank conflicts."""
         return self.block_n + self.vector
 
     @property
@@ -156,13 +156,13 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_k)
 
     def multiplied_taps(self, problem: Problem) -> float:
-        """Taps of a chunk that a block multiplies; with uniform rows, on average."""
+        """Taps of a chunk that a block multiplies, on average."""
         chunks = problem.taps.rows * self.tap_chunks(problem)
         return problem.kernel_size / chunks if self.uniform else self.tap_chunk
 
 
 def terms_of_a_partial_sum(problem: Problem) -> int:
-    """Terms of a float32 partial sum, for its error; like cuDNN, each tap of a strided problem apart."""
+    """Terms of a float32 partial sum, for its error."""
     return 192 if problem.taps.rows == 1 else min(256, max(32, problem.in_channels_per_group))
 
 
@@ -222,7 +222,7 @@ def fits(config: Config, device: Device) -> bool:
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """For tests: one warp, several tiles, two or three stages, chunks of one tap, partial sums."""
+    """Small configurations for tests."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (

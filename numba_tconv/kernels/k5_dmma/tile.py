@@ -131,7 +131,7 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
 
 
 def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
-    """The ring with the most stages that fit, of the depth that wastes the least, or None."""
+    """The deepest ring that wastes the fewest channels, or None."""
     *sizes, depth, blocks = RING
     channels = problem.in_channels_per_group
     for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
@@ -166,5 +166,5 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: elements of a copy of x."""
+    """The configuration with the least estimated time; ``x_vector``: of cp.async."""
     return min(candidates(problem, x_vector, device), key=lambda config: cost(problem, config, device))

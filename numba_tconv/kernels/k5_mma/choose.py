@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: a row if it fits, else few missing taps and, preferably, aligned windows."""
+    """Taps that share a window: a row if it fits, else few missing taps."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 

@@ -131,7 +131,7 @@ class Config:
 
     @property
     def row_lanes(self) -> int:
-        """Lanes that copy a row of a stage, with the fewest copies a thread or, for words, without spills."""
+        """Lanes that copy a row of a stage."""
         of_team = self.threads // self.teams
         if self.by_words:
             return 32 if self.turned else 16
@@ -177,7 +177,7 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared bytes; with streamed weights staging reuses the stages."""
+        """Shared bytes; streamed: staging reuses the stages."""
         if self.resident_weights:
             return self.resident_weights + self.teams * self.team_bytes
         return max(self.table + self.table_entries * 16, self.tiles * self.staging_bytes)

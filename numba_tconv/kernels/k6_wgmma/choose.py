@@ -40,7 +40,7 @@ TENSOR = 0.5  # the least PRODUCT of a part of the phases
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """The blocks: at most one a multiprocessor if possible; resident: as many for each row tile."""
+    """Blocks; resident: as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
@@ -84,7 +84,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def _first_stage_ms(problem: Problem, config: Config, device: Device) -> float:
-    """Predicted milliseconds of k6's kernel and what runs before; ``problem``: split."""
+    """Predicted milliseconds of k6 and what runs before; ``problem``: split."""
     p, tile = problem, config.tile
     stages = tile.tap_chunks(p) * channel_chunks(p, config)
     row_products = tile.tap_chunk * (1 if tile.parts == 1 else 3) * BLOCKS * tile.rows

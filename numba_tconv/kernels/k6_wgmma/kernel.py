@@ -1,17 +1,14 @@
 """k6: a warp-specialised, persistent wgmma kernel.
 
-Idea: producer warps copy, two consumer warpgroups multiply and store, and all of it overlaps.
-
     x, w --TMA--> ring of stages in shared memory --window--> registers --wgmma--> sums --staging--> y
           producers (4 warps)                      consumers (2 x 128 threads)
 
-* Producer (producer.py, boxes.py): the copy engine fetches a window in one box and rounds it to TF32; windows shared by
-  samples are filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage.
-* Mainloop (mainloop.py, operands.py): x is the register operand, because TF32 wgmma takes shared operands only with
-  contiguous channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
-* Epilogue (epilogue/): staged sums leave as aligned runs, by the copy engine during the next tile or by the warps.
-  Parts of a long stride's phases go straight to memory.
-* Input (input.py) copies what no tensor map describes. Tail (tail.py) computes a lone last column.
+* producer.py, boxes.py: the copy engine fetches a window in one box, rounded to TF32; windows shared by samples are
+  filled row by row. Weights arrive in wgmma's order, once if they fit (resident), else with every stage (streamed).
+* mainloop.py, operands.py: x is the register operand, because TF32 wgmma takes shared operands only with contiguous
+  channels. A lane owns four consecutive columns, so one window serves all taps of a stage.
+* epilogue/: staged sums leave as aligned runs; parts of a long stride's phases go straight to memory.
+* input.py copies what no tensor map describes. tail.py computes a lone last column.
 
 Resident weights: ping-pong, the warpgroups take alternate tiles. Streamed weights or split operands (tf32x3):
 cooperative, neighbouring tiles from the same stages, which halves the traffic of weights. choose.py picks height, mode,

@@ -91,7 +91,7 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Elements between channels: 8 or 24 modulo 32, so that four channels lie in different banks."""
+        """Elements between channels: 8 or 24 modulo 32, against bank conflicts."""
         return next(p for p in range(self.width, self.width + 32) if p % 32 in (8, 24))
 
     def region(self, pitch: int) -> int:
@@ -110,7 +110,7 @@ class Config:
 
     @property
     def bulk_pitch(self) -> int:
-        """Elements between runs, a multiple of 16 bytes, with a spare vector against bank conflicts."""
+        """Elements between runs, a multiple of 16 bytes, against bank conflicts."""
         vector = 16 // self.tile.out_dtype.itemsize
         run = COLUMNS * self.tile.span + self.tile.spread * (self.tile.phases - 1) + vector - 1
         return (-(-run // vector) + 1) * vector
@@ -352,6 +352,6 @@ def _runs(config: Config, buffers: int) -> Config:
 
 
 def _largest_rounds(tile: Tile, staging: int) -> Tile:
-    """The tile with the most channels a round in ``staging`` bytes, or the fewest possible."""
+    """The most channels a round in ``staging`` bytes, or the fewest possible."""
     tiles = [replace(tile, round_channels=channels) for channels in round_sizes(tile)]
     return next((staged for staged in tiles if staged.staging * 4 <= staging), tiles[-1])

@@ -100,7 +100,7 @@ def usual(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config
 
 
 def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
-    """The tile and splits that take clearly less than ``best``, or ``best``."""
+    """Tile and splits clearly faster than ``best``, or ``best``."""
     least = CLEARLY_OF_FEW * milliseconds(problem, best, device)
     for splits in numbers_of_parts(problem):
         part, second = split(problem, splits), second_stage_ms(summed(problem), splits, 4)
@@ -136,7 +136,7 @@ def tiles_of_few(layer: Problem, device: Device) -> tuple[Config, ...]:
 
 
 def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Device) -> Config | None:
-    """The tile with the deepest stage within the limits, or None."""
+    """The deepest stage within the limits, or None."""
     pairs, blocks, large = MOST_PAIRS, 0, shape.thread_m * shape.thread_n >= LARGE
     while pairs:
         config = make(problem, dtype, pairs, **shape._asdict())
@@ -148,7 +148,7 @@ def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Devi
 
 
 def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
-    """Two float32 blocks of ``tile`` as one, with every stage at least as deep, unless more would idle."""
+    """Two float32 blocks of ``tile`` as one, with stages as deep, unless more would idle."""
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED.block_m, JOINED.block_n, LARGE, 2):
         return
@@ -158,7 +158,7 @@ def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
 
 
 def joined_stages(problem: Problem, device: Device) -> Iterator[Config]:
-    """JOINED with every stage that fits, the deepest first."""
+    """JOINED with every stage that fits, deepest first."""
     for pairs in range(MOST_PAIRS, 0, -1):
         config = make(problem, torch.float32, pairs, **JOINED._asdict())
         if shared_need(config) <= device.shared_per_multiprocessor:
@@ -183,7 +183,7 @@ def rounds(problem: Problem, config: Config, device: Device) -> int:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds without adding up splits: a multiprocessor's instructions, in rounds."""
+    """Estimated milliseconds without adding up splits."""
     sums = config.thread_m * config.thread_n
     taps = config.channel_taps / config.phases  # of a pair, on average
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m

@@ -16,7 +16,7 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """Local arrays, and the shared memory that fills them."""
+    """Local arrays, and their shared memory."""
 
     sums: object
     columns: object  # of a pair of grad_output

@@ -66,7 +66,7 @@ class Config(WarpTile):
 
     @property
     def vector_m(self) -> int:
-        """A thread's neighbouring rows, whose weights are one load."""
+        """A thread's neighbouring rows in one load."""
         return min(self.vector, self.thread_m)
 
     @property
@@ -75,7 +75,7 @@ class Config(WarpTile):
 
     @property
     def pairs_a_turn(self) -> int:
-        """Pairs in a turn: loads of one overlap products of another."""
+        """Pairs in a turn of the loop."""
         products = self.tap_chunk * self.thread_m * self.thread_n
         return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
 
@@ -90,7 +90,7 @@ class Config(WarpTile):
 
     @property
     def pitch(self) -> int:
-        """Elements between rows: phases written together lie in different banks."""
+        """Elements between rows, against bank conflicts."""
         width, banks = self.block_n + self.halo, 128 // self.itemsize
         start = 0 if self.phases == 1 else max(self.vector, banks // self.phases // self.vector * self.vector)
         return width + (start - width) % banks if start else width
@@ -144,7 +144,7 @@ class Config(WarpTile):
 
     @property
     def result_pitch(self) -> int:
-        """Elements of a staged row: rows start in other banks."""
+        """Elements of a staged row, against bank conflicts."""
         return self.block_n + self.vector
 
     @property
@@ -203,7 +203,7 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """For tests: one warp; several tiles, stages and splits, chunks of taps and phases, partial sums."""
+    """Tiles of one warp for tests."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)

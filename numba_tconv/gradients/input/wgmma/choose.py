@@ -54,7 +54,7 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
 
 
 def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length, or None."""
+    """The tile with the fewest estimated clocks, or None."""
     return _choose(problem.layer, precision, sheared)
 
 
@@ -89,7 +89,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:
-    """Every tile that fits in registers and shared memory."""
+    """Every tile that fits."""
     p = problem
     if p.out_channels_per_group % sheared:
         return  # a group's first row is of another set, or the last set has fewer rows
@@ -183,7 +183,7 @@ def storing_clocks(config: Config) -> float:
 
 
 def load_clocks(config: Config) -> float:
-    """Clocks of shared memory for a warp's operands of a product, averaged over phases."""
+    """Clocks of shared memory for a warp's operands of a product."""
     c, neighbours, clocks, phases = config, 4 // config.itemsize, 0, config.phases[:MOST_PHASES]
     rows = c.kernel_size, c.width, c.dilation, c.sheared, c.most_shear
     for phase in phases:

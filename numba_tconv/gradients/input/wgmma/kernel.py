@@ -251,7 +251,7 @@ def _prepared(
     w_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, Prepared, split_sums.SecondStage | None]:
-    """Blocks, the launch, and the second stage or None; ``g`` and ``w`` lie in rows."""
+    """Blocks, the launch, the second stage or None."""
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
     sheared = config.sheared > 1

@@ -69,17 +69,17 @@ class Config(Ring):
 
     @property
     def row_step(self) -> int:
-        """Map rows between two stages' windows; one more where phases begin anew."""
+        """Map rows between stages' windows; one more where phases begin anew."""
         return self.entries // self.period if self.through else self.g_channels // self.sheared
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table, to the last of the latest phase."""
+        """Entries of the table."""
         return self.period - gcd(self.entries, self.period) + self.entries if self.through else 0
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of a table entry: its place, or also the next one's."""
+        """Bytes of an entry: its place, or also the next's."""
         return 8 if self.halves else 4
 
     @property
@@ -126,7 +126,7 @@ class Config(Ring):
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample along positions, of a group along input channels, in all."""
+        """Tiles of a sample's positions, of a group's input channels, in all."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across

@@ -45,7 +45,7 @@ SECOND_LATENCY = 0.0002  # ms a batch of the second stage's loads
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The layer's usual tile, or one that takes clearly less time."""
+    """The usual tile, or a clearly faster one."""
     usual, *others = tiles(problem.layer, dtype, device)
     time = partial(_time, problem, device)
     best = min(others, key=time, default=usual)
@@ -60,7 +60,7 @@ def _time(problem: Problem, device: Device, config: Config) -> float:
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and stages of each, with the least estimated time."""
+    """Splits, and stages of each."""
     estimate = milliseconds(problem, config, device)
     return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
@@ -84,7 +84,7 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
-        """The tile with the least ``cost``, of which ``least`` is a quick lower bound."""
+        """The tile with the least ``cost``; ``least``: its quick lower bound."""
         lowest, chosen = math.inf, None
         for bound, _, z in sorted((least(config), -config.vectors_a_turn, z) for z, config in enumerate(found)):
             if bound >= lowest:
@@ -113,7 +113,7 @@ def min_blocks(config: Config, device: Device) -> int:
 
 
 def candidates(problem: Problem, dtype: torch.dtype, device: Device, part: str = ALL) -> Iterator[Config]:
-    """Every tile of powers of two that fits and is not twice as large as the problem."""
+    """Every tile of powers of two that fits."""
     most_sums = MOST_SUMS[ELEMENTS[dtype].accumulator.bitwidth // 8]
     powers = [2**e for e in range(8)]
     phases, _ = rows_of(problem, part)
@@ -187,7 +187,7 @@ def _multiplying(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _issued(config: Config) -> float:
-    """Clocks that a scheduler issues to a warp a stage, on average."""
+    """A scheduler's clocks for a warp's stage, on average."""
     copying = sum(_copying(window, LOCATE, COPY) for window in (config.x_window, config.window))
     partial_sums = 2 * config.sums / config.partial if config.partial else 0
     return _multiplying(config) + copying / (config.threads / 32) + partial_sums + STAGE

@@ -106,7 +106,7 @@ class Config(ThreadTile):
         return self.block_l - self.vector + self.window_columns
 
     def pitch(self, width: int) -> int:
-        """Elements between rows: an odd number of vectors, against bank conflicts."""
+        """Elements between rows, against bank conflicts."""
         return (-(-width // self.vector) // 2 * 2 + 1) * self.vector
 
     @property
@@ -210,7 +210,7 @@ def make(
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """For tests: few threads; several tiles, stages and splits, chunks, partial sums, two kinds of blocks."""
+    """Tiles of few threads for tests."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),

@@ -51,7 +51,7 @@ def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> 
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks, for any batch and length, or None; ``alike`` 0: it reads planes."""
+    """The tile with the fewest estimated clocks, or None; ``alike`` 0: it reads planes."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -75,7 +75,7 @@ def filling_planes(problem: Problem, config: Config, phases: int, device: Device
 
 @lru_cache(maxsize=1024)
 def filling(problem: Problem, config: Config, device: Device) -> Config:
-    """The tile, or a clearly better one of the other kind (``by_taps``), with ``direct`` set where faster."""
+    """The tile, or a clearly better one of the other kind, with ``direct`` set where faster."""
 
     def stored(config):
         direct = epilogue.suits(problem, config) and whole_is_faster(problem, config, device)
@@ -95,7 +95,7 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 @lru_cache(maxsize=1024)
 def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[Config, ...]:
-    """A kind's candidates where tiles are few: of each size, the one with the cheapest operands."""
+    """A kind's candidates: of each size, the one with the cheapest operands."""
     best = {}
     for config in candidates(layer, precision, alike):
         size = config.tap_chunk, config.blocks, config.channels, config.alternate
@@ -105,7 +105,7 @@ def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[C
 
 
 def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]:
-    """Every tile that fits in registers and shared memory."""
+    """Every tile that fits."""
     t = problem.taps
     phases = min(t.rows, problem.kernel_size)
     window, clears = Window(1, 1, 1, t.step, False), 0
@@ -127,7 +127,7 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
 
 
 def _sized(problem: Problem, config: Config) -> Iterator[Config]:
-    """The configuration with all numbers of blocks and channels that fit."""
+    """``config`` with all numbers of blocks and channels that fit."""
     for blocks in (1, 2):
         for alternate in (False, True):
             most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
@@ -140,7 +140,7 @@ def _sized(problem: Problem, config: Config) -> Iterator[Config]:
 
 
 def _fitting(config: Config) -> Iterator[Config]:
-    """The configuration with the most stages, if registers hold sums and operands."""
+    """``config`` with the most stages, if registers suffice."""
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
     if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
@@ -158,7 +158,7 @@ def _fitting(config: Config) -> Iterator[Config]:
 
 @lru_cache(maxsize=8192)
 def stage_clocks(config: Config) -> float:
-    """Estimated clocks of a stage: the most of products, shared memory and arrival, and overheads."""
+    """Estimated clocks of a stage."""
     warpgroups = 1 if config.alternate else CONSUMERS
     products = PRODUCTS * warpgroups * config.blocks * config.tap_chunk
     a_load = accesses(config.window, config.alike, config.itemsize, config.by_taps, config.width)
@@ -192,7 +192,7 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
 
 @lru_cache(maxsize=1024)
 def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> bool:
-    """Whether one split, stored as the gradient, is estimated faster than several; never beyond LONGEST_SUM."""
+    """Whether one split, stored as the gradient, is estimated faster."""
     _, stages = config.stages_of(problem)
     if stages * config.positions > LONGEST_SUM:
         return False

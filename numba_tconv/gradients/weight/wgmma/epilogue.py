@@ -46,7 +46,7 @@ def run_of(config: Config) -> int:
 
 
 def pitch_of(config: Config) -> int:
-    """Elements between staged runs, without bank conflicts for a warp's writes."""
+    """Elements between staged runs, against bank conflicts."""
     return next(p for p in range(run_of(config), run_of(config) + 16) if p % 16 == VECTOR)
 
 

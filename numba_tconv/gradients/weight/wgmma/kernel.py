@@ -1,18 +1,17 @@
 """grad_weight_wgmma: a warp-specialised wgmma kernel, its long sums split over blocks.
 
-Sums run over positions, contiguous in both operands, as wgmma wants its depth. Rows of x are the shared operand. A lane
-reads the register operand from grad_output, at any stride, and each tap reads the same row some positions on. Where
-rows of grad_output do not suit the copy engine or a tile, gradients/planes.py separates the phases first.
+Sums run over positions, contiguous in both operands. Rows of x are the shared operand. A lane reads the register
+operand from grad_output, at any stride; each tap reads the same row some positions on. Where rows of grad_output do not
+suit the copy engine or a tile, gradients/planes.py separates the phases first.
 
 * Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the grad_output that meets them,
   with zeros outside of the signal, rounded to TF32.
-* Consumers: two warpgroups with pairs of their own, or, with few pairs, alternate stages. A lane loads words for all
-  taps together. With ``by_taps`` each tap has its own rows: more loads, but no products of missing taps.
-* Store: a second kernel adds up the splits in float64, in a fixed order (sum.py). Whole sums go directly into the
-  gradient (epilogue.py).
+* Consumers: two warpgroups with pairs of their own, or alternate stages. With ``by_taps`` each tap has its own rows:
+  more
+  loads, but no products of missing taps.
+* Store: sum.py adds up the splits in float64, in a fixed order; whole sums go into the gradient (epilogue.py).
 
-Registers go to sums first, then to a second set of operands. Tensor cores truncate, so a split has at most 32,768
-positions."""
+Tensor cores truncate, so a split has at most 32,768 positions."""
 
 from __future__ import annotations
 

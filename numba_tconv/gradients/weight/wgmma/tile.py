@@ -92,7 +92,7 @@ class Config(Ring):
 
     @cached_property
     def width(self) -> int:
-        """Elements of a box's row; a few more where that avoids bank conflicts."""
+        """Elements of a box's row, against bank conflicts."""
         return _width_of(self.window, self.alike, self.itemsize, self.by_taps, self._width(self.pieces))
 
     @cached_property
@@ -163,7 +163,7 @@ def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: i
 
 @lru_cache(maxsize=8192)
 def accesses(window: Window, alike: int, itemsize: int, by_taps: bool, width: int) -> float:
-    """Accesses of shared memory for a warp's load, averaged over where a tile may begin in a channel."""
+    """Average accesses of shared memory for a warp's load."""
     begins = range(0, window.phases, -(-window.phases // MOST_BEGINS)) if by_taps else range(1)
     return sum(_accesses_from(begin, window, alike, itemsize, width) for begin in begins) / len(begins)
 

@@ -46,7 +46,7 @@ def exponent_of(number):
 
 @device_function
 def scale_of(exponent):
-    """The power of two that scales numbers whose largest has this exponent."""
+    """The scale of numbers whose largest has this exponent."""
     return float_of((LARGEST + ONE - exponent) << MANTISSA)
 
 
@@ -66,7 +66,7 @@ def scales_of(inverse):
 
 @device_function
 def exponent_of_warp(largest):
-    """Exponent of the largest number in a warp; none may be negative."""
+    """Exponent of a warp's largest number, none negative."""
     return int32(redux_max(bits_of(largest)) >> MANTISSA)
 
 

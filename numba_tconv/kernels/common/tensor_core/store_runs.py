@@ -16,7 +16,7 @@ HELD = 16  # outputs loaded and not yet written, a lane
 
 
 def outputs_at_once(quantum: int, itemsize: int) -> int:
-    """Outputs that a lane writes at once, from loads of ``quantum``. Kernels call it, too."""
+    """Outputs of a lane's write. Kernels call it, too."""
     return 16 // itemsize if quantum == 4 else 2 if quantum == 2 else 4 // itemsize
 
 
@@ -26,7 +26,7 @@ def channels_of_a_warp(tile: Tile, warps: int) -> int:
 
 
 def most_channels(tile: Tile) -> int:
-    """Most channels whose runs are in registers; more where runs are shortest."""
+    """Most channels whose runs are in registers."""
     return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
@@ -52,7 +52,7 @@ def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
 
 
 def _all_channels(tile: Tile, warps: int) -> int:
-    """A warp's channels, up to whole sets in flight."""
+    """A warp's channels, in whole sets in flight."""
     channels = runs_channels(tile, warps)
     return -(-channels_of_a_warp(tile, warps) // channels) * channels
 
@@ -109,7 +109,7 @@ def make_prepare(tile: Tile, warps: int):
 
 
 def make_load_extra(tile: Tile, warps: int, add_bias: bool = False):
-    """Build the load of the bias of each of a warp's channels, or zero."""
+    """Build the load of the channels' biases, or zeros."""
     load_type, add_bias = ELEMENTS[tile.dtype].load, add_bias or tile.empty_slots
     all_channels, some_channels = _all_channels(tile, warps), _some_channels(tile, warps)
     round_channels = tile.round_channels

@@ -143,7 +143,7 @@ class Tile:
 
     @property
     def may_be_unaligned(self) -> bool:
-        """Whether unaligned runs save columns; lanes write at least two 16-bit outputs, aligned."""
+        """Whether unaligned runs save columns."""
         return self.whole and self.out_dtype.itemsize == 4 and replace(self, aligned=False).overlap < self.overlap
 
     @cached_property
@@ -202,7 +202,7 @@ class Tile:
         return self.tiles_along(problem.batch * self.columns(problem)[1])
 
     def tiles_along(self, columns: int) -> int:
-        """Tiles along ``columns``; one more where a last run would end a sector early."""
+        """Tiles along ``columns``."""
         return -(-(columns + -(-(self.sector - 1) // self.span)) // self.advance)
 
     def row_tiles(self, problem: Problem) -> int:
@@ -243,7 +243,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps that share a window: a row if it fits, else few missing taps and, preferably, aligned windows."""
+    """Taps that share a window: a row if it fits, else few missing taps."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
@@ -284,6 +284,6 @@ def make_tile(problem: Problem, precision: str, most_rows: int = ROWS, widest_wi
 
 
 def round_sizes(tile: Tile) -> list[int]:
-    """Channels that may be staged together, most first: divisors in equal rounds."""
+    """Channels that may be staged together, most first."""
     fewest = tile.round_channels
     return [c for c in range(tile.channels, 0, -fewest) if tile.channels % c == 0 and c % fewest == 0]

@@ -139,7 +139,7 @@ def _make_runs(config: Config, make_rows):
 
 
 def _make_rows(config: Config):
-    """Return a function that builds a tile's store from a round's; a slab is several rounds or a part of one."""
+    """Build a tile's store from a round's; a slab is several rounds or a part of one."""
     tile, exact = config.tile, config.tile.parts == 2
     rows, sums = tile.rows, tile.rows // 2
     stage_rows, sector = make_stage_rows(tile), tile.sector

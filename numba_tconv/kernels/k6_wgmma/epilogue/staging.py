@@ -32,7 +32,7 @@ BATCH = 8  # core matrices whose biases are loaded together, to hide latency
 
 
 def rotation(lane, span):
-    """The column that a lane writes first, one output at a time: spreads a warp's writes over the banks."""
+    """The column that a lane writes first, against bank conflicts."""
     return 0 if span % 2 == 1 and span > 1 else lane & 3 if span <= 2 else lane >> 3 & 3
 
 
