@@ -1,7 +1,7 @@
 """grad_bias: the sum of grad_output over samples and positions.
 
-Blocks split a channel's positions, all samples end to end; sum.py adds up. A thread sums a batch of loads in the
-accumulator's type and batches in float64, so the error does not grow with the length."""
+Blocks split a channel's positions; sum.py adds up. Threads sum batches of loads in the accumulator's type and batches
+in float64, so the error does not grow with the length."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .planes_turned import Sizes
 
 THREADS = 128
 LOADS = 8  # words in flight, at least
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # type of a copied element
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies

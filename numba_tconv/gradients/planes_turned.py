@@ -1,8 +1,8 @@
 """Planes of a long stride: squares of grad_output transposed in registers.
 
 A square is as many columns as 16 bytes have elements, by as many phases. A thread loads a vector of each column and
-stores one of each phase, through shared memory, because direct stores would write half sectors. It loads single
-elements where phases are not adjacent or aligned, and where grad_output ends within a vector."""
+stores one of each phase, through shared memory, to write whole sectors. It loads single elements where phases are not
+adjacent or aligned, and where grad_output ends within a vector."""
 
 from __future__ import annotations
 

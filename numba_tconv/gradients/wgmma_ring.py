@@ -1,8 +1,7 @@
 """Shared parts of the wgmma gradients: ring, mainloop, tensors.
 
-Operand A is in registers: a lane loads it from windows of grad_output. Operand B is rows of 128 bytes a stage in shared
-memory, swizzled by the copy engine. One warp produces, two warpgroups consume. Each gradient defines its windows, its
-rows of B and what a lane reads."""
+Operand A is in registers, loaded from windows of grad_output. Operand B is rows of 128 bytes a stage in shared memory,
+swizzled by the copy engine. One warp produces, two warpgroups consume."""
 
 from __future__ import annotations
 

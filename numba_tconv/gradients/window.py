@@ -5,9 +5,8 @@ Input position ``i`` and tap ``k = a + b*rows`` meet grad_output at ``i*stride -
 
     row of the pair (co, a), column j = grad_output[co, j*stride - padding + a*dilation]
 
-tap ``b`` reads column ``i + b*step``: a correlation without a stride. A shared window holds pairs by columns, with
-zeros outside of grad_output. Columns run through all samples end to end: a sample's positions, and those that a
-window's taps reach beyond the last."""
+tap ``b`` reads column ``i + b*step``: a correlation without a stride. Columns run through all samples end to end: a
+sample's positions, and those that a window's taps reach beyond the last. Zeros stand outside of grad_output."""
 
 from __future__ import annotations
 

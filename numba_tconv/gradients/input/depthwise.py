@@ -1,7 +1,6 @@
-"""grad_input_depthwise: few channels a group. Memory is the limit, so grad_output is read in vectors.
+"""grad_input_depthwise: few channels a group, limited by memory.
 
-A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors; neighbours' runs overlap in
-L1. Weights stay in registers."""
+A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors. Weights stay in registers."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all channels and samples
+        row = int64(cuda.blockIdx.x) * teams + team
         if row >= sizes.rows:
             return
         n = int64(uint32(row) // uint32(sizes.in_channels))

@@ -1,7 +1,6 @@
-"""Split-K over the output channels, where few tiles have long sums.
+"""Split-K over the output channels, where few tiles have long sums; kernels/common/split_sums.py adds up.
 
-A split makes a float32 gradient; kernels/common/split_sums.py adds them up. Splits are a problem's gradient with
-``splits`` times as many groups, but a split's weights are columns of its group's."""
+Splits are a problem's gradient with ``splits`` times as many groups, but their weights are columns of a group's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""grad_weight_depthwise: few channels a group. Memory is the limit: both operands are read in vectors.
+"""grad_weight_depthwise: few channels a group, limited by memory.
 
-A pair of channels has one sum a tap, over all positions, which blocks split. A thread loads neighbouring positions and
-the grad_output that their taps meet; its sums stay in registers and have at most PARTIAL_TERMS products. A block adds
-its threads' sums in float64, gradients/sum.py the blocks'."""
+A pair of channels has one sum a tap, over all positions, which blocks split. A thread's sums stay in registers and have
+at most PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py the blocks'."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The pipeline of warp-specialised kernels: a ring of stages in shared memory.
 
-Producers fill a stage when it is empty; consumers read and release it when it is full. Each stage has two mbarriers,
-whose phases alternate between parities 0 and 1; a slot carries the parity to wait for. A warp two rounds ahead of
-another would mistake an older phase for its own."""
+Each stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1; a slot carries the parity
+to wait for. A warp two rounds ahead of another would mistake an older phase for its own."""
 
 from __future__ import annotations
 

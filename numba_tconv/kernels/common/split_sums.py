@@ -1,8 +1,7 @@
 """Split-K over input channels, for problems with too few tiles to fill a GPU.
 
-With torch's order of weights the split is a grouped problem on the same tensors, with ``splits`` times as many groups,
-whose float32 outputs are partial sums. A second kernel adds them up in a fixed order, adds the bias and converts. A
-thread makes four neighbouring outputs, or one where a group's are no multiple of four."""
+With torch's order of weights the split is a grouped problem on the same tensors, whose float32 outputs are partial
+sums. A second kernel adds them up in a fixed order, adds the bias and converts."""
 
 from __future__ import annotations
 

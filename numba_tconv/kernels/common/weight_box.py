@@ -1,10 +1,8 @@
 """A stage's weights, copied to shared memory as they lie: the first half of every packing kernel.
 
 In global memory the taps of an output channel are neighbours; in a packed stage, rows of different channels. So a block
-copies a box (input channel, output channel, tap) along the taps, and gathers from shared memory.
-
-Copies take 16 bytes in runs of whole output channels, if a box has all their taps, or of neighbouring phases, if they
-fill 16 bytes. Other weights are copied one by one."""
+copies a box along the taps, and gathers from shared memory. Copies take 16 bytes in runs of whole output channels, if a
+box has all their taps, or of neighbouring phases, if they fill 16 bytes; else single weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
-Issued instructions are the limit. In a pass a thread makes 16 bytes of neighbouring outputs from a run of inputs;
-neighbours' runs overlap in L1. A pass advances by whole strides and loads, so one case of straight-line code says in
-every pass which weight meets which input. Weights stay in registers."""
+In a pass a thread makes 16 bytes of neighbouring outputs from a run of inputs. A pass advances by whole strides and
+loads, so one case of straight-line code says in every pass which weight meets which input. Weights stay in
+registers."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all groups and samples
+        row = int64(cuda.blockIdx.x) * teams + team
         stretch = int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
         if row >= row_count or stretch * passes * step >= sizes.out_length + VECTOR:
             return

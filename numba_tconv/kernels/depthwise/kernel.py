@@ -150,7 +150,7 @@ def make_kernel(config: Config) -> Kernel:
 
         thread = uint32(cuda.threadIdx.x)
         team, lane = int32(thread // uint32(lanes)), int32(thread % uint32(lanes))
-        row = int64(cuda.blockIdx.x) * teams + team  # over all groups and samples
+        row = int64(cuda.blockIdx.x) * teams + team
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         first_output = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * passes * step

@@ -1,12 +1,11 @@
 """The depthwise rung's form for few channels with long filters, whose weights no thread's registers hold.
 
 A thread makes neighbouring columns (the outputs between two inputs) of all phases and output channels of a group, with
-sums and a window in registers. Weights lie in shared memory in the order of taps: one 16-byte load serves a warp and
-four multiply-adds a column.
+sums and a window in registers. A 16-byte load of weights from shared memory serves a warp and four multiply-adds a
+column; which tap meets which input is known at compile time.
 
-* Which tap meets which input is known at compile time: straight-line code, in chunks of taps.
-* Asynchronous copies bring channels, some a group, while earlier ones are multiplied. A block begins up to a vector
-  early, at a multiple of 16 bytes.
+* Asynchronous copies bring channels while earlier ones are multiplied. A block begins up to a vector early, at a
+  multiple of 16 bytes.
 * Outputs replace the inputs in shared memory, at an odd pitch against bank conflicts, and leave in vectors."""
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         places = cuda.local.array(vector, dtype=int32)
         out = cuda.local.array(vector, dtype=accumulator)
 
-        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)  # over all groups and samples
+        thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)
         n = int64(uint32(row) // uint32(sizes.groups))
         group = row - n * sizes.groups
         column = sizes.padding // stride + (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * span

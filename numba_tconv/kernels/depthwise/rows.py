@@ -18,7 +18,7 @@ MOST_IN_PLACE = 128  # with code for each place of the first element
 MOST_SAMPLES = 2**30  # of a block's row and beyond, in 32 bits
 MOST_ROWS = 2**31 - 1  # in 32 bits, along x of the grid
 ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before stretches take more passes
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 
 
 class Meeting:

@@ -1,7 +1,6 @@
 """Which tile k4 takes: candidates, their estimated time, and split-K.
 
-Many rounds of blocks are weighed by throughput (``cost``). With few, the busiest multiprocessor decides (``few_cost``):
-by its warps that have columns, the warps of a scheduler, and latency that a lone warp cannot hide."""
+Many rounds of blocks are weighed by throughput (``cost``), few by the busiest multiprocessor (``few_cost``)."""
 
 from __future__ import annotations
 

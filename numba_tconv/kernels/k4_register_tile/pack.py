@@ -132,7 +132,7 @@ def make_kernel(order: Order) -> Kernel:
         return Weight(int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases)
 
     def k4_pack(w, packed, grid):
-        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
         of_taps, piece = divided(number, int32(grid.channel_chunks * pieces))

@@ -20,7 +20,7 @@ from .arguments import Grid, Sizes
 from .pack import TilePacking, packing_of
 from .tile import Config
 
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 
 
 @lru_cache(maxsize=1024)

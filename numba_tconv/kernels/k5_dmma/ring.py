@@ -3,11 +3,8 @@
     x, packed w --copy engine or cp.async--> ring in shared memory --mma.sync--> sums --> shared memory --> y
         producers (4 warps)                             consumers (``config.threads``)
 
-No warp waits for one that multiplies. Producers leave registers to the consumers (setmaxnreg). Two blocks share a
-multiprocessor: one multiplies while the other stores.
-
-The copy engine fetches weights, and rows of x where the window lies in one sample. Other windows come by cp.async, with
-zeros outside the signal."""
+Two blocks share a multiprocessor: one multiplies while the other stores. The copy engine fetches weights, and rows of x
+where the window lies in one sample. Other windows come by cp.async, with zeros outside the signal."""
 
 from __future__ import annotations
 

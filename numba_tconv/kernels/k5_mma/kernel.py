@@ -51,7 +51,7 @@ from .producer import BATCH, GroupInput, Shared, make_load, make_selectors_of
 from .resident import make_kernel as make_resident_kernel
 from .tile import COLUMN_WARPS, RUN, WARP_COLUMNS, Config, run_of
 
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 
 
 @cache

@@ -1,8 +1,8 @@
 """The producer of k5: copies of a stage of inputs and weights.
 
-A copy takes 16 bytes where all rows of x begin at a multiple of them, else a word. Where a window lies in one sample's
-signal, a thread's copies follow in steps from one address; other windows are listed in a table. Where 16-bit rows begin
-within a word, copies take one word more, and mainloop.py shifts the columns back (``make_selectors_of``)."""
+A copy takes 16 bytes where all rows of x begin at a multiple of them, else a word. Copies within one sample's signal
+follow in steps from one address; other windows are listed in a table. Where 16-bit rows begin within a word, copies
+take one word more, and mainloop.py shifts the columns back."""
 
 from __future__ import annotations
 

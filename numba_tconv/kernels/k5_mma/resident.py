@@ -1,7 +1,6 @@
 """k5 with resident weights, loaded once into shared memory; only x streams.
 
-A block is ``teams`` of warps, each with tiles and a ring. Stores of one team hide behind products of another, and a
-team copies its next tile's first stages while it stores."""
+A block is ``teams`` of warps, each with tiles and a ring: stores of one hide behind products of another."""
 
 from __future__ import annotations
 

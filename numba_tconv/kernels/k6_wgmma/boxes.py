@@ -2,10 +2,8 @@
 
 A tensor map needs multiples of 16 bytes. Every ``alike``-th row of x (a power of two) has the same alignment, so the
 map shows x sheared: one dimension is every ``alike``-th row, another the rows between, with the stride of x less
-``shear`` elements. Channel c of a stage is row c of a wider box, moved by ``shear`` * (c % alike) elements.
-
-Beyond a row's ends a box holds its neighbours' elements, which consumers read as zeros. Where all rows begin at
-multiples of 16 bytes (``aligned``), the copy engine writes the zeros."""
+``shear`` elements. Channel c of a stage is row c of a wider box, moved by ``shear`` * (c % alike) elements. Beyond a
+row's ends consumers, or where all rows are ``aligned`` the copy engine, put zeros."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The choice of k6's configuration, by a cost model.
 
-A stage lasts as long as its products plus the copy engine's work. The epilogue adds its time if both warpgroups store
-together; else it hides behind products. Memory traffic overlaps but for a share EXPOSED. Constants are fitted to
-measurements; a test limits the loss against the best configuration."""
+A stage lasts as long as its products plus the copy engine's work. The epilogue hides behind products unless both
+warpgroups store together. Memory traffic overlaps but for a share EXPOSED. Constants are fitted to measurements."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
 
-With few taps each lane splits what it reads (operands.py). With more (Config.split_ahead), the warp that copied a stage
-splits it once for all lanes, which also saves registers.
-
-Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4, in the same columns."""
+With many taps (Config.split_ahead) that saves work and registers of the lanes, which split what they read with few
+(operands.py). Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4, in the same
+columns."""
 
 from __future__ import annotations
 

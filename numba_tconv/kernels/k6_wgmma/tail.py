@@ -1,9 +1,8 @@
 """The last column of every sample on CUDA cores, where it alone would take k6 one more tile.
 
-* A block takes the rows of a tile that have an output there, and a few samples' inputs in shared memory.
-* A thread takes a row and a share of its packed weights, 16 bytes at a time. Partial sums are added in a fixed order;
-  in tf32x3 a weight's two halves first.
-* Blocks may begin once the weights are packed. Early blocks gather on few multiprocessors, so long sums wait."""
+A block takes the rows of a tile that have an output there, and a few samples' inputs in shared memory. A thread takes a
+row and a share of its packed weights. Partial sums are added in a fixed order; in tf32x3 a weight's two halves first.
+Blocks may begin once the weights are packed; early blocks gather on few multiprocessors, so long sums wait."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Patches of the CUDA simulator, whose threads are Python threads.
 
 * ``cuda.shared.array`` may give two concurrent threads an array each. Here the first to come allocates.
-* Blocks start new threads and poll them, which starves those that compute. Here threads are reused and pass the turn on
-  at a barrier or at their end.
-* Device functions patch their module at every call, and types inspect every conversion. Here a launch patches all
-  modules, and numbers are converted directly.
-"""
+* Blocks poll new threads, which starves them. Here threads are reused and pass the turn on at a barrier or their end.
+* Device functions patch their module at every call, and types inspect every conversion. Here launches patch all
+  modules."""
 
 from __future__ import annotations
 

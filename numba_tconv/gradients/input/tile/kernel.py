@@ -3,15 +3,8 @@
     grad_output, packed weights --cp.async--> stages in shared memory --vectors--> registers --staging--> grad_input
 
 A row is an input channel, a column a position, the depth (output channel, tap). The taps of a row read one window of
-grad_output (gradients/window.py).
-
-* pack.py      weights in the order of the stages
-* producer.py  windows; half types are converted, without overlap
-* mainloop.py  16-byte shared loads, then thread_m * thread_n multiply-adds a tap
-* epilogue.py  the store
-* choose.py    the tile; split-K where few blocks have long sums
-
-Partial sums limit float32's rounding error. Blocks may copy their first windows while weights are packed."""
+grad_output (gradients/window.py); producer.py converts half types, without overlap. Partial sums limit float32's
+rounding error. Blocks may copy their first windows while weights are packed."""
 
 from __future__ import annotations
 
@@ -50,7 +43,7 @@ from .pack import prepare_pack
 from .producer import make_load
 from .tile import Config, tiny
 
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 
 
 class Sizes(NamedTuple):

@@ -29,7 +29,7 @@ class Target(NamedTuple):
 def make_aim(config: Config):
     """Build ``aim``: the Target of a warpgroup in a tile."""
     channels, positions, partial = config.channels, config.rows, config.partial
-    group_rows = 0 if config.alternate else BLOCK * config.blocks  # between the warpgroups' first rows
+    group_rows = 0 if config.alternate else BLOCK * config.blocks
 
     @device_function
     def aim(place, shape, splits, warpgroup):

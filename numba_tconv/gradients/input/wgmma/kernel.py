@@ -1,15 +1,12 @@
 """grad_input_wgmma: a warp-specialised wgmma kernel, on grad_output and weight in place.
 
-One matrix product, whose depth is the weight's order of (output channel, tap). Unpacked rows of the weight are the
-shared operand. A lane reads the register operand from a window of grad_output, at any stride. Each grad_output element
-is fetched about once a tile.
+The depth of the matrix product is the weight's order of (output channel, tap). Rows of the weight are the shared
+operand, unpacked. A lane reads the register operand from a window of grad_output, at any stride.
 
 * Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows (operands.py), and windows of
-  grad_output, whose rows may begin anywhere (producer.py).
-* Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth (choose.py).
-* Epilogue: lanes exchange sums, so that a warp stores contiguous positions.
-
-With stride 1, k6 computes the gradient with resident weights (by_planes.py)."""
+  grad_output (producer.py).
+* Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth.
+* Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
 from __future__ import annotations
 
@@ -122,14 +119,14 @@ def make_kernel(config: Config) -> Kernel:
         if through:
             fill(int32(base + table), number, int32(grad_rows.shear))
         cuda.syncthreads()
-        griddepcontrol_launch_dependents()  # the next kernel's blocks begin as these end
+        griddepcontrol_launch_dependents()
         tile, tile_step, tile_stages = int32(cuda.blockIdx.x), int32(cuda.gridDim.x), int32(grid.tile_stages)
 
         if thread.warp >= 4 * CONSUMERS:
             shrink()
-            if thread.warp == 4 * CONSUMERS:  # global memory to the ring
+            if thread.warp == 4 * CONSUMERS:
                 produce(maps, shape, grid, splits, tile, pipe, thread)
-        else:  # the ring to grad_input
+        else:
             grow()
             consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
             sums = cuda.local.array(all_sums, dtype=float32)

@@ -1,11 +1,11 @@
 """The windows of a stage of grad_input_wgmma: where they begin, where a lane reads, and zeros beside the signal.
 
-The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps: no product of padding. A stage's
-windows begin with the channel of its first entry; earlier stages have taken ``phase`` of its entries. A shared table
-holds the places of a period's entries; a lane reads its own from the stage's phase on.
+The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps. A stage's windows begin with the
+channel of its first entry; earlier stages have taken ``phase`` of its entries. A shared table holds the places of a
+period's entries; a lane reads its own from the stage's phase on.
 
-Boxes of a sheared map hold memory beside their rows. Warps with a sample's first or last positions replace it by zeros:
-64 bits a position say which entries of a stage meet the signal."""
+Boxes of a sheared map hold memory beside their rows. Warps with a sample's first or last positions read it as zeros: 64
+bits a position say which entries meet the signal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def make_lane(config: Config):
     entries, clears, partial, table_bytes = config.entries, config.clears, config.partial, config.table_bytes
     entry, place, table_offset = device_function(entry_of), device_function(place_of), config.words + 8 * CONSUMERS
     lanes_entries, last_tap = 2 if config.halves else 1, (kernel_size - 1) * dilation
-    group_rows = 0 if config.alternate else BLOCK * blocks  # between the warpgroups' first rows
+    group_rows = 0 if config.alternate else BLOCK * blocks
     start, (bits_of, _) = make_start(config), make_bits(config)
 
     @device_function

@@ -1,4 +1,4 @@
-"""The tile and the number of splits of grad_weight_split, by a cost model."""
+"""The tile and splits of grad_weight_split, by a cost model."""
 
 from __future__ import annotations
 

@@ -3,15 +3,8 @@
     x, grad_output --cp.async--> stages in shared memory --vectors--> registers --> a split's sums --gradients/sum.py-->
 
 A row is an input channel, a column an output channel, phase (gradients/window.py) and tap of a row; the depth is the
-positions of all samples. Equal calls give equal bits.
-
-* producer.py  copies a stage during the products of the one before
-* mainloop.py  loads a vector of positions of each row, and for each pair the window that taps meet
-* epilogue.py  the store; with few rows and columns, slices of threads share a stage's positions
-* choose.py    the tile and the number of splits
-
-There may be two kinds of blocks (tile.py), the rest last. Partial sums and short splits limit float32's rounding
-error."""
+positions of all samples. With few rows and columns, slices of threads share a stage's positions. There may be two kinds
+of blocks (tile.py), the rest last. Partial sums and short splits limit float32's rounding error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The tile of grad_weight_wgmma: candidates, and a cost model of how they fill a GPU.
-
-Registers and shared memory limit a tile. With short sums, idle multiprocessors in the last round and the second stage
-decide which tile is best, and whether its sums are split."""
+"""The tile of grad_weight_wgmma: candidates, and a cost model of how they fill a GPU."""
 
 from __future__ import annotations
 

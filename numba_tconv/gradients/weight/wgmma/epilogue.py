@@ -133,7 +133,7 @@ def _make_direct(config: Config):
 def _make_partial(config: Config):
     blocks, chunk, channels, sums_of_tap = config.blocks, config.tap_chunk, config.channels, config.channels // 2
     rows, tile_sums, alternate = config.rows, config.tile_sums, config.alternate
-    group_rows = 0 if alternate else BLOCK * blocks  # between the warpgroups' first rows
+    group_rows = 0 if alternate else BLOCK * blocks
     fragment, store_pair = device_function(wgmma_d), st_global_if(2)
 
     @device_function

@@ -88,7 +88,7 @@ def make_kernel(config: Config) -> Kernel:
     x_bytes, flags, lane_bytes, itemsize = config.b_bytes, config.words, config.lane_bytes, config.itemsize
     set_bytes, pitch, vector = config.pieces * config.spacing, config.width * itemsize, 16 // itemsize
     pairs, phases, dilation, clears = config.pairs, config.window.phases, config.window.dilation, config.clears > 0
-    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks  # between the warpgroups' first rows
+    odd, group_rows = config.odd, 0 if alternate else BLOCK * config.blocks
     publish_maps, copy = make_producer(config)
     mainloop = make_mainloop(config, make_operands(config), CONSUMERS if alternate else 1, config.sets)
     store, wait_for_all = make_store(config), wgmma_wait(0)
@@ -115,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
 
         if thread.warp >= 4 * CONSUMERS:
             shrink()
-            if thread.warp == 4 * CONSUMERS:  # global memory to the ring
+            if thread.warp == 4 * CONSUMERS:
                 g_maps = maps.workspace + int64(cuda.blockIdx.x) * block_maps
                 x_map = int64(g_maps + sets_maps)
                 publish_maps(maps, rows, g_maps, x_map, thread)
@@ -139,7 +139,7 @@ def make_kernel(config: Config) -> Kernel:
                         stages_left, stage = int32(stages_left - 1), int32(stage + 1)
                         if stage == stages:
                             stage, parity = int32(0), int32(parity ^ 1)
-        else:  # the ring to the result
+        else:
             grow()
             consumer = Consumer(int32(thread.warp >> 2), int32(thread.warp & 3), thread.lane)
             sums = cuda.local.array(all_sums, dtype=float32)

@@ -1,7 +1,7 @@
-"""The second stage of grad_weight_wgmma: adds up splits, in the order of the weight.
+"""The second stage of grad_weight_wgmma: adds up splits in float64, in the order of the weight.
 
 A split's tile has sums (tap, pair, channel); the gradient has output channels and taps side by side. A block transposes
-32 channels of neighbouring elements through shared memory. Sums are in float64: the number of splits costs no digit."""
+32 channels of neighbouring elements through shared memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANNELS, THREADS = 32, 256  # of a block
 VECTOR = 4  # channels of a thread, where weights are many
 ELEMENTS_OF = {1: 1, VECTOR: 2}  # of a thread, by its channels
 LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by channels
-GRID_AXIS = 65_535  # along y or z
+GRID_AXIS = 65_535
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Packed weights of the tensor-core rungs, rounded once.
 
 Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a tap, "wgmma" is a K-major shared
-operand; in "mma" a lane's four registers of A are 16 consecutive bytes. Missing channels, rows and taps are zeros. A
-block packs a stage (weight_box.py).
+operand; in "mma" a lane's four registers of A are 16 bytes. Missing channels, rows and taps are zeros. A block packs a
+stage.
 
 Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last packed
 element."""
@@ -84,7 +84,7 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_weights(weights, packed, sizes, way):
-        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=storage)
         stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)
@@ -115,7 +115,7 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_split(weights, largest, packed, sizes, way):
-        griddepcontrol_launch_dependents()  # the next kernel's blocks start as these end
+        griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=float32)
         stage, strides = stage_of(sizes), (weights.stride_c, weights.stride_o, weights.stride_k)
         lies = load_box(shared, weights.data, strides, stage.first, stage.left, sizes.kernel_size, way)

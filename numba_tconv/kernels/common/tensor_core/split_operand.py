@@ -1,7 +1,7 @@
 """Operands from float32 numbers: one of TF32 or, in tf32x3, two of fp16.
 
 hi is the number rounded to eleven significant bits, lo the remainder. x * w is three products; the omitted one is 2^-22
-of it. fp16 is as precise as TF32, at twice the rate.
+of it.
 
 Powers of two scale numbers into fp16's exponents: by the largest weight (pack.py), and by the largest x of a warp's or
 tile's windows of a stage. Sums are multiplied by the inverse of both. Numbers of at least 2^-17 of the largest keep

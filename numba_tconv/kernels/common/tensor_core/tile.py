@@ -1,15 +1,14 @@
 """Tiles of the tensor-core rungs: which rows and columns a tile computes, and which outputs it owns.
 
-Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS; a product takes ``depth`` channels.
-
-**Outputs.** A column contributes ``span`` consecutive outputs to each channel.
+Letters as in k4_register_tile/tile.py. A tile is ``rows`` x COLUMNS. A column contributes ``span`` outputs to each
+channel.
 
 * Whole: all rows of a channel, span = stride. A channel is one run, phases interleaved.
 * Part: a long stride, no dilation. Rows are phases; each column is one run.
 * Single: one row of taps, outputs ``stride`` apart, where phases of neighbouring outputs lie in columns far apart.
 
-**Aligned runs.** A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice and
-its runs begin and end on sectors, unless products outlast memory (``aligned`` is false)."""
+A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice and its runs begin and
+end on sectors, unless products outlast memory (``aligned`` is false)."""
 
 from __future__ import annotations
 
