@@ -27,7 +27,7 @@ class GradientRung(Rung):
     memory_bound = False  # tensor cores do not help
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
-        """The compile-time choices on ``device`` (None: an H200), equal for equal machine code.
+        """The compile-time choices on ``device`` (None: the H200), equal for equal machine code.
 
         ``precision`` None: the dtype's fastest."""
         raise NotImplementedError

@@ -44,7 +44,7 @@ ROW = 128  # bytes of a row of B in a stage
 PRODUCTS = 4  # of a stage: 32 bytes of a row each
 MOST_CHANNELS = 256  # columns of one product
 MOST_STAGES, FEWEST_STAGES = 8, 3
-# Fitted on an H200: bytes that arrive a clock; clocks between boxes; clocks of a stage beside its products.
+# Fitted: bytes that arrive a clock; clocks between boxes; clocks of a stage beside its products.
 ARRIVING, BOX_CLOCKS, STAGE_CLOCKS = 45, 94, 80
 SHARED = 128  # bytes a clock
 LONGEST_SIGNAL = 1 << 30  # elements before cropping: sums of two places are int32

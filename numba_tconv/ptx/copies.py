@@ -111,17 +111,17 @@ def ld_shared(count, kind):
     return ld_shared_vector
 
 
-# (address, four float32), at 16 bytes.
+# (address, four float32), at a multiple of 16 bytes.
 st_shared = word("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", types.int32, *[types.float32] * 4)
 # (address, float32)
 st_shared_f32 = word("st.shared.f32 [$0], $1;", types.int32, types.float32)
-# (address, two float32), at 8 bytes.
+# (address, two float32), at a multiple of 8 bytes.
 st_shared_v2_f32 = word("st.shared.v2.f32 [$0], {$1, $2};", types.int32, *[types.float32] * 2)
 # (address, int32)
 st_shared_b32 = word("st.shared.b32 [$0], $1;", types.int32, types.int32)
 # (address, int32): the lower half.
 st_shared_u16 = word("st.shared.u16 [$0], $1;", types.int32, types.int32)
-# (address, two int32), at 8 bytes.
+# (address, two int32), at a multiple of 8 bytes.
 st_shared_v2_b32 = word("st.shared.v2.b32 [$0], {$1, $2};", *[types.int32] * 3)
 # (lower half's address, upper half's, two 16-bit elements)
 st_shared_halves = word(

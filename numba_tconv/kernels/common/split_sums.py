@@ -52,7 +52,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Numbers of parts that a group's channels allow."""
+    """Numbers of parts, besides one, that a group's channels allow."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -67,7 +67,7 @@ def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
 
 
 def partial_sums(problem: Problem, splits: int) -> int:
-    """Their number."""
+    """The number of partial sums."""
     return splits * problem.batch * problem.out_channels * problem.out_length
 
 

@@ -74,7 +74,7 @@ def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled:
     """The map as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
     ``sizes``, ``box``: elements, innermost first; ``distances``: bytes, from the second dimension on. "tf32" rounds on
-    the way. ``swizzled``: a box's rows are 128 bytes, permuted by 16 by the row's number modulo 8, for wgmma."""
+    the way. ``swizzled``: 16-byte pieces of rows of 128 are permuted by the row's number modulo 8."""
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}

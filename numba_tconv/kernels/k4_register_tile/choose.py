@@ -19,7 +19,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import WINDOW_LIMIT, Config, fits, make, storing_vectors, terms_of_a_partial_sum
 
 SIZES = "block_m", "block_n", "thread_m", "thread_n", "lanes_m", "min_blocks"
-# By accumulator bytes, the SIZES of each tile; min_blocks on an H200.
+# By accumulator bytes, the SIZES of each tile; the H200's min_blocks.
 TILES = {
     4: (
         (64, 128, 8, 8, 8, 4),

@@ -39,7 +39,7 @@ TENSOR = 0.5  # the least PRODUCT of a part of the phases
 
 
 def grid_of(config: Config, row_tiles: int, column_tiles: int, multiprocessors: int) -> int:
-    """Blocks; resident: as many for each row tile."""
+    """Blocks, at most one a multiprocessor if possible; resident: as many for each row tile."""
     groups = -(-column_tiles // config.regions)
     if config.resident:
         return row_tiles * max(1, min(multiprocessors // row_tiles, groups))
@@ -129,13 +129,13 @@ def split_configs(problem: Problem, precision: str, share: float = 0.0) -> list[
 
 @lru_cache(maxsize=1024)
 def choose_whole(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration on an H200 without split-K, or None."""
+    """The H200's cheapest configuration without split-K, or None."""
     return min(configs(problem, precision), key=lambda config: cost(problem, config, H200), default=None)
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, precision: str) -> Config | None:
-    """The cheapest configuration on an H200, or None."""
+    """The H200's cheapest configuration, or None."""
     whole = choose_whole(problem, precision)
     if whole is None or (filled := share(problem, whole, H200)) >= 1:
         return whole

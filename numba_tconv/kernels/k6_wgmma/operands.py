@@ -56,7 +56,7 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     tile = config.tile
     window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
     unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
-    register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # larger parts first
+    register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # hi first
     end = window if end is None else end
     split = make_split(window, unused)
     load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)

@@ -65,7 +65,7 @@ class LastColumn(NamedTuple):
 @cache
 def make_kernel(tile: Tile) -> Kernel:
     rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
-    all_parts = tile.parts  # parts of a weight
+    all_parts = tile.parts  # operand halves of a weight
     element, elements, vector = ELEMENTS[tile.dtype], 16 // tile.itemsize, 16 // tile.operand_size
     load, store, storage, load_weights = element.load, element.store, element.storage, load_run(element, elements)
     block, all_weights = rows * depth // vector * elements, all_parts * LOADS * elements

@@ -114,7 +114,7 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
     """Whether main blocks may begin once all packing blocks have.
 
-    Unless they need nearly all places, or a multiprocessor packs at most one block, they would gather on few."""
+    Unless they need nearly all places, or each multiprocessor packs at most one block, they gather on few."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)

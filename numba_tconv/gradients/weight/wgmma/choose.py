@@ -31,7 +31,7 @@ WORD = 4  # bytes of a register
 LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
 LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
 FIRST_STAGES = 4  # stages whose latency nothing hides
-# Fitted on an H200: clocks of the second launch; bytes that it, or a direct store, moves a clock.
+# Fitted: clocks of the second launch; bytes that it, or a direct store, moves a clock.
 SECOND_STAGE, MOVED = 5000, 1640
 
 
