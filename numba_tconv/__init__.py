@@ -2,6 +2,7 @@
 
 * ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer, computed by this package
 * ``convert``, ``routed``: the same for a finished model
+* ``streaming``: a causal layer step by step
 * ``warm``, ``freeze``: compile ahead of the first call; pack a served model's weights once
 * ``explain``, ``rungs``: how a problem is computed; the kernels by name
 """
@@ -12,6 +13,7 @@ from .requirements import misfits
 
 try:
     from .selection.registry import RUNGS
+    from .torch_api import streaming
     from .torch_api.convert import Conversion, convert
     from .torch_api.freeze import Freezing, freeze, unfreeze
     from .torch_api.functional import conv_transpose1d
@@ -34,6 +36,7 @@ __all__ = [
     "freeze",
     "routed",
     "rungs",
+    "streaming",
     "unfreeze",
     "warm",
 ]

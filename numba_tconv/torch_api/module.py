@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from . import streaming
 from .functional import conv_transpose1d, require_known
 
 
@@ -50,9 +51,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
 
         Raises ValueError if stride cannot reach that length, and what torch's layer and ``conv_transpose1d`` raise.
         """
-        # It may have changed since __init__.
-        if self.padding_mode != "zeros":
-            raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
+        self._require_zeros()
         if not isinstance(self.padding, tuple):
             raise AssertionError(f"padding must be a tuple of one integer, got {self.padding!r}")
         output_padding = self.output_padding
@@ -70,6 +69,34 @@ class ConvTranspose1d(nn.ConvTranspose1d):
             variant=self.variant,
             precision=self.precision,
         )
+
+    def initial_state(self, batch_size: int) -> torch.Tensor:
+        """The state of ``batch_size`` streams at their start: zeros (batch_size, C_in, F). See ``streaming``."""
+        self._require_zeros()
+        return streaming.initial_state(batch_size, self.weight, self.stride, self.dilation)
+
+    def step(self, x: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """The next outputs of N streams, (N, C_out, T*stride), from T new frames ``x`` (N, C_in, T).
+
+        ``state`` (N, C_in, F) is updated in place. ``mask`` (N,) bool: slots that are False keep their state, and their
+        outputs are zeros. ``streaming.step`` states the meaning and the errors. Concatenated steps are the output with
+        no padding, up to T*stride samples of all T frames: the causal output. The layer's padding and output_padding
+        are ignored. A layer with left padding p is the same stream without its first p samples:
+
+            outputs = torch.cat([layer.step(chunk, state) for chunk in chunks], dim=2)
+            outputs = outputs[:, :, p:]
+        """
+        self._require_zeros()
+        frozen = self._frozen
+        weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
+        return streaming.step(
+            x, state, weight, bias, self.stride, self.groups, self.dilation, mask, precision=self.precision
+        )
+
+    def _require_zeros(self) -> None:
+        """Raise ValueError unless padding is by zeros; the attribute may have changed since ``__init__``."""
+        if self.padding_mode != "zeros":
+            raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
 
     def __prepare_scriptable__(self):
         """Raise RuntimeError: torch.jit.script cannot compile this layer."""

@@ -1,0 +1,23 @@
+"""What the kernel of a step takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mask(NamedTuple):
+    """A byte a slot, 0 where the slot rests; any tensor of its type where it does not exist."""
+
+    data: object
+    exists: bool
+
+
+class Stream(NamedTuple):
+    """Sizes of a step, and how its blocks share the slots and the new frames."""
+
+    batch: int
+    frames: int  # new ones
+    groups: int
+    slot_tiles: int
+    frame_tiles: int
+    readers: int  # blocks that read the same part of the state

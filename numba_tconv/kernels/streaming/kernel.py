@@ -1,0 +1,237 @@
+"""The kernel of a step: a matrix product of the weights as they lie and the frames of all slots.
+
+    state, x (global) --> frames (shared) --+
+    w (global, coalesced along taps) -------+--> a sum for each tap, slot and frame (registers)
+    sums --> shared --> y;  the last block to have read the state writes the new one
+
+A thread owns an output channel and a tap, and multiplies its weights, each loaded once, with the frames of all slots of
+the block. Each sum is over SUM_CHANNELS input channels; an output adds the sums of its taps, in the order of
+k2_polyphase. So the order depends neither on the number of frames or slots nor on a mask, and steps give the bits of
+k2_polyphase on the whole signal."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import cuda, int32, int64, types, uint8, uint64
+
+from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.kernels.rung import SUM_CHANNELS
+from numba_tconv.ptx import device_function
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, flat
+
+from .arguments import Mask, Stream
+from .tile import Config
+
+
+@device_function
+def is_live(mask, n):
+    """Whether slot ``n`` advances."""
+    return not mask.exists or mask.data[n] != 0
+
+
+def make_read(config: Config):
+    """A device function ``read(frames, x, state, first_channel, channels, first_slot, first_frame, stream)``.
+
+    A block copies its frames, converted, into shared memory: for each input channel ``window`` frames of ``slots``
+    slots. Frames before the first new one are the state's; slots and frames behind the last are zeros.
+    """
+    element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
+    slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
+    load, accumulator, most = element.load, element.accumulator, config.group_count * config.in_per_group
+
+    @device_function
+    def read(frames, x, state, first_channel, channels, first_slot, first_frame, stream):
+        e = int32(cuda.threadIdx.x)
+        all_channels = stream.groups * in_per_group
+        while e < slots * most * window:
+            row, f = divmod(e, int32(window))
+            s, c = divmod(row, int32(most))
+            n, channel, t = first_slot + s, first_channel + c, first_frame + f - kept
+            value = accumulator(0)
+            if n < stream.batch and c < channels and t < stream.frames:
+                if t < 0:
+                    value = load(state[uint64((n * all_channels + channel) * kept + kept + t)])
+                else:
+                    value = load(x.data[uint64(n * x.stride_n + channel * x.stride_c + t * x.stride_l)])
+            frames[(c * window + f) * slots + s] = value
+            e = int32(e + threads)
+
+    return read
+
+
+def make_multiply(config: Config):
+    """A device function ``multiply(sums, now, after, frames, at, w, offset, count)``.
+
+    It sums the products of a column over ``count`` input channels: weights from ``offset`` of ``w`` on, frames from
+    element ``at`` of shared memory on. ``now`` and ``after``: arrays for ``ahead`` weights, one multiplied while the
+    other is loaded.
+    """
+    element, ahead, all_sums = ELEMENTS[config.dtype], config.ahead, config.sums
+    load, accumulator, pitch = element.load, element.accumulator, config.window * config.slots
+    whole = config.in_per_group % SUM_CHANNELS % ahead == 0 and SUM_CHANNELS % ahead == 0
+
+    @device_function
+    def fetch(weights, w, offset, left):
+        for z in range(ahead):
+            if z < left:
+                weights[z] = w.data[uint64(offset + z * w.stride_i)]
+
+    @device_function
+    def multiply(sums, now, after, frames, at, w, offset, count):
+        for i in range(all_sums):
+            sums[i] = accumulator(0)
+        fetch(now, w, offset, count)
+        c = int32(0)
+        while c < count:
+            offset += ahead * w.stride_i
+            fetch(after, w, offset, int32(count - c - ahead))
+            for z in range(ahead):
+                # A channel that does not exist must not multiply: zero times NaN is NaN.
+                if whole or c + z < count:
+                    weight = load(now[z])
+                    for i in range(all_sums):
+                        sums[i] += weight * frames[at + z * pitch + i]
+            for z in range(ahead):
+                now[z] = after[z]
+            at = int32(at + ahead * pitch)
+            c = int32(c + ahead)
+
+    return multiply
+
+
+def make_keep(config: Config):
+    """A device function ``keep(x, state, mask, first_channel, channels, first_slot, stream)``.
+
+    A block writes the last frames of its slots and input channels into the state. Each row has one thread, which goes
+    forward, so that it reads a frame before it overwrites it.
+    """
+    threads, slots, kept = config.threads, config.slots, config.kept
+    in_per_group, most = config.in_per_group, config.group_count * config.in_per_group
+
+    @device_function
+    def keep(x, state, mask, first_channel, channels, first_slot, stream):
+        e = int32(cuda.threadIdx.x)
+        while e < slots * most:
+            s, c = divmod(e, int32(most))
+            n, channel = first_slot + s, first_channel + c
+            if n < stream.batch and c < channels and is_live(mask, n):
+                row = (n * stream.groups * in_per_group + channel) * kept
+                source = n * x.stride_n + channel * x.stride_c
+                for f in range(kept):
+                    t = f + stream.frames
+                    if t < kept:
+                        state[uint64(row + f)] = state[uint64(row + t)]
+                    else:
+                        state[uint64(row + f)] = x.data[uint64(source + (t - kept) * x.stride_l)]
+            e = int32(e + threads)
+
+    return keep
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, taps, threads = ELEMENTS[config.dtype], config.taps, config.threads
+    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
+    kernel_size, stride, dilation, gap, rows = taps.kernel_size, taps.stride, taps.dilation, taps.gap, taps.rows
+    inverse, kept = taps.dilation_inverse, config.kept
+    slots, frame_count, channels, group_count = config.slots, config.frames, config.channels, config.group_count
+    lanes, parts, columns, all_sums, ahead = config.lanes, config.parts, config.columns, config.sums, config.ahead
+    in_per_group, out_per_group = config.in_per_group, config.out_per_group
+    window, window_size = config.window, config.window_size
+    read, multiply, keep = make_read(config), make_multiply(config), make_keep(config)
+    channel_tiles = -(-out_per_group // channels)
+
+    def streaming_step(x, state, w, bias, mask, y, tickets, stream):
+        shared = cuda.shared.array(0, dtype=accumulator)
+        is_last = cuda.shared.array(1, dtype=int32)
+        sums = cuda.local.array(all_sums, dtype=accumulator)
+        now = cuda.local.array(ahead, dtype=storage)
+        after = cuda.local.array(ahead, dtype=storage)
+        thread = int32(cuda.threadIdx.x)
+
+        # Tiles of slots and frames are neighbours in the grid, because they read the same weights.
+        rest, frame_tile = divmod(int64(cuda.blockIdx.x), stream.frame_tiles)
+        tile, slot_tile = divmod(rest, stream.slot_tiles)
+        group_tile, channel_tile = divmod(tile, int64(channel_tiles))
+        first_group, first_out = group_tile * group_count, int32(channel_tile * channels)
+        first_slot, first_frame = slot_tile * slots, frame_tile * frame_count
+        groups = int32(min(int64(group_count), stream.groups - first_group))
+        first_in, in_channels = first_group * in_per_group, int32(groups * in_per_group)
+        live = False
+        for s in range(slots):
+            if first_slot + s < stream.batch and is_live(mask, first_slot + s):
+                live = True
+
+        if live:
+            read(shared, x, state, first_in, in_channels, first_slot, first_frame, stream)
+        cuda.syncthreads()
+        if kept and thread == 0:
+            is_last[0] = 1
+            if stream.readers > 1:
+                # The block whose ticket is the last knows that all have read the state, and leaves zero for the next
+                # launch.
+                ticket = group_tile * stream.slot_tiles + slot_tile
+                cuda.threadfence()
+                is_last[0] = 0
+                if cuda.atomic.add(tickets, ticket, int32(1)) == stream.readers - 1:
+                    tickets[ticket] = int32(0)
+                    is_last[0] = 1
+
+        lane, column = divmod(thread, int32(columns))
+        row, k = divmod(column, int32(kernel_size))
+        group, out = divmod(row, int32(channels))
+        if live and lane < lanes and group < groups and first_out + out < out_per_group:
+            base = (first_group + group) * in_per_group * w.stride_i + (first_out + out) * w.stride_o + k * w.stride_k
+            frame = int32(kept - k * int64(dilation) // stride)
+            part = lane
+            while part < parts:
+                c = int32(part * SUM_CHANNELS)
+                at = int32(((group * in_per_group + c) * window + frame) * slots)
+                count = int32(min(SUM_CHANNELS, in_per_group - c))
+                multiply(sums, now, after, shared, at, w, base + c * w.stride_i, count)
+                for i in range(all_sums):
+                    shared[window_size + (part * all_sums + i) * columns + column] = sums[i]
+                part = int32(part + lanes)
+        cuda.syncthreads()
+
+        out_length = stream.frames * stride
+        e = thread
+        while e < slots * group_count * channels * frame_count * stride:
+            row, u = divmod(e, int32(frame_count * stride))
+            s, row = divmod(row, int32(group_count * channels))
+            group, out = divmod(row, int32(channels))
+            t, phase = divmod(u, int32(stride))
+            n, o = first_slot + s, first_frame * stride + u
+            if n < stream.batch and group < groups and first_out + out < out_per_group and o < out_length:
+                co = (first_group + group) * out_per_group + first_out + out
+                total = accumulator(0)
+                if is_live(mask, n):
+                    total = load(bias.data[uint64(co)]) if bias.exists else accumulator(0)
+                    k = int32(int64(phase) // gap * inverse % rows)
+                    if phase % gap:
+                        k = int32(kernel_size)
+                    while k < kernel_size:
+                        at = int32(window_size + (t * slots + s) * columns + row * kernel_size + k)
+                        for _ in range(parts):
+                            total += shared[at]
+                            at = int32(at + all_sums * columns)
+                        k = int32(k + rows)
+                y[uint64((n * stream.groups * out_per_group + co) * out_length + o)] = store(total)
+            e = int32(e + threads)
+
+        if kept and is_last[0]:
+            keep(x, state, mask, first_in, in_channels, first_slot, stream)
+
+    data = flat(storage)
+    signature = (
+        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
+        *(arguments(Mask, data=flat(uint8)), data, flat(types.int32), arguments(Stream)),
+    )
+    return Kernel(
+        *("streaming_step", streaming_step, signature, threads),
+        shared_bytes=config.shared_bytes,
+        min_blocks=config.min_blocks,
+        key=repr(config),
+    )

@@ -1,0 +1,41 @@
+"""Counters by which the blocks of a launch find out which of them is the last; zero before and after each launch."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+MOST = 1 << 18  # counters of a GPU for launches in CUDA graphs
+LEAST = 1 << 10  # counters of a stream
+
+_lock = threading.Lock()
+_of_stream: dict[tuple[int, int], torch.Tensor] = {}  # by GPU and stream
+_of_graphs: dict[int, list] = {}  # by GPU: counters, and how many are taken
+
+
+def take(count: int, index: int) -> torch.Tensor:
+    """At least ``count`` zeros for one launch on torch's current stream of the GPU ``index``, which must be current.
+
+    Launches on one stream follow each other and share counters. A captured launch may run beside anything, except
+    itself, so it has counters of its own for ever; where these are used up, the graph sets new ones to zero.
+    """
+    if index < 0:
+        return torch.zeros(count, dtype=torch.int32)
+    if torch.cuda.is_current_stream_capturing():
+        with _lock:
+            counters, taken = _of_graphs.get(index, (None, MOST))
+            if taken + count <= MOST:
+                _of_graphs[index][1] += count
+                return counters[taken : taken + count]
+        return torch.zeros(count, dtype=torch.int32, device=torch.device("cuda", index))
+    key = index, torch._C._cuda_getCurrentRawStream(index)
+    known = _of_stream.get(key)
+    if known is None or len(known) < count:
+        with _lock:
+            device = torch.device("cuda", index)
+            if index not in _of_graphs:
+                _of_graphs[index] = [torch.zeros(MOST, dtype=torch.int32, device=device), 0]
+                torch.cuda.current_stream(device).synchronize()  # graphs run on any stream
+            known = _of_stream[key] = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
+    return known

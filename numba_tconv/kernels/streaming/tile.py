@@ -1,0 +1,138 @@
+"""Tiles of a step: ``Config`` fixes the machine code, ``choose`` picks it by the sizes of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.kernels.rung import SUM_CHANNELS
+from numba_tconv.runtime.elements import ELEMENTS
+
+MOST_THREADS = 512
+COLUMNS = 32  # of a block with several blocks of input channels
+FEW_COLUMNS = 128  # of a block with one
+MOST_SUMS = 16  # 4-byte registers of a thread for sums
+MOST_SHARED = 110 * 1024  # bytes of a block: two share a multiprocessor
+
+
+@dataclass(frozen=True)
+class Config:
+    """A block computes ``slots`` slots and ``frames`` new frames of ``channels`` output channels in each of
+    ``group_count`` groups.
+
+    A column is an output channel and a tap. A thread sums a column over SUM_CHANNELS input channels at a time;
+    ``lanes`` threads share the input channels of a column.
+    """
+
+    dtype: torch.dtype
+    taps: Taps
+    in_per_group: int
+    out_per_group: int
+    slots: int
+    frames: int
+    channels: int
+    group_count: int
+    lanes: int
+    ahead: int = 8  # weights of a thread in flight
+
+    @property
+    def kept(self) -> int:
+        """Frames of the state: those before its own that an output reads."""
+        return self.taps.shift(self.taps.kernel_size - 1)
+
+    @property
+    def columns(self) -> int:
+        return self.group_count * self.channels * self.taps.kernel_size
+
+    @property
+    def sums(self) -> int:
+        """Sums of a thread."""
+        return self.slots * self.frames
+
+    @property
+    def parts(self) -> int:
+        """Sums over SUM_CHANNELS input channels that make up one over all."""
+        return -(-self.in_per_group // SUM_CHANNELS)
+
+    @cached_property
+    def threads(self) -> int:
+        return -(-self.columns * self.lanes // 32) * 32
+
+    @property
+    def min_blocks(self) -> int:
+        """Blocks that must fit on a multiprocessor: 64 registers a thread, or more where blocks are small."""
+        return max(1, 1024 // self.threads) if self.threads > 128 else 4
+
+    @property
+    def window(self) -> int:
+        """Frames that a block reads of an input channel."""
+        return self.kept + self.frames
+
+    @property
+    def window_size(self) -> int:
+        """Elements of shared memory for the frames that a block reads."""
+        return self.group_count * self.in_per_group * self.window * self.slots
+
+    @property
+    def shared_bytes(self) -> int:
+        size = self.window_size + self.parts * self.sums * self.columns
+        return size * ELEMENTS[self.dtype].accumulator.bitwidth // 8
+
+
+def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
+    """Why no block computes steps of the layer of ``problem``; None if one does."""
+    if dtype not in ELEMENTS:
+        return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
+    if problem.kernel_size > MOST_THREADS:
+        return f"it takes up to {MOST_THREADS} taps"
+    if (need := _config(problem, dtype, 1, 1).shared_bytes) > MOST_SHARED:
+        return f"one slot and frame need {need} bytes of shared memory, of {MOST_SHARED}"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype) -> Config:
+    """The tile of a step: ``problem.length`` new frames in each of ``problem.batch`` slots.
+
+    Frames come first, because they share inputs; then slots, which share weights, while registers and shared memory
+    have room.
+    """
+    most = MOST_SUMS * 32 // ELEMENTS[dtype].accumulator.bitwidth
+    frames, slots = 1, 1
+    while frames < problem.length and 2 * frames <= most and _fits(problem, dtype, 2 * frames, 1):
+        frames *= 2
+    while slots < problem.batch and 2 * slots * frames <= most and _fits(problem, dtype, frames, 2 * slots):
+        slots *= 2
+    return _config(problem, dtype, frames, slots)
+
+
+def _fits(problem: Problem, dtype: torch.dtype, frames: int, slots: int) -> bool:
+    return _config(problem, dtype, frames, slots).shared_bytes <= MOST_SHARED
+
+
+def _config(problem: Problem, dtype: torch.dtype, frames: int, slots: int) -> Config:
+    p, taps = problem, problem.kernel_size
+    sizes = p.in_channels_per_group, p.out_channels_per_group
+    parts = -(-p.in_channels_per_group // SUM_CHANNELS)
+    columns = COLUMNS if parts > 1 else FEW_COLUMNS
+    channels = max(1, min(p.out_channels_per_group, columns // taps))
+    group_count = max(1, min(p.groups, columns // (taps * channels))) if channels == p.out_channels_per_group else 1
+    lanes = max(1, min(parts, MOST_THREADS // (group_count * channels * taps)))
+    config = Config(dtype, p.taps, *sizes, slots, frames, channels, group_count, lanes)
+    while config.group_count > 1 and config.shared_bytes > MOST_SHARED:
+        config = replace(config, group_count=config.group_count // 2)
+    return config
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """Configurations with seams in tiny problems: between slots, frames, channels, groups, and rounds of lanes."""
+    usual = choose(problem, dtype)
+    return [
+        usual,
+        replace(usual, slots=2, frames=1, channels=1, group_count=1, lanes=1, ahead=2),
+        replace(usual, slots=1, frames=2, group_count=1, lanes=1, ahead=3),
+    ]

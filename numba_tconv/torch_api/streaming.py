@@ -1,0 +1,287 @@
+"""Step by step: the causal transposed convolution of a signal that arrives a few frames at a time.
+
+An output needs the last F input frames before its own, F = ceil((k - stride) / stride), at least 0, with k =
+dilation*(K - 1) + 1. A stream's state holds them: a plain tensor (N, C_in, F), zeros at the stream's start, with N
+slots that advance together or rest by a mask. ``state[i].zero_()`` starts slot i anew.
+
+    >>> weight, bias = torch.randn(8, 4, 6), torch.randn(4)
+    >>> state = initial_state(1, weight, stride=3)
+    >>> x = torch.randn(1, 8, 10)
+    >>> steps = [step(chunk, state, weight, bias, stride=3) for chunk in x.split(2, dim=2)]
+    >>> whole = torch.conv_transpose1d(x, weight, bias, stride=3)[:, :, : 10 * 3]
+    >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-5)
+    True
+
+A layer with left padding p computes the same stream, of which the first p samples are dropped:
+
+    outputs = torch.cat([layer.step(chunk, state) for chunk in chunks], dim=2)
+    outputs = outputs[:, :, p:]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.streaming import plan, tile
+from numba_tconv.runtime.layout import Layout, layout_of
+from numba_tconv.runtime.ready import Ready
+
+from . import fast_path as direct
+from . import operators as ops
+from .functional import _int, _integers, autocasts, default_precision, require_known
+
+MOST_FRAMES = 32  # new ones of a slot, for the kernel of steps, where another order of sums is allowed
+MOST_COLUMNS = 256  # new frames of all slots, likewise
+PINNED = ("ieee", "fp64")  # precisions whose order of sums does not depend on the chunks
+NAME = "numba_tconv::streaming_step"
+
+torch.library.define(
+    NAME,
+    "(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, Tensor? mask, SymInt stride, SymInt groups, "
+    "SymInt dilation, str precision) -> Tensor",
+)
+_operator = torch.ops.numba_tconv.streaming_step.default
+
+
+def initial_state(
+    batch_size: int, weight: torch.Tensor, stride=1, dilation=1, *, dtype=None, device=None
+) -> torch.Tensor:
+    """The state of ``batch_size`` streams at their start: zeros (batch_size, C_in, F).
+
+    ``weight`` is (C_in, C_out/groups, K); the state has its dtype and device unless others are given. Raises TypeError
+    and RuntimeError for sizes that no layer has.
+    """
+    stride, _, dilation = _step_integers(stride, 1, dilation)
+    batch_size = _int("batch_size", batch_size)
+    if weight.dim() != 3:
+        raise RuntimeError(f"weight must be (C_in, C_out/groups, K), got shape {tuple(weight.shape)}")
+    if batch_size < 0:
+        raise RuntimeError(f"batch_size must not be negative, got {batch_size}")
+    in_channels, out_channels, kernel_size = weight.shape
+    kept = kept_frames(Problem(1, in_channels, out_channels, kernel_size, 1, stride=stride, dilation=dilation))
+    return weight.new_zeros((batch_size, in_channels, kept), dtype=dtype, device=device, requires_grad=False)
+
+
+def kept_frames(problem: Problem) -> int:
+    """F: the input frames before its own that an output reads."""
+    return problem.taps.shift(problem.kernel_size - 1)
+
+
+def step(
+    x: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride=1,
+    groups=1,
+    dilation=1,
+    mask: torch.Tensor | None = None,
+    *,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The next outputs of N streams, (N, C_out, T*stride), from T new frames; ``state`` is updated in place.
+
+    Args:
+        x: (N, C_in, T), T from 1 up, any strides.
+        state: (N, C_in, F), contiguous (see ``initial_state``); shares no memory with the other arguments.
+        weight: (C_in, C_out/groups, K), any strides.
+        bias: (C_out,) or None. Each output has it once.
+        stride, groups, dilation: as for ``conv_transpose1d``.
+        mask: (N,) bool, contiguous. Slots that are False keep their state, and their outputs are zeros.
+        precision: as for ``conv_transpose1d``.
+
+    Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` without padding, all T frames together,
+    within rounding. With CUDA tensors in "ieee" and "fp64" they are bit for bit those of its ``variant`` k2_polyphase,
+    whatever the chunks and the mask: both add products in one order. With another precision, None included, many frames
+    at once are computed by the kernels of ``conv_transpose1d``, whose order depends on their number.
+
+    A step is for inference: it is not differentiable. It can be captured in a CUDA graph (after one step of the same
+    sizes) and compiled by torch.compile.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        RuntimeError: a shape, dtype, device or layout is wrong, state shares memory with another argument, a gradient
+            is wanted, or torch.autocast would cast x. The state is then unchanged.
+        ValueError: the dtype does not have ``precision``.
+    """
+    for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
+        if not isinstance(tensor, torch.Tensor) and not (name in ("bias", "mask") and tensor is None):
+            raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
+    if torch.is_grad_enabled():
+        for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias)):
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"a step has no gradient, but {name} requires one: call it under torch.no_grad()")
+    if autocasts(x):
+        raise RuntimeError(
+            "a step does not follow torch.autocast, which would change the dtype of x but not of the state: "
+            "call it outside, with layer, x and state in one dtype"
+        )
+    require_known(None, precision)
+    precisions = PRECISIONS.get(x.dtype, ())
+    if precision is not None and precision not in precisions:
+        raise ValueError(f"unknown precision {precision!r}: {x.dtype} has {', '.join(precisions) or 'none to name'}")
+    if not precisions:
+        raise RuntimeError(f"x must be of {', '.join(map(str, PRECISIONS))}, got {x.dtype}")
+    precision = precision or default_precision(x.dtype)
+    stride, groups, dilation = _step_integers(stride, groups, dilation)
+    if (
+        not torch.compiler.is_dynamo_compiling()
+        and x.is_cuda
+        and direct.is_clear(x, weight, bias)
+        and direct.is_clear(state, mask)
+    ):
+        return _cuda(x, state, weight, bias, mask, stride, groups, dilation, precision)
+    return _operator(x, state, weight, bias, mask, stride, groups, dilation, precision)
+
+
+def _step_integers(stride, groups, dilation) -> tuple[int, int, int]:
+    stride, _, _, groups, dilation = _integers(stride, 0, 0, groups, dilation)
+    return stride, groups, dilation
+
+
+# --- what is asked of the tensors -------------------------------------------------------------------------------------
+
+
+def _problem(x, state, weight, bias, mask, stride, groups, dilation) -> Problem:
+    """The step's problem, whose length is the number of new frames, by shapes, dtypes and devices alone.
+
+    Raises RuntimeError, and TypeError for a mask that is not bool.
+    """
+    for name, tensor in (("state", state), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise RuntimeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+    for name, tensor in (("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(f"{name} must be on the device of x, {x.device}, got {tensor.device}")
+    if len(x.shape) != 3:
+        raise RuntimeError(f"x must be (N, C_in, T), got shape {tuple(x.shape)}")
+    if x.shape[2] == 0:
+        raise RuntimeError(f"x must have one frame or more, got shape {tuple(x.shape)}")
+    shapes = x.shape, weight.shape, None if bias is None else bias.shape
+    problem = ops._problem(*shapes, stride, 0, 0, groups, dilation)
+    wanted = problem.batch, problem.in_channels, kept_frames(problem)
+    if tuple(state.shape) != wanted:
+        raise RuntimeError(
+            f"state must be (N, C_in, F) = {wanted} for x {tuple(x.shape)} and weight {tuple(weight.shape)} with "
+            f"stride {stride} and dilation {dilation}, got {tuple(state.shape)}: see initial_state"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"mask must be of torch.bool, got {mask.dtype}")
+    if mask is not None and tuple(mask.shape) != wanted[:1]:
+        raise RuntimeError(f"mask must be (N,) = ({wanted[0]},), got {tuple(mask.shape)}")
+    if not state.is_contiguous():
+        raise RuntimeError(f"state must be contiguous, got strides {tuple(state.stride())}")
+    if mask is not None and not mask.is_contiguous():
+        raise RuntimeError(f"mask must be contiguous, got strides {tuple(mask.stride())}")
+    return problem
+
+
+def _refuse_overlap(state: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Raise RuntimeError if ``state`` shares memory with another tensor."""
+    first = state.data_ptr()
+    end = first + state.nbytes
+    for name, tensor in others.items():
+        if tensor is None or not tensor.numel():
+            continue
+        start = tensor.data_ptr()
+        if start < end and first < start + _bytes(tensor):
+            raise RuntimeError(f"state must not share memory with {name}, because a step overwrites it")
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+# --- who computes -----------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake(NAME)
+def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
+    problem = _problem(x, state, weight, bias, mask, stride, groups, dilation)
+    return x.new_empty((problem.batch, problem.out_channels, problem.length * problem.stride))
+
+
+def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Callable) -> torch.Tensor:
+    """A step of several launches: ``convolve(frames, output_padding)`` of old and new frames, cropped."""
+    p, kept = problem, state.shape[2]
+    frames = torch.cat([state, x], dim=2)
+    beyond = max(0, p.stride - p.dilation * (p.kernel_size - 1) - 1)  # outputs after the last tap: bias alone
+    y = convolve(frames, beyond)[:, :, kept * p.stride : (kept + p.length) * p.stride].contiguous()
+    new = frames[:, :, p.length :]
+    if mask is not None:
+        y.masked_fill_(~mask[:, None, None], 0)
+        new = torch.where(mask[:, None, None], new, state)
+    state.copy_(new)
+    return y
+
+
+@torch.library.impl(NAME, "cpu")
+def _cpu(x, state, weight, bias, mask, stride, groups, dilation, precision):
+    problem = _problem(x, state, weight, bias, mask, stride, groups, dilation)
+    _refuse_overlap(state, x=x, weight=weight, bias=bias, mask=mask)
+
+    def convolve(frames, beyond):
+        return torch.conv_transpose1d(frames, weight, bias, stride, 0, beyond, groups, dilation)
+
+    return _by_convolution(x, state, weight, bias, mask, problem, convolve)
+
+
+@torch.library.impl(NAME, "cuda")
+def _cuda(x, state, weight, bias, mask, stride, groups, dilation, precision):
+    compute = _ready(
+        *(layout_of(x), layout_of(state), layout_of(weight), bias is not None and layout_of(bias)),
+        *(mask is not None and layout_of(mask), stride, groups, dilation, precision),
+    )
+    _refuse_overlap(state, x=x, weight=weight, bias=bias, mask=mask)
+    if not state.is_inference():
+        torch.autograd.graph.increment_version(state)
+    return compute(x, state, weight, bias, mask)
+
+
+class _Told:
+    """A tensor's layout, with the properties of a tensor that are asked for."""
+
+    def __init__(self, laid_out: tuple):
+        self.shape, self.strides, self.dtype, self.device, _ = self.layout = Layout(*laid_out)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def is_contiguous(self) -> bool:
+        return self.layout.is_contiguous
+
+
+@lru_cache(maxsize=1024)  # one look-up for a repeated step
+def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) -> Callable[..., torch.Tensor]:
+    """The function (x, state, weight, bias, mask) -> outputs for tensors of these layouts; False: there is none.
+
+    Raises what the operator raises.
+    """
+    told = [_Told(one) if one else None for one in (x, state, weight, bias, mask)]
+    problem = _problem(*told, stride, groups, dilation)
+    p, (_, _, dtype, index, _) = problem, x
+    shape = p.batch, p.out_channels, p.length * p.stride
+    if 0 in shape:
+        return Ready(shape, dtype, index, lambda *_: None)
+    pinned = precision in PINNED
+    is_short = p.length <= MOST_FRAMES and p.batch * p.length <= MOST_COLUMNS
+    if (pinned or is_short) and tile.reason_against(p, dtype) is None:
+        of_x, of_weight, of_bias = (one and one.layout for one in (told[0], told[2], told[3]))
+        return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p))
+    variant = "k2_polyphase" if pinned else ""
+
+    def compute(x, state, weight, bias, mask):
+        def convolve(frames, beyond):
+            parameters = stride, 0, beyond, groups, dilation
+            return ops.conv_transpose1d(frames, weight, bias, *parameters, variant, precision)
+
+        return _by_convolution(x, state, weight, bias, mask, problem, convolve)
+
+    return compute

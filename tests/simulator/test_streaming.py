@@ -1,0 +1,96 @@
+"""Steps in the CUDA simulator: the bits of k2_polyphase on the whole signal, whatever the chunks, tiles and masks.
+
+Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numba_tconv.kernels.streaming import plan, tickets, tile
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.layout import Layout
+from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import operators
+from tests.parity import DTYPES
+from tests.streams import LAYERS, chunked, stream
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+layers = pytest.mark.parametrize("reason", LAYERS)
+
+
+def by_gather(x, weight, bias, *parameters):
+    """k2_polyphase on the whole signal; ``parameters`` from stride on, in torch's order."""
+    p = operators.check(x, weight, bias, *parameters)
+    y = x.new_empty((p.batch, p.out_channels, p.out_length))
+    RUNGS["k2_polyphase"].run(x, weight, bias, y, p)
+    return y
+
+
+def step(x, state, s, mask=None, config=0):
+    """A step by the ``config``-th of the tiny configurations."""
+    p = replace(s.layer, batch=x.shape[0], length=x.shape[2])
+    y = torch.full((p.batch, p.out_channels, p.length * p.stride), torch.nan).to(x.dtype)
+    laid_out = (None if t is None else Layout.of(t) for t in (x, s.weight, s.bias))
+    launch = plan.prepare(*laid_out, mask is not None, p, tile.tiny(p, x.dtype)[config])
+    launch(x, state, s.weight, s.bias, mask, y)
+    return y
+
+
+@layers
+@pytest.mark.parametrize("config", range(3))
+def test_steps_are_the_whole_signal_bit_for_bit(reason, config):
+    s = stream(LAYERS[reason], 3, 6)
+    state = s.state()
+    y = torch.cat([step(chunk, state, s, config=config) for chunk in chunked(s.x, (1, 3, 2))], dim=2)
+    assert torch.equal(y, s.offline(by_gather))
+    assert torch.equal(state, torch.cat([s.state(), s.x], dim=2)[:, :, 6:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype):
+    s = stream(LAYERS["channels of two parts"], 2, 4, dtype)
+    state = s.state()
+    y = torch.cat([step(chunk, state, s) for chunk in chunked(s.x, (3, 1))], dim=2)
+    assert torch.equal(y, s.offline(by_gather))
+
+
+@pytest.mark.parametrize("config", range(3))
+@pytest.mark.parametrize("resting", [(), (0,), (1, 2), (0, 1, 2)], ids=str)
+def test_a_slot_that_rests_keeps_its_state_and_puts_out_zeros(resting, config):
+    s = stream(LAYERS["K = 2s, the usual decoder layer"], 3, 3)
+    mask = torch.tensor([n not in resting for n in range(3)])
+    state = torch.randn(s.state().shape)
+    before, all_state = state.clone(), state.clone()
+    x = s.x.clone()
+    x[~mask] = torch.nan  # reaches nobody
+    everything = step(s.x, all_state, s, config=config)
+    y = step(x, state, s, mask, config)
+    assert torch.equal(y[mask], everything[mask])
+    assert torch.equal(state[mask], all_state[mask])
+    assert not y[~mask].any()
+    assert torch.equal(state[~mask], before[~mask])
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every second"])
+def test_inputs_and_weights_of_any_strides(layout):
+    s = stream(LAYERS["groups"], 2, 4)
+    expected = s.offline(by_gather)
+    if layout == "transposed":
+        s.x = s.x.transpose(1, 2).contiguous().transpose(1, 2)
+        s.weight = s.weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    else:
+        s.x = s.x.repeat_interleave(2, 2)[:, :, ::2]
+    state = s.state()
+    assert torch.equal(torch.cat([step(chunk, state, s) for chunk in chunked(s.x, (1, 3))], dim=2), expected)
+
+
+def test_the_last_reader_of_a_state_leaves_no_ticket(monkeypatch):
+    taken, take = [], tickets.take
+    monkeypatch.setattr(tickets, "take", lambda *sizes: taken.append(take(*sizes)) or taken[-1])
+    s = stream(LAYERS["K = 2s, the usual decoder layer"], 3, 2)
+    step(s.x, s.state(), s, config=1)
+    assert len(taken) == 1
+    assert len(taken[0]) == 2
+    assert not taken[0].any()

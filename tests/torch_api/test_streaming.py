@@ -1,0 +1,205 @@
+"""Steps on the CPU, by torch's operator: equal to the whole signal, masks, resets, errors, torch.compile."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import numba_tconv
+import reference.streaming
+from numba_tconv import streaming
+from tests.streams import LAYERS, chunked, stream
+
+layers = pytest.mark.parametrize("reason", LAYERS)
+USUAL = "K = 2s, the usual decoder layer"
+
+
+@layers
+def test_the_reference_agrees_with_the_definition(reason):
+    s = stream(LAYERS[reason], 2, 5, torch.float64)
+    operands = s.weight.numpy(), None if s.bias is None else s.bias.numpy(), *s.parameters
+    assert reference.streaming.kept_frames(s.layer.kernel_size, s.layer.stride, s.layer.dilation) == s.kept
+    state, outputs = s.state().numpy(), []
+    for chunk in chunked(s.x, (2, 1, 2)):
+        y, state = reference.streaming.step(chunk.numpy(), state, *operands)
+        outputs.append(y)
+    whole = reference.streaming.causal(s.x.numpy(), *operands)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=2), whole, atol=1e-12)
+
+
+@layers
+def test_steps_are_the_whole_signal(reason):
+    s = stream(LAYERS[reason], 2, 6, torch.float64)
+    state = streaming.initial_state(2, s.weight, s.layer.stride, s.layer.dilation)
+    assert torch.equal(state, s.state())
+    assert state.dtype == torch.float64
+    steps = [streaming.step(chunk, state, s.weight, s.bias, *s.parameters) for chunk in chunked(s.x, (1, 3, 2))]
+    torch.testing.assert_close(torch.cat(steps, dim=2), s.offline())
+    assert torch.equal(state, torch.cat([s.state(), s.x], dim=2)[:, :, 6:])
+
+
+def test_masks_and_resets():
+    s = stream(LAYERS[USUAL], 3, 4, torch.float64)
+    state, mask = torch.randn_like(s.state()), torch.tensor([True, False, True])
+    operands = s.weight, s.bias, *s.parameters
+    before = state.clone()
+    expected, new = reference.streaming.step(
+        s.x.numpy(), state.numpy(), *(t.numpy() if torch.is_tensor(t) else t for t in operands), mask=mask.numpy()
+    )
+    y = streaming.step(s.x, state, *operands, mask)
+    torch.testing.assert_close(y, torch.from_numpy(expected))
+    assert torch.equal(state, torch.from_numpy(new))
+    assert torch.equal(state[1], before[1])
+    state[2].zero_()
+    torch.testing.assert_close(streaming.step(s.x, state, *operands)[2], s.offline()[2])
+
+
+def layer_of(problem, **parameters):
+    p = problem
+    sizes = p.in_channels, p.out_channels, p.kernel_size, p.stride
+    made = numba_tconv.ConvTranspose1d(*sizes, groups=p.groups, bias=p.bias, dilation=p.dilation, **parameters)
+    return made.requires_grad_(False)
+
+
+@layers
+def test_a_layer_with_left_padding_is_the_same_stream(reason):
+    p = LAYERS[reason]
+    layer = layer_of(p, padding=1 if p.dilation * (p.kernel_size - 1) > 2 else 0)
+    x, state, left = torch.randn(2, p.in_channels, 7), layer.initial_state(2), layer.padding[0]
+    outputs = torch.cat([layer.step(chunk, state) for chunk in x.split(2, dim=2)], dim=2)[:, :, left:]
+    whole = layer(x)
+    common = min(whole.shape[2], outputs.shape[2])
+    torch.testing.assert_close(outputs[:, :, :common], whole[:, :, :common])
+
+
+def test_a_layer_refuses_padding_by_anything_but_zeros():
+    layer = layer_of(LAYERS[USUAL])
+    state = layer.initial_state(1)
+    layer.padding_mode = "reflect"
+    with pytest.raises(ValueError, match="padding_mode"):
+        layer.step(torch.randn(1, 4, 1), state)
+    with pytest.raises(ValueError, match="padding_mode"):
+        layer.initial_state(1)
+
+
+def test_a_state_is_a_plain_tensor():
+    layer = layer_of(LAYERS[USUAL], dtype=torch.float64)
+    state = layer.initial_state(2)
+    assert type(state) is torch.Tensor
+    assert not state.requires_grad
+    assert state.dtype == torch.float64
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    layer.step(x, state)
+    again = copy.deepcopy(state)
+    assert torch.equal(layer.step(x, state), layer.step(x, again))
+    assert layer.initial_state(0).shape == (0, 4, 1)
+
+
+def test_no_slots():
+    layer = layer_of(LAYERS[USUAL])
+    assert layer.step(torch.randn(0, 4, 3), layer.initial_state(0)).shape == (0, 2, 6)
+
+
+def test_compiles_without_a_break():
+    s = stream(LAYERS[USUAL], 2, 4)
+
+    def two(x, state, mask):
+        first = streaming.step(x, state, s.weight, s.bias, *s.parameters, mask)
+        return first + streaming.step(x + 1, state, s.weight, s.bias, *s.parameters)
+
+    mask, state = torch.tensor([True, False]), torch.randn_like(s.state())
+    ours = state.clone()
+    expected = two(s.x, state, mask)
+    torch.testing.assert_close(torch.compile(two, backend="aot_eager", fullgraph=True)(s.x, ours, mask), expected)
+    assert torch.equal(ours, state)
+
+
+def test_the_operator_is_registered_as_torch_wants_it():
+    s = stream(LAYERS[USUAL], 2, 4)
+    arguments = s.x, s.state(), s.weight, s.bias, torch.tensor([True, False]), *s.parameters, "ieee"
+    torch.library.opcheck(torch.ops.numba_tconv.streaming_step.default, arguments)
+
+
+def bad(**changes):
+    """Arguments of a step by name, some of them changed."""
+    s = stream(LAYERS[USUAL], 2, 3)
+    usual = dict(x=s.x, state=torch.randn_like(s.state()), weight=s.weight, bias=s.bias, stride=2)
+    return usual | {name: change(usual[name]) if callable(change) else change for name, change in changes.items()}
+
+
+BAD = {
+    "no frames": (bad(x=lambda x: x[:, :, :0]), RuntimeError, "one frame or more"),
+    "unbatched": (bad(x=lambda x: x[0]), RuntimeError, "x must be (N, C_in, T)"),
+    "channels": (bad(x=lambda x: x[:, :3]), RuntimeError, "4 channels"),
+    "batch of the state": (bad(state=lambda s: s[:1].clone()), RuntimeError, "state must be (N, C_in, F) = (2, 4, 1)"),
+    "length of the state": (bad(state=torch.zeros(2, 4, 2)), RuntimeError, "state must be (N, C_in, F) = (2, 4, 1)"),
+    "dtype of the state": (bad(state=lambda s: s.double()), RuntimeError, "state must have the dtype of x"),
+    "device of the state": (bad(state=lambda s: s.to("meta")), RuntimeError, "state must be on the device of x"),
+    "strides of the state": (bad(state=torch.zeros(4, 2, 1).transpose(0, 1)), RuntimeError, "must be contiguous"),
+    "expanded state": (bad(state=torch.zeros(1, 4, 1).expand(2, 4, 1)), RuntimeError, "must be contiguous"),
+    "dtype of the weight": (bad(weight=lambda w: w.double()), RuntimeError, "weight must have the dtype of x"),
+    "bias": (bad(bias=torch.zeros(3)), RuntimeError, "bias must have shape (2,)"),
+    "length of the mask": (bad(mask=torch.ones(3, dtype=torch.bool)), RuntimeError, "mask must be (N,) = (2,)"),
+    "dimensions of the mask": (bad(mask=torch.ones(2, 1, dtype=torch.bool)), RuntimeError, "mask must be (N,)"),
+    "dtype of the mask": (bad(mask=torch.ones(2)), TypeError, "torch.bool"),
+    "device of the mask": (bad(mask=torch.ones(2, dtype=torch.bool, device="meta")), RuntimeError, "device of x"),
+    "a list": (bad(mask=[True, False]), TypeError, "mask must be a Tensor, not list"),
+    "no state": (bad(state=None), TypeError, "state must be a Tensor, not NoneType"),
+    "stride": (bad(stride=0), RuntimeError, "stride must be positive"),
+    "stride of two": (bad(stride=(1, 1)), RuntimeError, "stride must be one integer"),
+    "precision": (bad(precision="fp64"), ValueError, "torch.float32 has"),
+    "unknown precision": (bad(precision="fast"), ValueError, "unknown precision"),
+    "integers": (bad(x=lambda x: x.int(), state=lambda s: s.int(), weight=lambda w: w.int()), RuntimeError, "x must"),
+    "a gradient": (bad(weight=lambda w: w.clone().requires_grad_()), RuntimeError, "no_grad"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_bad_input_leaves_the_state(reason):
+    arguments, error, message = BAD[reason]
+    state = arguments["state"]
+    before = state.clone() if torch.is_tensor(state) else None
+    with pytest.raises(error, match=re.escape(message)):
+        streaming.step(**arguments)
+    if before is not None and before.device.type != "meta":
+        assert torch.equal(state, before)
+
+
+@pytest.mark.parametrize("shared", ["x", "weight", "bias"])
+def test_a_state_that_shares_memory_is_refused(shared):
+    arguments = bad()
+    memory = torch.randn(100)
+    arguments["state"] = memory[:8].view(2, 4, 1)
+    like = arguments[shared]
+    arguments[shared] = memory[7 : 7 + like.numel()].view(like.shape)
+    before = memory.clone()
+    with pytest.raises(RuntimeError, match=f"share memory with {shared}"):
+        streaming.step(**arguments)
+    assert torch.equal(memory, before)
+    arguments[shared] = memory[8 : 8 + like.numel()].view(like.shape)  # its neighbour
+    streaming.step(**arguments)
+
+
+def test_autocast_is_refused():
+    arguments = bad()
+    before = arguments["state"].clone()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="autocast"):
+        streaming.step(**arguments)
+    assert torch.equal(arguments["state"], before)
+
+
+def test_a_gradient_is_no_error_without_grad_mode():
+    arguments = bad(weight=lambda w: w.clone().requires_grad_())
+    with torch.no_grad():
+        assert not streaming.step(**arguments).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error", "message"),
+    [(-1, RuntimeError, "must not be negative"), (1.5, TypeError, "integer"), (True, TypeError, "integer")],
+)
+def test_a_bad_batch_size(batch_size, error, message):
+    with pytest.raises(error, match=message):
+        streaming.initial_state(batch_size, torch.ones(4, 2, 4))
