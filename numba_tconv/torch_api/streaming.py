@@ -28,6 +28,7 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import plan, tile
+from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.runtime.ready import Ready
 
@@ -272,7 +273,8 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
         return Ready(shape, dtype, index, lambda *_: None)
     pinned = precision in PINNED
     is_short = p.length <= MOST_FRAMES and p.batch * p.length <= MOST_COLUMNS
-    if (pinned or is_short) and tile.reason_against(p, dtype) is None:
+    able = tile.reason_against(p, dtype) is None and device.of(index).cc >= tile.MINIMUM_CC
+    if (pinned or is_short) and able:
         of_x, of_weight, of_bias = (one and one.layout for one in (told[0], told[2], told[3]))
         return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p))
     variant = "k2_polyphase" if pinned else ""

@@ -10,6 +10,7 @@ import torch
 import numba_tconv
 import reference.streaming
 from numba_tconv import streaming
+from numba_tconv.lab.measure import fuzz_steps
 from tests.streams import LAYERS, chunked, stream
 
 layers = pytest.mark.parametrize("reason", LAYERS)
@@ -203,3 +204,22 @@ def test_a_gradient_is_no_error_without_grad_mode():
 def test_a_bad_batch_size(batch_size, error, message):
     with pytest.raises(error, match=message):
         streaming.initial_state(batch_size, torch.ones(4, 2, 4))
+
+
+def test_random_streams():
+    for number in range(150):
+        fuzz_steps.draw(7, number).check()
+
+
+def test_the_fuzzer_notices_a_lost_frame(monkeypatch):
+    step = streaming.step
+
+    def forgetful(x, state, *others, **named):
+        y = step(x, state, *others, **named)
+        state[:, :, -1:] = 0
+        return y
+
+    monkeypatch.setattr(streaming, "step", forgetful)
+    case = fuzz_steps.Case(LAYERS[USUAL], "float32", "ieee", 2, (1, 2), 0, "cpu")
+    with pytest.raises(fuzz_steps.Mismatch):
+        case.check()

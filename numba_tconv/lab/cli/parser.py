@@ -16,7 +16,8 @@ from numba_tconv import __version__
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, rows, search
 from numba_tconv.lab.measure.fuzz import run_fuzz
-from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, training
+from numba_tconv.lab.measure.fuzz_steps import run_fuzz_steps
+from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, streaming, training
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
@@ -45,6 +46,7 @@ SEARCH = DATA / search.FILE
 KERNELBENCH = DATA / kernelbench_rows.FILE
 DECODERS = DATA / decoder_times.FILE
 TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
+STREAMING = DATA / streaming.FILE
 TRAINING = DATA / "training" / "decoder.csv"
 # A step has no rungs.
 NAMES = "; ".join(f"{direction}: {', '.join(rungs_of(direction))}" for direction in DIRECTIONS if direction != STEP)
@@ -233,10 +235,16 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", choices=("tf32", "tf32x3"), help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
 
+    def drawn(one, count):
+        one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="seed of the cases (0)")
+        one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first case (0)")
+        one.add_argument("--count", type=positive, default=count, metavar="N", help=f"number of cases ({count:,})")
+
     one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
-    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="seed of the cases (0)")
-    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first case (0)")
-    one.add_argument("--count", type=positive, default=20_000, metavar="N", help="number of cases (20,000)")
+    drawn(one, 20_000)
+
+    one = command("fuzz-steps", run_fuzz_steps, "random streams, step by step, against the whole signal")
+    drawn(one, 2_000)
 
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="steps with each kind of layer (300)")
@@ -250,6 +258,14 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
     one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
+
+    one = command("streaming", streaming.run_streaming, "time steps of decoders' layers against the form by hand")
+    one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")
+    one.add_argument("--dtype", action="append", choices=streaming.DTYPES, help="may be repeated (both)")
+    one.add_argument("--batch", action="append", type=positive, metavar="N", help="slots; may be repeated (1, 8, 64)")
+    one.add_argument("--frames", action="append", type=positive, metavar="T",
+                     help="new frames of a step; may be repeated (1, 2, 4, 8)")  # fmt: skip
+    one.add_argument("--out", type=Path, default=STREAMING, metavar="FILE", help=f"the file to add to ({STREAMING})")
 
     command("workloads", commands.run_workloads, "the layers that are measured: names, models, sizes")
 

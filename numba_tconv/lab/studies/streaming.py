@@ -1,0 +1,220 @@
+"""Steps of decoders' layers timed: ours against the form written by hand, in turns, eager and in CUDA graphs.
+
+By hand, as Moshi's Python does it, a step convolves the new frames, adds the tail kept from the step before, subtracts
+the bias that both have, keeps the new tail and cuts it off. Times are of steps that follow each other, so weights are
+in the L2 cache where they fit: each time is of STEPS steps between two events, eager or as one graph, divided by STEPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from numba_tconv import streaming
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.cli import commands
+from numba_tconv.lab.measure import bench, machine, rows
+from numba_tconv.lab.measure.timing import quantile
+from numba_tconv.lab.report import tables as table
+
+FILE = Path("streaming", "layers.csv")  # in the data directory
+STEPS = 20  # between two events
+WARMUP_STEPS = 3
+FRAMES, BATCHES, DTYPES = (1, 2, 4, 8), (1, 8, 64), ("float32", "bfloat16")
+EAGER, GRAPH = "eager", "graph"
+HEADER = ["layer", "dtype", "batch", "frames", "graph: by hand, us", "ours", "speed-up", "eager: by hand", "ours"]
+
+
+def _layer(channels, kernel_size, stride, groups=1, bias=True):
+    return Problem(1, *channels, kernel_size, 1, stride, groups=groups, bias=bias)
+
+
+LAYERS = {
+    "mimi_upsample": _layer((512, 512), 4, 2, groups=512, bias=False),
+    "mimi_1": _layer((1024, 512), 16, 8),
+    "mimi_2": _layer((512, 256), 12, 6),
+    "mimi_3": _layer((256, 128), 10, 5),
+    "mimi_4": _layer((128, 64), 8, 4),
+    "qwen3_omni_upsample": _layer((1024, 1024), 2, 2),
+    "qwen3_omni_1": _layer((1536, 768), 16, 8),
+    "qwen3_omni_2": _layer((768, 384), 10, 5),
+    "qwen3_omni_3": _layer((384, 192), 8, 4),
+    "qwen3_omni_4": _layer((192, 96), 6, 3),
+    "encodec_1": _layer((512, 256), 16, 8),
+    "encodec_2": _layer((256, 128), 10, 5),
+    "encodec_3": _layer((128, 64), 8, 4),
+    "encodec_4": _layer((64, 32), 4, 2),
+}
+
+
+@dataclass(frozen=True)
+class Timed(machine.Measured):
+    """A layer's step. Times are median microseconds; ``mode`` is EAGER or GRAPH, ``frames`` the new ones of a slot.
+
+    ``relerr``: relative norms of STEPS outputs against float64.
+    """
+
+    layer: str
+    dtype: str
+    batch: int
+    frames: int
+    mode: str
+    us_p50: float
+    by_hand_us_p50: float
+    relerr: float
+    by_hand_relerr: float
+
+
+def by_hand(x, tail, weight, bias, stride: int, groups: int) -> torch.Tensor:
+    """A step from the last outputs that were not complete, ``tail`` (N, C_out, K - stride), updated in place."""
+    y = torch.conv_transpose1d(x, weight, bias, stride, groups=groups)
+    kept = tail.shape[2]
+    if not kept:
+        return y
+    y[:, :, :kept] += tail
+    new = y[:, :, -kept:]
+    tail.copy_(new if bias is None else new - bias[:, None])
+    return y[:, :, :-kept]
+
+
+@dataclass
+class Side:
+    """A way to compute a step of ``x``; ``run()`` returns its outputs and updates ``kept``."""
+
+    run: Callable[[], torch.Tensor]
+    kept: torch.Tensor
+
+    def error(self, x: torch.Tensor, chunks: torch.Tensor, whole: torch.Tensor) -> float:
+        self.kept.zero_()
+        outputs = []
+        for chunk in chunks:
+            x.copy_(chunk)
+            outputs.append(self.run().double())
+        return ((torch.cat(outputs, dim=2) - whole).norm() / whole.norm()).item()
+
+
+def sides(problem: Problem, x, weight, bias) -> dict[str, Side]:
+    p = problem
+    state = streaming.initial_state(x.shape[0], weight, p.stride)
+    tail = x.new_zeros((x.shape[0], p.out_channels, max(0, p.kernel_size - p.stride)))
+    return {
+        "ours": Side(lambda: streaming.step(x, state, weight, bias, p.stride, p.groups), state),
+        "by hand": Side(lambda: by_hand(x, tail, weight, bias, p.stride, p.groups), tail),
+    }
+
+
+def measure(name: str, dtype: str, batch: int, frames: int, repeats: int = 20) -> list[Timed]:
+    """The rows of the layer called ``name``, eager and in graphs, on torch's current GPU with its default switches."""
+    p, kind = LAYERS[name], bench.DTYPES[dtype]
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").to(kind)
+
+    weight = random(p.in_channels, p.out_channels_per_group, p.kernel_size)
+    bias = random(p.out_channels) if p.bias else None
+    chunks = random(STEPS, batch, p.in_channels, frames)
+    x = chunks[0].clone()
+    with torch.no_grad(), bench.torch_switches(tf32=True):
+        both = sides(p, x, weight, bias)
+        signal = torch.cat(list(chunks), dim=2).double()
+        whole = torch.conv_transpose1d(
+            signal, weight.double(), None if bias is None else bias.double(), p.stride, groups=p.groups
+        )
+        errors = {side: one.error(x, chunks, whole[:, :, : signal.shape[2] * p.stride]) for side, one in both.items()}
+        found = []
+        for mode in (EAGER, GRAPH):
+            calls = {side: _many(one.run) if mode == EAGER else _graph(one.run) for side, one in both.items()}
+            times = interleave(calls, repeats)
+            sizes = dict(layer=name, dtype=dtype, batch=batch, frames=frames, mode=mode)
+            found.append(
+                Timed(
+                    time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                    **asdict(machine.describe()),
+                    **sizes,
+                    us_p50=times["ours"],
+                    by_hand_us_p50=times["by hand"],
+                    relerr=errors["ours"],
+                    by_hand_relerr=errors["by hand"],
+                )
+            )
+    return found
+
+
+def _many(run: Callable[[], object]) -> Callable[[], None]:
+    def call():
+        for _ in range(STEPS):
+            run()
+
+    return call
+
+
+def _graph(run: Callable[[], object]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_STEPS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(STEPS):
+            run()
+    return graph.replay
+
+
+def interleave(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median microseconds of a step by name; each call is of STEPS steps."""
+    events = {name: [] for name in calls}
+    for turn in range(-WARMUP_STEPS, repeats):
+        for name, call in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            call()
+            stop.record()
+            if turn >= 0:
+                events[name].append((start, stop))
+    torch.cuda.synchronize()
+    return {
+        name: 1e3 / STEPS * quantile([start.elapsed_time(stop) for start, stop in spans], 0.5)
+        for name, spans in events.items()
+    }
+
+
+def markdown(results: list[Timed]) -> str:
+    """The newest row of each step, eager and in a graph side by side."""
+    newest = rows.newest(results, lambda row: (row.layer, row.dtype, row.batch, row.frames, row.mode))
+    return table.markdown(HEADER, list(_cells(newest)))
+
+
+def _cells(newest: dict[tuple, Timed]) -> Iterator[list[str]]:
+    for (*step, mode), graph in newest.items():
+        eager = newest.get((*step, EAGER))
+        if mode == GRAPH and eager:
+            speed_up = graph.by_hand_us_p50 / graph.us_p50
+            times = f"{graph.by_hand_us_p50:.1f}", f"{graph.us_p50:.1f}", f"{speed_up:.1f}x"
+            yield [*map(str, step), *times, f"{eager.by_hand_us_p50:.1f}", f"{eager.us_p50:.1f}"]
+
+
+def run_streaming(arguments) -> int:
+    """The command: time steps and add rows."""
+    names = list(dict.fromkeys(arguments.layers or LAYERS))
+    if unknown := set(names) - set(LAYERS):
+        raise commands.Mistake(f"no layer {min(unknown)!r}; there are {', '.join(LAYERS)}")
+    commands.require_gpu()
+    rows.check_writable(arguments.out, Timed)
+    results = []
+    for name in names:
+        for dtype in arguments.dtype or DTYPES:
+            for batch in arguments.batch or BATCHES:
+                for frames in arguments.frames or FRAMES:
+                    results += (found := measure(name, dtype, batch, frames))
+                    rows.append(arguments.out, found, Timed)
+    print(markdown(results))
+    print(f"rows added to {arguments.out}")
+    return 0
