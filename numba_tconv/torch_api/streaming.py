@@ -250,7 +250,8 @@ class _Told:
     """A tensor's layout, with the properties of a tensor that are asked for."""
 
     def __init__(self, laid_out: tuple):
-        self.shape, self.strides, self.dtype, self.device, _ = self.layout = Layout(*laid_out)
+        self.shape, self.strides, self.dtype, index, _ = self.layout = Layout(*laid_out)
+        self.device = torch.device("cpu") if index < 0 else torch.device("cuda", index)
 
     def stride(self) -> tuple[int, ...]:
         return self.strides
