@@ -46,6 +46,8 @@ from tests.parity import SMALL, operands, poisoned, verdict
 from .common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
 from .sanitized_depthwise import DEPTHWISE, depthwise_cases
 from .sanitized_doubles import double_cases
+from .sanitized_streaming import RUNG as STEP
+from .sanitized_streaming import step_cases
 
 MULTIPROCESSORS = 3  # as reported to the rungs
 
@@ -364,7 +366,7 @@ def _of_gradients_on_tensor_cores():
 
 
 def main(argv: list[str] | None = None) -> int:
-    names = [*RUNGS, *GRADIENTS]
+    names = [*RUNGS, *GRADIENTS, STEP]
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitized", description=__doc__.partition("\n")[0])
     parser.add_argument("rung", nargs="*", help=f"of {', '.join(names)}; all if none is named")
     chosen = parser.parse_args(argv).rung or names
@@ -373,7 +375,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # read at the first allocation
     right = wrong = 0
     with as_if_large():
-        for case in cases():
+        for case in (*cases(), *step_cases()):
             if case.rung not in chosen:
                 continue
             if reason := case.refusal():

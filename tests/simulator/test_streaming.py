@@ -13,6 +13,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import operators
+from tests.gpu.sanitized_streaming import step_cases
 from tests.parity import DTYPES
 from tests.streams import LAYERS, chunked, stream
 
@@ -84,6 +85,7 @@ def test_inputs_and_weights_of_any_strides(layout):
         s.x = s.x.repeat_interleave(2, 2)[:, :, ::2]
     state = s.state()
     assert torch.equal(torch.cat([step(chunk, state, s) for chunk in chunked(s.x, (1, 3))], dim=2), expected)
+    assert torch.equal(state, s.x[:, :, 3:])
 
 
 def test_the_last_reader_of_a_state_leaves_no_ticket(monkeypatch):
@@ -94,3 +96,8 @@ def test_the_last_reader_of_a_state_leaves_no_ticket(monkeypatch):
     assert len(taken) == 1
     assert len(taken[0]) == 2
     assert not taken[0].any()
+
+
+@pytest.mark.parametrize("case", list(step_cases()), ids=str)
+def test_what_the_sanitizer_plays(case):
+    assert case.wrong("cpu") is None
