@@ -46,8 +46,7 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """``launch``, of the operands and partial sums (splits, *shape), and the second stage: a function of operands and
-    result."""
+    """``launch``, of the operands and partial sums (splits, *shape), and the second stage, of operands and result."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
         return launch  # one sum is all of it

@@ -136,8 +136,7 @@ class Ring:
 
 
 def deepest(config, step: int = 1):
-    """The configuration with the most stages that fit (MOST_STAGES, less multiples of ``step``); None below
-    FEWEST_STAGES."""
+    """The configuration with the most stages that fit (MOST_STAGES, less multiples of ``step``), or None."""
     rings = (replace(config, stages=stages) for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -step))
     return next((ring for ring in rings if ring.shared_bytes <= H200.shared_per_block), None)
 
@@ -233,8 +232,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
     """Build the mainloop over the next ``stages_left`` stages, of which it takes every ``step``-th.
 
     With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
-    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, which it has not
-    released."""
+    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
     load, multiply, prepare, count = operands
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 

@@ -82,8 +82,7 @@ def device_function(function):
 def repeated(function, count):
     """A device function (k, state): ``function(k + z, state)`` for z below ``count``.
 
-    Straight-line, because an array indexed by a loop's variable lies in local memory; Numba compiles nothing
-    between."""
+    Straight-line, because an array indexed by a loop's variable lies in local memory."""
 
     def one_by_one(k, state):
         for z in range(count):

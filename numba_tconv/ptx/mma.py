@@ -147,8 +147,7 @@ def swizzled_descriptor(address):
 
 @instruction(no_meaning)
 def prmt(typingctx, a, b, selector):
-    """prmt.b32: four bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by ``selector``'s hex digits; from 8 on, repeat a top
-    bit."""
+    """prmt.b32: four bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by hex digits; from 8 on, a repeated top bit."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")

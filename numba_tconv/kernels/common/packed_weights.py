@@ -105,8 +105,7 @@ def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, boo
     """Return ``w`` packed, ready on the current stream, and whether the stream's newest launch packed it (never if
     frozen).
 
-    Every call packs, because torch does not tell when values change; a FrozenWeights' tensor is packed once an
-    order."""
+    Every call packs, because torch does not tell when values change; frozen weights are packed once."""
     packings = getattr(w, "packings", None)
     return (packing(w), True) if packings is None else (packings.packed(w, packing), False)
 

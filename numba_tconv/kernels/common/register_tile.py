@@ -35,8 +35,8 @@ class ThreadTile:
 
 
 class WarpTile(ThreadTile):
-    """``warps_m x warps_n`` warps a block, ``lanes_m x 32/lanes_m`` threads a warp, ``thread_m x thread_n`` sums a
-    thread."""
+    """``warps_m x warps_n`` warps a block, ``lanes_m x 32/lanes_m`` threads a warp, a thread ``thread_m x
+    thread_n``."""
 
     block_m: int
     block_n: int

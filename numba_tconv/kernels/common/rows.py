@@ -98,7 +98,7 @@ def _prepared(
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
     """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides, on the current stream.
 
-    Element e of a row is element ``e + first`` of the tensor's, or zero. ``pitch``, in elements: a multiple of 16
+    Element e of a row is element ``e + first`` of the tensor's, or zero. ``pitch``: elements, a multiple of 16
     bytes."""
     shape, strides, dtype, index, offset = Layout.of(tensor)
     result = room((*shape[:2], pitch), dtype, index)()

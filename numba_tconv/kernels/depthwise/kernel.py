@@ -47,8 +47,7 @@ class Families(NamedTuple):
 
 
 def make_fill(config: Config):
-    """Build ``fill(shared, base, x, window, lane, width)``: a team copies a Window of ``width`` inputs a channel,
-    converted."""
+    """Build ``fill(shared, base, x, window, lane, width)``: a team copies and converts a Window."""
     element, vector, lanes, in_per_group = ELEMENTS[config.dtype], config.vector, config.lanes, config.in_per_group
     load, accumulator, storage = element.load, element.accumulator, element.storage
     batch_elements, shared_vector = BATCH * vector, 4 // config.words

@@ -139,7 +139,7 @@ class LongConfig:
     def products(self, taps: int) -> tuple:
         """(sum, weight, place in the window) of every product of a chunk's first ``taps``.
 
-        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: tap by tap, then by output
+        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: by tap, then output
         channel."""
         t, reach, outs = self.taps, self.reach(taps), self.out_per_group
         return tuple(

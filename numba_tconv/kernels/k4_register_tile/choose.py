@@ -215,8 +215,7 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 
 def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator[tuple[int, int, int]]:
-    """Rounds of the busiest multiprocessor: (equal rounds, blocks in each, their warps that have columns), the last
-    columns last."""
+    """Rounds of the busiest multiprocessor: (equal rounds, blocks in each, their warps that have columns)."""
     columns, rows = problem.batch * config.columns(problem)[1], config.row_tiles(problem) * problem.groups
     column_tiles, warp_columns = -(-columns // config.block_n), config.block_n // config.warps_n
     warps = config.warps_m * config.warps_n

@@ -87,8 +87,7 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply(registers, stage, tails):
-        """Rows of one phase test the last tap outside the loop, so that a channel's loads do not wait for another's
-        products."""
+        """Rows of one phase test the last tap outside the loop: loads do not wait for another channel's products."""
         in_window, in_weights, c = stage.window, stage.weights, int32(0)
         if not ragged or (uniform and tails == 0):
             while c < block_k:

@@ -94,8 +94,7 @@ def config_for(x: Layout, problem: Problem, device: Device) -> Config:
 
 
 def vector_of(x: Layout) -> int:
-    """Elements of the largest vector (16 or 8 bytes) that is aligned in x (N, C_in, L), and wholly in or outside it, or
-    1."""
+    """Elements of the largest vector (16 or 8 bytes) aligned in x (N, C_in, L) and wholly in or outside it, or 1."""
     return next((v for v in (4, 2) if v * x.dtype.itemsize in (8, 16) and vectors_align(x, v)), 1)
 
 

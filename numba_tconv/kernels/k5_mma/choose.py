@@ -75,8 +75,7 @@ def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
 def choose(
     problem: Problem, precision: str, device: Device = H200, aligned: bool = True, contiguous: bool = True
 ) -> Config | None:
-    """The configuration, or None. ``aligned``: x is copied by 16 bytes. ``contiguous``: elements of rows are
-    neighbours."""
+    """The configuration, or None. ``aligned``: x is copied by 16 bytes. ``contiguous``: its rows are."""
     base = make_tile(problem, precision)
     if base is None:
         return None

@@ -134,8 +134,7 @@ def make_store_tile(config: Config):
 
 
 def _make_stage(config: Config):
-    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of the lane's two runs of columns in its row; row of
-    warps."""
+    """Build make_store_rounds' ``stage``; ``lane_at``: addresses of the lane's two runs of columns; row of warps."""
     fragments, row_warps = config.fragments, config.row_warps
 
     @device_function

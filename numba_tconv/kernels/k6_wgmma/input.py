@@ -39,8 +39,8 @@ class Input:
 
 
 def join(x: torch.Tensor, first: int, columns: int) -> torch.Tensor:
-    """Return the samples of ``x`` (N, C, L) as (1, C, N*columns): element i of sample n at ``n*columns + i - first``,
-    else 0."""
+    """The samples of ``x`` (N, C, L) as (1, C, N*columns): element i of sample n at ``n*columns + i - first``, else
+    0."""
     batch, channels, _ = x.shape
     return copied(x.transpose(0, 1), columns, first).view(1, channels, batch * columns)
 

@@ -190,8 +190,8 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 def make_view(config: Config):
     """Build ``view_of``: a lane's View of the tap chunk of a tile at sample ``n`` and column ``j``.
 
-    ``column``: where the lane's window begins in the tile; ``x_at``: its address if the tile's begins at a multiple of
-    16 bytes."""
+    ``column``: where the lane's window begins in the tile; ``x_at``: its address if the tile's is aligned to 16
+    bytes."""
     tile = config.tile
     itemsize, vector, lead, halo = tile.itemsize, 16 // tile.itemsize, tile.lead, tile.halo
     shift, before = tile.chunk_shift, tile.overlap + lead

@@ -45,8 +45,7 @@ def make_locate(config: Config):
 
 
 def make_walk(config: Config):
-    """Build ``sample_of`` a column tile, and ``walk`` by a step without division: sample and column of a tile's own
-    outputs.
+    """Build ``sample_of`` a column tile, and ``walk`` by a step without division: a tile's sample and column.
 
     ``columns``: of a sample."""
     advance = config.tile.advance

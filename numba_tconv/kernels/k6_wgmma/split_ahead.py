@@ -1,8 +1,7 @@
 """Split operands of k6 (tf32x3): producer warps replace a stage's float32 by fp16 halves, in place.
 
 With many taps (Config.split_ahead) that saves work and registers of the lanes, which split what they read with few
-(operands.py). Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4, in the same
-columns."""
+(operands.py). Channels t and t + 4 share a word (``split_channel``): hi in row t, lo in row t + 4."""
 
 from __future__ import annotations
 

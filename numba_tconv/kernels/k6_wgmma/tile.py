@@ -235,8 +235,7 @@ def tail_column(problem: Problem, config: Config) -> int | None:
 
 
 def sample_columns(problem: Problem, config: Config) -> tuple[int, int]:
-    """A sample's first column and number of columns: if padding permits, whole tiles that share no window with
-    another's."""
+    """A sample's first column and columns: if padding permits, whole tiles that share no window."""
     tile = config.tile
     first, needed = tile.columns(problem)
     if config.joined:
@@ -337,7 +336,7 @@ def stagings(config: Config) -> Iterator[Config]:
 
 
 def _runs(config: Config, buffers: int) -> Config:
-    """The largest rounds that keep runs in registers, else the smallest; rows get two buffers if the ring stays as
+    """The largest rounds that keep runs in registers, else the smallest; two buffers for rows if the ring stays as
     deep."""
     for channels in round_sizes(config.tile):
         staged = replace(config.tile, round_channels=channels)

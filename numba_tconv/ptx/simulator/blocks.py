@@ -71,8 +71,7 @@ class Thread(kernel.BlockThread):
 
 
 class Block(kernel.BlockManager):
-    """Threads run one after the other up to a barrier, in reverse order up to the next: that exposes missing
-    barriers."""
+    """Threads run one after the other up to a barrier, in reverse up to the next, to expose missing barriers."""
 
     def run(self, grid_point, *arguments):
         points = list(np.ndindex(*self._block_dim))

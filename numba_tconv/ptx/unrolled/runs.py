@@ -1,7 +1,6 @@
 """Runs: neighbouring elements between global memory and registers, 16 bytes at a time, from any start.
 
-Whole vectors are loaded and shifted in registers. Straight-line, because an array indexed by a loop's variable lies in
-local memory."""
+Whole vectors are loaded and shifted in registers. Straight-line, to keep arrays out of local memory."""
 
 from __future__ import annotations
 

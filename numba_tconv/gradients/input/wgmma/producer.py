@@ -28,8 +28,7 @@ from .tile import Config
 
 
 def sheared_of(g: Layout) -> int:
-    """Distance of grad_output's rows that begin alike modulo 16 bytes; 1: a plain map suffices; 0: it must be
-    copied."""
+    """Distance of grad_output's rows that begin alike modulo 16 bytes; 1: a plain map suffices; 0: copy it."""
     alike = 0 if g.offset % ALIGNMENT else rows_alike(g.shape, g.strides, g.dtype.itemsize)
     overlapping = alike > 1 and g.strides[1] < ALIGNMENT // g.dtype.itemsize
     return 0 if overlapping or (alike and g.shape[1] % alike) else alike

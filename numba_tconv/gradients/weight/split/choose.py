@@ -79,8 +79,7 @@ def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[in
 
 @lru_cache(maxsize=1024)
 def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, ...]:
-    """A layer's tiles: the one with the fewest instructions, then (float32 and float64 from Hopper on) the fastest at
-    LENGTHS."""
+    """The tile of the fewest instructions, then (float32 and float64 from Hopper on) the fastest at LENGTHS."""
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):

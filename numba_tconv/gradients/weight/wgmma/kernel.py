@@ -192,8 +192,7 @@ class WeightWarpgroup(WgmmaGradient):
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The planes' configuration, or None where grad_output is read in place, and the own, for contiguous
-        tensors."""
+        """The planes' configuration, or None where grad_output is read in place, and the own."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         alike = rows_alike(shape, strides, dtype.itemsize)

@@ -18,8 +18,8 @@ from .tile import Config
 
 
 def make_first_pair(config: Config):
-    """Build (tile along pairs) -> the output channel, of the first set, with which boxes begin, and the tile's first
-    pair of it."""
+    """Build (tile along pairs) -> the first set's output channel with which boxes begin; the tile's first pair of
+    it."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike
 

@@ -2,8 +2,7 @@
 
 m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, and k positions, the
 depth. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves all these taps.
-With ``by_taps`` a pair is a channel and any tap, and a tile may begin anywhere in a channel: no sum is of a missing
-tap."""
+With ``by_taps`` a pair is a channel and any tap, and a tile may begin anywhere in a channel: no tap is missing."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class Config(Ring):
 
     @property
     def odd(self) -> int:
-        """Elements by which words of two begin before a position: 1 if the first one fetched is not at a multiple of a
-        word."""
+        """Elements by which words of two begin before a position: 1 if the first one fetched is within a word."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property

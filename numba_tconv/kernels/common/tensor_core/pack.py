@@ -4,7 +4,7 @@ Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a 
 operand; in "mma" a lane's four registers of A are 16 bytes. Missing channels, rows and taps are zeros. A block packs a
 stage.
 
-Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last packed
+Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last
 element."""
 
 from __future__ import annotations

@@ -71,8 +71,7 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
     @device_function
     def aim(sample, column, out):
-        """Return the Extent, and ``straight``: all outputs lie in one sample, and end with it only where a lane's
-        do."""
+        """Return the Extent, and ``straight``: outputs lie in one sample, and end with it only where a lane's do."""
         begin = (out.first_column + column) * stride - out.padding
         next_sample, next_column = sample, column + advance
         while next_column >= out.columns:

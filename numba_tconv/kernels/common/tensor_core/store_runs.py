@@ -63,8 +63,7 @@ def _some_channels(tile: Tile, warps: int) -> bool:
 
 
 def make_run_of(tile: Tile):
-    """Build ``run_of`` a channel, in one sample: first output, end, distance from its first sector to the tile's own
-    output."""
+    """Build ``run_of`` a channel, in one sample: first output, end, outputs from its first sector to the tile's own."""
     span, advance, sector = tile.span, tile.advance, tile.sector
 
     @device_function

@@ -135,8 +135,7 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns before the tile's own outputs, a multiple of eight: for a run's first phases, up to a sector
-        early."""
+        """Columns before the tile's own outputs, a multiple of eight: for a run's first phases and early sector."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 

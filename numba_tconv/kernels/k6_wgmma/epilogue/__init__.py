@@ -36,9 +36,8 @@ class Epilogue(NamedTuple):
 def make_epilogue(config: Config) -> Epilogue:
     """Build the epilogue. ``extra``: of make_extra_of.
 
-    A part of the phases goes straight from registers (part.py). Other sums are taken in slabs, since registers have no
-    run-time index. Tiles within one sample leave in bulk (bulk.py), rows (rows.py) or runs (store_runs.py), others by
-    store_any.py."""
+    A part of the phases goes straight from registers (part.py). Other sums are taken in slabs: registers have no index.
+    Tiles within one sample leave in bulk (bulk.py), rows (rows.py) or runs (store_runs.py), others by store_any.py."""
     if config.tile.part:
         return _make_part(config)
     bulk, by_rows, by_turns = config.bulk_channels > 0, config.by_rows, not config.bulk_channels and config.buffers == 1
