@@ -19,16 +19,16 @@ from numba_tconv.ptx import device_function, load_vector, recomputed, repeated, 
 from numba_tconv.runtime.kernel import Kernel, flat
 
 SQUARES = 8  # of a tile along the phases
-COLUMNS = 96  # of a tile
+COLUMNS = 96
 RESIDENT = 1152  # threads of a multiprocessor, at least
-WORDS = 4  # of a vector
+WORDS = 4
 
 
 class Sizes(NamedTuple):
     out_channels: int
     out_length: int
     padding: int
-    columns: int  # of a plane
+    columns: int
     pitch: int  # elements between planes
     rows: int  # of grad_output, over all samples
 

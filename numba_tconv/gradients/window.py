@@ -111,10 +111,10 @@ def make_copy(dtype: torch.dtype, vector: int = 1):
 class Columns(NamedTuple):
     sample: int
     position: int  # of the first column in its sample
-    sample_columns: int  # of a sample
+    sample_columns: int
     batch: int
     tap: int  # the first phase's first
-    phases_left: int  # from the first on
+    phases_left: int
     padding: int
     out_length: int
     stride_n: int  # of grad_output, in elements

@@ -61,7 +61,7 @@ def adjoint_weight(weight: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 class Config(NamedTuple):
     planes: planes.Config | None  # None: grad_output is read in place
-    rung: str  # the forward rung's name
+    rung: str
     of_rung: object  # its configuration
 
 
@@ -129,7 +129,7 @@ class InputPlanes(GradientRung):
             nonlocal launch
             x = grad_output if in_place else planes.make_planes(grad_output, problem)
             w = adjoint_weight(weight, problem)
-            if launch is None:  # later tensors have the same layout
+            if launch is None:
                 launch = rung.prepare(Layout.of(x), Layout.of(w), None, where, p, of_rung, precision)
             launch(x, w, None, result)
 

@@ -24,7 +24,7 @@ from .arguments import Bias, arguments
 
 # Tried, each rounded up, at most to its double, to a divisor of the channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
-FEWEST_CHANNELS = 16  # of a part
+FEWEST_CHANNELS = 16
 # Cost of the second stage, fitted to measured launches.
 SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs a millisecond
@@ -164,7 +164,7 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, e
     ``dtype``, and the output (N, C_out, L_out), which may begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
-    width = VECTOR if group_outputs % VECTOR == 0 else 1  # outputs of a thread
+    width = VECTOR if group_outputs % VECTOR == 0 else 1
     return make_kernel(dtype, early).prepare(
         -(-outputs // (width * THREADS)),
         alike((splits * outputs,), torch.float32),

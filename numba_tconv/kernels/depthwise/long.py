@@ -200,7 +200,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     def depthwise_long(x, w, bias, y, sizes):
         shared, inputs = cuda.shared.array(0, dtype=accumulator), cuda.shared.array(0, dtype=storage)
         sums = cuda.local.array(sum_count, dtype=accumulator)
-        piece = cuda.local.array(pieces, dtype=accumulator)  # of each sum
+        piece = cuda.local.array(pieces, dtype=accumulator)
         offsets = cuda.local.array(out_per_group, dtype=accumulator)
         raw = cuda.local.array(BATCH, dtype=storage)
         places = cuda.local.array(vector, dtype=int32)

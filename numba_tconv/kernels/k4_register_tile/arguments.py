@@ -22,7 +22,7 @@ class Grid(NamedTuple):
 
     columns: int  # of a sample
     first_column: int  # of a sample
-    row_tiles: int  # of a group
+    row_tiles: int
     tap_chunks: int
     channel_chunks: int
     last_taps: int  # rows of a channel with the last tap

@@ -63,7 +63,7 @@ STORE = 5.4e-7  # ms a sum of a block
 LOAD = 0.92  # multiply-adds of a shared load
 
 # Fitted to launches of few blocks on Hopper, in clocks of a scheduler, each a multiply-add of a warp.
-SCHEDULERS = 4  # of a multiprocessor
+SCHEDULERS = 4
 CLOCKS = 1.64e6  # in a millisecond
 CHANNEL = 31  # a warp's loads and end of a turn over channels
 LATENCY = 32  # of these loads, unless hidden

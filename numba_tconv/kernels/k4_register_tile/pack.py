@@ -26,7 +26,7 @@ from .tile import Config
 
 THREADS = 128
 BATCH = 4  # weights in flight
-MOST_BYTES = 8192  # of a block's weights
+MOST_BYTES = 8192
 ON_GPU = device_function(mma_a)
 
 
@@ -54,11 +54,11 @@ class Order:
 class PackGrid(NamedTuple):
     """How packed weights are divided, and the sizes."""
 
-    row_tiles: int  # of a group
+    row_tiles: int
     tap_chunks: int
     channel_chunks: int
     in_per_group: int
-    out_channels: int  # of a group
+    out_channels: int
     kernel_size: int
     way: int  # weight_box.Box.way
 

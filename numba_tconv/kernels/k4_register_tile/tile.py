@@ -46,7 +46,7 @@ class Config(WarpTile):
     y_vector: int = 1  # outputs of a store
     splits: int = 1  # split-K
 
-    barriers = 0  # mbarriers in shared memory
+    barriers = 0
     fragments = False  # weights packed as tensor-core operands
 
     @property

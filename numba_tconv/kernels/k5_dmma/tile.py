@@ -28,7 +28,7 @@ TILES = (
     (16, 128, 16, 32, 4, 4),
 )
 RING = (64, 128, 64, 32, 8, 2)  # ring.py's
-FEWEST_STAGES, MOST_STAGES = 3, 6  # of a ring
+FEWEST_STAGES, MOST_STAGES = 3, 6
 MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; those whose products take about its latency
 MOST_PRODUCTS = 96  # unrolled, with the taps of one window
 TURN_PRODUCTS = 32  # in a turn of several steps; more spill

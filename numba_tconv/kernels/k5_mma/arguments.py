@@ -45,9 +45,9 @@ class Loop(NamedTuple):
 class Thread(NamedTuple):
     """A thread in its block; a *team* is the warps of one tile."""
 
-    lane: int  # in the warp
+    lane: int
     team: int  # in the block
-    warp: int  # in the team
+    warp: int
     warp_row: int  # of warps in the tile
     first_column: int  # of the warp, in the tile
 

@@ -39,7 +39,7 @@ class Geometry:
     alike: int
     pitch: int  # between rows of a box
     shear: int  # between channels' starts in their rows
-    region: int  # size of a window
+    region: int
     slot: int  # a stage
     stages: int
 

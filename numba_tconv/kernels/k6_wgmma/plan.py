@@ -36,7 +36,7 @@ class Plan:
     map_bytes: int
     packing: TensorPacking
     launch: Prepared
-    tail: Prepared | None  # computes the last columns
+    tail: Prepared | None
     second: SecondStage | None  # adds up split-K
 
 

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
     x: object
     values: object
     source: int  # index in x of the first channel's
-    channel: int  # of the stage
+    channel: int
     channels_left: int  # that exist there
     shared: object
     element: int  # of the window

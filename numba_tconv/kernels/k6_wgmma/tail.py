@@ -103,7 +103,7 @@ def make_kernel(tile: Tile) -> Kernel:
         thread, outputs = int32(cuda.threadIdx.x), int32(last.outputs)
         few_samples, row_tile = divided(int32(cuda.blockIdx.x), int32(tiles.row_tiles))
         group, group_tile = divided(row_tile, int32(tiles.group_tiles))
-        slots = int32(channels * outputs)  # rows with an output here
+        slots = int32(channels * outputs)
         parts = int32(THREADS // slots)  # threads a row
         part, slot = divided(thread, slots)
         channel, phase = divided(slot, outputs)

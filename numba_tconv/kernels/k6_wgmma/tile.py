@@ -18,7 +18,7 @@ THREADS = CONSUMERS * 128 + PRODUCERS * 32
 # A consumer's and a producer's thread, without spills; all start with 168, and the sum must not grow.
 REGISTERS = 216, 72
 BLOCKS = 2  # of 64 columns
-WIDEST = 2 * COLUMNS  # columns of a window
+WIDEST = 2 * COLUMNS
 SHARED_PER_BLOCK = H200.shared_per_block  # bytes, of every card of compute capability 9.0
 MOST_STAGES = 12
 FEWEST_STAGES = 4

@@ -59,7 +59,7 @@ class Sizes(NamedTuple):
 class Grid(NamedTuple):
     columns: int  # between samples, as tiles count
     window_columns: int  # the same, as windows count
-    row_tiles: int  # of a group
+    row_tiles: int
     tap_chunks: int
     channel_chunks: int
     phase_chunks: int
@@ -129,7 +129,7 @@ def make_kernel(config: Config) -> Kernel:
         chunk, phase, channel = int32(0), int32(0), int32(0)
         packed = int64(cuda.blockIdx.x) * total * w_stage
         source = group * sizes.out_channels_per_group * grad_output.stride_c
-        load_slot, multiply_slot = int32(0), int32(0)  # offsets of the stages
+        load_slot, multiply_slot = int32(0), int32(0)
         until_aside = int32(partial)  # until partial sums are added
         s = int32(1 - stages)
         while s < total:

@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 class Tap(NamedTuple):
     weights: int  # address, at tap 0
-    taps: int  # of the pair
+    taps: int
 
 
 class Multiply(NamedTuple):

@@ -23,13 +23,13 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat, strided
 
 from .tile import Config
 
-SIDE = 32  # of a square
+SIDE = 32
 THREADS = 64 if SIMULATOR else 256  # the simulator's are Python's
 TORCH = {32: torch.float32, 64: torch.float64}
 
 
 class Grid(NamedTuple):
-    row_tiles: int  # of a group
+    row_tiles: int
     tap_chunks: int
     channel_chunks: int
     phase_chunks: int

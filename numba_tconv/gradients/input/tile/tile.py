@@ -44,8 +44,8 @@ class Config(WarpTile):
     tap_chunk: int  # taps of a row in one window
     whole: bool  # every row has all taps of every chunk
     whole_channels: bool  # a group's channels fill whole stages
-    phases: int  # of a stage
-    channels: int  # of a stage
+    phases: int
+    channels: int
     block_m: int
     block_n: int
     thread_m: int
@@ -57,7 +57,7 @@ class Config(WarpTile):
     long_phases: int = 0  # of tap_chunk taps, before those of one less, in a stage of all taps; 0: none has less
     splits: int = 1  # split-K
     early_launch: bool = False  # see Kernel.prepare
-    overlaps_packing: bool = False  # the main kernel begins while weights are packed
+    overlaps_packing: bool = False
 
     @property
     def alone(self) -> Config:

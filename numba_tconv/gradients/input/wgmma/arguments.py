@@ -23,7 +23,7 @@ class Grid(NamedTuple):
     """How tiles are dealt out."""
 
     position_tiles: int  # of a sample
-    channel_tiles: int  # of a group
+    channel_tiles: int
     tiles: int  # parts of tiles, in all
     tile_stages: int  # of a part
 
@@ -61,7 +61,7 @@ class Ends(NamedTuple):
     reached: int  # whether the warp meets it in this tile
     first: tuple  # the elements that tap 0 meets at the lane's positions
     meets: tuple  # bit masks of the next stage's entries, then of this one's
-    length: int  # of the signal
+    length: int
 
 
 class Lane(NamedTuple):

@@ -28,7 +28,7 @@ from numba_tconv.runtime.device import Device
 from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160  # of a consumer thread
-MOST_PHASES = 16  # in an estimate
+MOST_PHASES = 16
 # Fitted: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes read and
 # written a clock by the GPU's copies; clocks of another launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000

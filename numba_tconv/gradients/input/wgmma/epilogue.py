@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
     start: int  # element of the first position and channel
     length: int  # elements between channels
-    channels_left: int  # from the first on
+    channels_left: int
     positions_left: int
 
 

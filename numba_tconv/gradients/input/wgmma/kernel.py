@@ -99,7 +99,7 @@ def make_kernel(config: Config) -> Kernel:
     barriers, stages = config.barriers, config.stages
     all_sums, all_operands, all_rows = config.sums, 8 * config.blocks, 2 * config.blocks
     all_places, all_meets = 2 * PRODUCTS * (2 if config.halves else 1), 4 * config.blocks
-    step = CONSUMERS if alternate else 1  # between a warpgroup's tiles
+    step = CONSUMERS if alternate else 1
     place_of_tile, fill, (window_of, begin_tile) = make_place(config), make_fill(config), make_lane(config)
     setup = make_setup(config, 4 if alternate else 4 * CONSUMERS, turns=CONSUMERS)
     produce, aim, store = make_produce(config, place_of_tile), make_aim(config), make_store(config)
@@ -115,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
         pipe = Pipe(int32(base + barriers), int32(base + barriers + BARRIER * stages), stages)
         if number == 0:
             setup(pipe, base)
-        turns = int32(thread.base + words)  # mbarriers of the warpgroups' turns
+        turns = int32(thread.base + words)
         if through:
             fill(int32(base + table), number, int32(grad_rows.shear))
         cuda.syncthreads()

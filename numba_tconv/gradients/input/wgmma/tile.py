@@ -25,7 +25,7 @@ class Config(Ring):
     odd: bool  # odd padding: windows begin at odd elements
     sheared: int  # channels between rows alike modulo 16 bytes
     clears: bool  # windows hold memory beside their rows, as zeros
-    through: bool  # stages run through the channels
+    through: bool
     g_channels: int  # output channels of a stage's windows
     blocks: int  # of 64 positions, a warpgroup
     channels: int  # input channels of a tile

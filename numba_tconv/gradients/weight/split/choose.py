@@ -30,7 +30,7 @@ LEAST_BLOCKS = 2  # one multiplies while the other waits
 BANKED = 8  # phases whose columns lie in different banks
 
 # The cost model.
-SCHEDULERS = 4  # of a multiprocessor
+SCHEDULERS = 4
 CLOCKS = 1.53e6  # clocks in a millisecond
 LAUNCH = 0.006  # ms of a launch
 # Clocks of a scheduler a warp; a multiply-add takes one.
@@ -70,7 +70,7 @@ def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[in
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)
-    fewest = -(-least * blocks // device.multiprocessors)  # blocks of a multiprocessor
+    fewest = -(-least * blocks // device.multiprocessors)
     most = max(MOST_ROUNDS * config.min_blocks, fewest)
     found = (min(stages, device.multiprocessors * each // blocks) for each in range(fewest, most + 1))
     lengths = {-(-stages // splits) for splits in found}
@@ -225,7 +225,7 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[
     own_blocks, blocks = config.own_blocks(problem), config.blocks(problem)
 
     def of(splits: int, length: int) -> float:
-        most = -(-blocks * splits // device.multiprocessors)  # blocks of a multiprocessor
+        most = -(-blocks * splits // device.multiprocessors)
         whole, last = divmod(most, config.min_blocks)
         share = _last_round(own_blocks * splits, config, whole * config.min_blocks * device.multiprocessors)
         clocks = 0.0

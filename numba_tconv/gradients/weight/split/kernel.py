@@ -49,13 +49,13 @@ class Sizes(NamedTuple):
 
 class Grid(NamedTuple):
     columns: int  # of a sample
-    row_tiles: int  # of a group
+    row_tiles: int
     channel_tiles: int
     phase_chunks: int
     tap_chunks: int
     phases: int  # with taps of this kind
     stages: int  # of all splits
-    split_stages: int  # of a split
+    split_stages: int
 
 
 class Tile(NamedTuple):

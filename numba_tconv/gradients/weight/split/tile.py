@@ -45,8 +45,8 @@ class Config(ThreadTile):
     stride: int
     dilation: int
     tap_chunk: int  # taps of a row in one window
-    phases: int  # of a block
-    channels: int  # of a block
+    phases: int
+    channels: int
     thread_m: int
     thread_p: int
     lanes_m: int

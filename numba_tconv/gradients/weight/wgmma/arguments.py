@@ -21,12 +21,12 @@ class Rows(NamedTuple):
 class Grid(NamedTuple):
     """How sums are dealt out."""
 
-    group_rows: int  # of grad_output or its planes
+    group_rows: int
     group_channels: int  # input channels
     pair_tiles: int
     channel_tiles: int
     tap_chunks: int
-    tiles: int  # of one split
+    tiles: int
     sample_stages: int
     all_stages: int
     splits: int

@@ -28,8 +28,8 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 from .tile import Config
 
-THREADS = 128 * CONSUMERS  # of the consumers
-BARRIER = 1  # of the consumers
+THREADS = 128 * CONSUMERS
+BARRIER = 1
 VECTOR = 4  # float32 elements
 
 
@@ -98,7 +98,7 @@ def _make_direct(config: Config):
 
     @device_function
     def store(sums, result, staging, grid, block, consumer):
-        runs = cuda.local.array(lane_rows, dtype=int32)  # of the lane's rows
+        runs = cuda.local.array(lane_rows, dtype=int32)
         for z in range(lane_rows):
             m, _ = fragment(consumer.warp, consumer.lane, z % 2 * 2)
             m = int32(m + BLOCK * (blocks * consumer.warpgroup + z // 2))

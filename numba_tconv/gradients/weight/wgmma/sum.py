@@ -26,7 +26,7 @@ from .tile import Config as Tile
 
 CHANNELS, THREADS = 32, 256  # of a block
 VECTOR = 4  # channels of a thread, where weights are many
-ELEMENTS_OF = {1: 1, VECTOR: 2}  # of a thread, by its channels
+ELEMENTS_OF = {1: 1, VECTOR: 2}
 LOADS = {1: 32, VECTOR: 4}  # splits times elements in flight, by channels
 GRID_AXIS = 65_535
 
@@ -51,7 +51,7 @@ class Splits(NamedTuple):
 
 class Weight(NamedTuple):
     groups: int
-    group_channels: int  # input channels of a group
+    group_channels: int
     row: int  # elements of an input channel
     kernel_size: int
     phases: int
@@ -79,7 +79,7 @@ class Load(NamedTuple):
     first_row: int
     first_split: int
     splits: int
-    all_sums: int  # of a split
+    all_sums: int
 
 
 @cache

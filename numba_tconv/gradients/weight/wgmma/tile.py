@@ -35,9 +35,9 @@ class Config(Ring):
     window: Window  # of grad_output, or its planes
     alike: int
     clears: int  # elements before a row's first in a box
-    tap_chunk: int  # taps of a row in a tile
+    tap_chunk: int
     blocks: int  # of 64 pairs, a warpgroup
-    channels: int  # of a tile
+    channels: int
     alternate: bool  # warpgroups take alternate stages of the same pairs, else own pairs
     sets: int = 2  # of operands; with two, one is loaded during products
     stages: int = 0

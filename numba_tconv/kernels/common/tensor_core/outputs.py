@@ -65,7 +65,7 @@ class Thread(NamedTuple):
     """A thread of the warps that store a tile together."""
 
     team: int  # meets at named barrier ``team + 1``
-    warp: int  # of the team
+    warp: int
     lane: int
 
 

@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
     tap_chunks: int
     channel_chunks: int
     in_per_group: int
-    out_channels: int  # of a group
+    out_channels: int
     kernel_size: int
 
 

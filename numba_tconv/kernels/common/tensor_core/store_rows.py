@@ -53,9 +53,9 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
     """The same for runs at multiples of ``width`` outputs, which a lane writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
-    warp_rows = ROUND_ROWS // warps  # of a round
+    warp_rows = ROUND_ROWS // warps
     step = 32 * width  # outputs of a warp's write
-    steps = -(-(tile.advance + tile.sector - 1) // step)  # of a run
+    steps = -(-(tile.advance + tile.sector - 1) // step)
     pieces = warp_rows * steps
     copy, run_of = ld_shared_st_global_if(width), make_run_of(tile)
 

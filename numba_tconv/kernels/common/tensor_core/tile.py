@@ -23,7 +23,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.formula.taps import Taps
 
 COLUMNS = 128
-ROWS = 128  # of a tile
+ROWS = 128
 SECTOR = 32  # bytes
 ANY_LENGTH = 1 << 16  # a long signal
 # Columns; in tf32x3 wider windows spill.
@@ -40,7 +40,7 @@ class Tile:
     tap_chunk: int  # taps of a row in one window
     several_chunks: bool  # a row has more than one
     phases: int  # rows of a channel in a tile
-    channels: int  # in a tile
+    channels: int
     span: int  # outputs of a column in a channel
     round_channels: int  # staged together
     wide_outputs: bool = False  # float32 partial sums of 16-bit operands

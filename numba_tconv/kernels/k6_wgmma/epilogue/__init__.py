@@ -166,7 +166,7 @@ def _make_rows(config: Config):
                 steady = channels_left >= channels and (int32(out.length) * staged_channels) & (sector - 1) == 0
                 tile_place = Place(sample, column, row, channel, int64(channels_left), extent, head)
                 prepare(runs, int32(0), out, staging, tile_place, thread)
-            m = int32(0)  # row of the tile
+            m = int32(0)
             while m < rows:
                 for z in range(slabs_a_round):
                     take_values(values, sums.total if exact else sums.acc, m // slab)

@@ -25,7 +25,7 @@ class Lane(NamedTuple):
     words: object  # what it writes at once
     out: object
     place: object
-    sample: int  # of its first column
+    sample: int
     column: int
     row: int  # its first of eight
     extra: float
