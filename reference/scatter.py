@@ -4,6 +4,8 @@ Every input sample is multiplied by every tap, and added where it lands; what li
 
     y[n, co, i*stride - padding + k*dilation] += x[n, ci, i] * w[ci, co, k]
 
+A pair ``padding = (left, right)`` crops each end by its own number: ``left`` counts in the formula, ``right`` in L_out.
+
 Each gradient is the same walk with another factor on the left. Arrays are numpy's or nested sequences; sums are
 float64. Arguments are torch.nn.functional.conv_transpose1d's, unchecked. For small problems only."""
 
@@ -20,7 +22,8 @@ def conv_transpose1d(x, w, bias=None, stride=1, padding=0, output_padding=0, gro
         return conv_transpose1d(x[None], w, bias, stride, padding, output_padding, groups, dilation)[0]
     samples, _, length = x.shape
     _, channels_per_group, kernel_size = w.shape
-    out_length = (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
+    left, right = padding if isinstance(padding, tuple) else (padding, padding)
+    out_length = (length - 1) * stride - left - right + dilation * (kernel_size - 1) + output_padding + 1
 
     y = np.zeros((samples, channels_per_group * groups, out_length))
     for n, ci, i, c, k, co, o in _products(x.shape, w.shape, out_length, stride, padding, groups, dilation):
@@ -79,6 +82,7 @@ def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
     group."""
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape
+    left = padding[0] if isinstance(padding, tuple) else padding
     for n in range(samples):
         for ci in range(in_channels):
             group = ci // (in_channels // groups)
@@ -86,7 +90,7 @@ def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
                 co = group * channels_per_group + c
                 for i in range(length):
                     for k in range(kernel_size):
-                        o = i * stride - padding + k * dilation
+                        o = i * stride - left + k * dilation
                         if 0 <= o < out_length:
                             yield n, ci, i, c, k, co, o
 

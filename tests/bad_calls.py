@@ -86,8 +86,10 @@ REPLACEMENTS = {
     },
     **{
         name: {label: _instead(value) for label, value in _INTEGERS.items()}
-        for name in ("stride", "padding", "output_padding", "groups", "dilation")
+        for name in ("stride", "output_padding", "groups", "dilation")
     },
+    # torch refuses words and pairs.
+    "padding": {label: _instead(value) for label, value in _INTEGERS.items() if label not in ("'same'", "(3, 1)")},
 }
 FEW = 14  # calls for each pair of arguments and good call
 TORCHS = torch.conv_transpose1d

@@ -15,6 +15,7 @@ from numba_tconv.selection import gradient as gradients
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.torch_api import gradient_operators as grad_ops
 from numba_tconv.torch_api import operators as ops
+from numba_tconv.torch_api import torchs
 
 from .parity import LAYOUTS, operands, parameters
 
@@ -84,12 +85,8 @@ def references_gradient(of, g, x, w, problem):
 
 def torchs_gradient(of, g, x, w, problem):
     """torch's own gradient, in the dtype and on the device of the operands."""
-    p = parameters(problem)
-    lists = ([p[name]] for name in ("stride", "padding", "dilation"))
-    return torch.ops.aten.convolution_backward(
-        *(g, x, w, [problem.out_channels], *lists, True, [p["output_padding"]], p["groups"]),
-        [of == name for name in OF],
-    )[OF.index(of)]
+    wanted, sizes = [of == name for name in OF], [*parameters(problem).values()]
+    return torchs.gradients(g, x, w, [problem.out_channels], sizes, wanted)[OF.index(of)]
 
 
 def gradient_terms(of, problem) -> int:

@@ -58,6 +58,19 @@ SMALL = {
     "a window longer than the input": _problem(1, (2, 3), 9, 3, dilation=2, padding=3, bias=True),
 }
 
+# Ends that no call with an int for padding crops so (formula/padding.py).
+CROPPED = {
+    "causal": _problem(2, (3, 2), 8, 5, stride=4, output_padding=-4, bias=True),
+    "causal, depthwise": _problem(2, (3, 3), 8, 5, stride=4, output_padding=-4, groups=3, bias=True),
+    "causal, stride 1, dilation": _problem(2, (2, 3), 3, 9, output_padding=-4, dilation=2),
+    "same, odd": _problem(2, (3, 2), 7, 5, stride=4, padding=1, output_padding=-1, bias=True),
+    "cropped on the left alone": _problem(2, (3, 2), 8, 5, stride=4, padding=7, output_padding=7, bias=True),
+    "cropped on the left, added on the right": _problem(
+        1, (2, 2), 4, 5, stride=3, padding=5, output_padding=7, bias=True
+    ),
+    "cropped on the right to one output": _problem(1, (2, 2), 5, 4, stride=2, padding=1, output_padding=-8, bias=True),
+}
+
 
 def _contiguous(tensor):
     return tensor

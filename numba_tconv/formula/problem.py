@@ -21,7 +21,11 @@ class Problem:
     ``padding``, ``output_padding`` and ``dilation`` are in samples. The weight is (in_channels, out_channels/groups,
     kernel_size), the input (batch, in_channels, length), the output (batch, out_channels, out_length).
 
-    Raises RuntimeError for the values that torch's conv_transpose1d refuses.
+    ``padding`` outputs are cropped at the left end, and ``padding - output_padding`` at the right end. So
+    ``output_padding`` may be negative, or as large as a smaller crop at the right end makes it (formula/padding.py).
+
+    Raises RuntimeError for other values that torch's conv_transpose1d refuses, and where more than
+    ``max(stride, dilation) - 1`` outputs would lie beyond the last tap's last one.
 
         >>> Problem(batch=1, in_channels=8, out_channels=4, kernel_size=6, length=10, stride=2).out_length
         24
@@ -47,7 +51,6 @@ class Problem:
         refuse_unless(self.groups > 0, f"groups must be positive, got {self.groups}")
         refuse_unless(self.stride > 0, f"stride must be positive, got {self.stride}")
         refuse_unless(self.padding >= 0, f"padding must not be negative, got {self.padding}")
-        refuse_unless(self.output_padding >= 0, f"output_padding must not be negative, got {self.output_padding}")
         refuse_unless(self.dilation > 0, f"dilation must be positive, got {self.dilation}")
         refuse_unless(self.kernel_size > 0, f"kernel_size must be positive, got {self.kernel_size}")
         refuse_unless(self.batch >= 0, f"batch must not be negative, got {self.batch}")
@@ -66,9 +69,9 @@ class Problem:
             f"out_channels must be divisible by groups, got {self.out_channels} and {self.groups}",
         )
         refuse_unless(
-            self.output_padding < max(self.stride, self.dilation),
-            "output_padding must be smaller than the larger of stride and dilation, "
-            f"got {self.output_padding} with stride {self.stride} and dilation {self.dilation}",
+            self.output_padding - self.padding < max(self.stride, self.dilation),
+            "output_padding must exceed padding by less than the larger of stride and dilation, "
+            f"got {self.output_padding} and {self.padding} with stride {self.stride} and dilation {self.dilation}",
         )
         refuse_unless(
             self.out_length >= 0,
@@ -86,7 +89,8 @@ class Problem:
     @cached_property
     def layer(self) -> Problem:
         """The key of a layer's batches and lengths: one sample of minimal length, no bias."""
-        return replace(self, batch=1, length=2 * self.padding + 1, output_padding=0, bias=False)
+        cropped = min(self.output_padding, 0)
+        return replace(self, batch=1, length=2 * self.padding - cropped + 1, output_padding=cropped, bias=False)
 
     @cached_property
     def taps(self) -> Taps:
@@ -103,6 +107,16 @@ class Problem:
             + self.output_padding
             + 1
         )
+
+    @property
+    def has_torchs_padding(self) -> bool:
+        """Whether ``padding`` and ``output_padding`` are those of a call of torch's function."""
+        return 0 <= self.output_padding < max(self.stride, self.dilation)
+
+    @property
+    def last_sample(self) -> int:
+        """A bound of every position ``i*stride + k*dilation`` and ``o + padding`` of an input, tap or output."""
+        return self.out_length + 2 * self.padding - min(self.output_padding, 0)
 
     @property
     def in_channels_per_group(self) -> int:

@@ -305,6 +305,6 @@ class WgmmaGradient(GradientRung):
         if reason := tensor_core_reason(dtype, precision, KNOWN):
             return reason
         p = problem
-        if max(p.batch, p.in_channels, p.out_channels * p.stride, p.out_length + 2 * p.padding) >= LONGEST_SIGNAL:
+        if max(p.batch, p.in_channels, p.out_channels * p.stride, p.last_sample) >= LONGEST_SIGNAL:
             return "it counts samples, channels, phases and positions in 32 bits"
         return self.no_tile(problem, precision)

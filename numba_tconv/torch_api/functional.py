@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from numba_tconv.formula.padding import WORDS, Parts, parts_of
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.selection.registry import RUNGS
@@ -16,7 +17,7 @@ from numba_tconv.selection.registry import RUNGS
 from . import fast_path as direct
 from . import gradient_operators as grad_ops
 from . import operators as ops
-from . import sharding, transforms
+from . import sharding, torchs, transforms
 
 # Key of torch.backends.cudnn.conv; its attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
@@ -45,12 +46,15 @@ def conv_transpose1d(
 
         >>> conv_transpose1d(torch.ones(1, 8, 10), torch.ones(8, 4, 6), stride=2).shape
         torch.Size([1, 4, 24])
+        >>> conv_transpose1d(torch.ones(1, 8, 10), torch.ones(8, 4, 6), stride=2, padding="causal").shape
+        torch.Size([1, 4, 20])
 
     Args:
         input: (N, C_in, L) or (C_in, L), any strides.
         weight: (C_in, C_out/groups, K), any strides.
         bias: (C_out,) or None.
-        stride, padding, output_padding, dilation: in samples; an int or a tuple of one int.
+        stride, output_padding, dilation: in samples; an int or a tuple of one int.
+        padding: likewise; or a pair, or a word, see below.
         groups: int.
         variant: name of the rung that computes the call (see ``rungs``); None selects one.
         precision: arithmetic of the products, see below; None follows torch's switch.
@@ -61,10 +65,20 @@ def conv_transpose1d(
 
     Raises:
         TypeError: an argument has a wrong type, as in torch.
-        RuntimeError: torch refuses the shapes, dtypes, devices or values.
-        ValueError: ``variant`` is unknown, or the dtype does not have ``precision``.
+        RuntimeError: torch refuses the shapes, dtypes, devices or values; a pair or word leaves no output.
+        ValueError: ``variant`` or a word for ``padding`` is unknown, or the dtype does not have ``precision``.
         NotImplementedError: ``variant`` cannot do this problem; no rung can in the named ``precision`` ("tf32x3"
             without ``variant`` excepted); or either was named for tensors that torch computes.
+
+    **Padding.** An int crops as many samples at both ends. A pair ``(left, right)`` crops each end by its own number;
+    a negative one adds outputs, which are bias unless a tap reaches them. With ``k = dilation*(K - 1) + 1``:
+
+    * "valid" is ``(0, 0)``.
+    * "same" gives ``L*stride`` outputs: of ``k - stride`` samples, the left end loses half, rounded down, and the right
+      end the rest. Where ``k < stride``, ``stride - k`` outputs are added on the right.
+    * "causal" gives ``L*stride`` outputs, and none depends on a later input: it is ``(0, k - stride)``.
+
+    ``output_padding`` is added on the right. Cropped outputs are not computed.
 
     **Precision.** float32 has three:
 
@@ -120,10 +134,15 @@ def conv_transpose1d(
             raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
     require_known(variant, None)
 
-    dtype, unbatched = input.dtype, input.dim() == 2
+    dtype, unbatched, parts = input.dtype, input.dim() == 2, None
+    if is_own_padding(padding):
+        stride, parts, inside, groups, dilation = _parts(
+            input, weight, stride, padding, output_padding, groups, dilation
+        )
+        _, padding, output_padding, _ = parts
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
-        if input.is_cuda:  # torch casts CPU tensors
+        if input.is_cuda or parts:  # torch casts CPU tensors
             input, weight, bias = (t.to(dtype) if t is not None and autocasts(t) else t for t in (input, weight, bias))
         if dtype != torch.float32 and precision in PRECISIONS[torch.float32]:
             precision = None
@@ -139,18 +158,28 @@ def conv_transpose1d(
             f"got {dtype} on {input.device}, which torch's own operator computes"
         )
     exported = variant is precision is None and is_exporting()
+    if parts and not exported:
+        ours = ours or _ours(input, weight, bias, cpu=True)  # so that `warm` sees the problem
     if not ours or exported or _is_empty(input, weight):
-        output = torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        compute = torchs.forward if parts else torch.conv_transpose1d
+        output = compute(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if parts:
+            output = _with_ends(output, bias, parts, inside)
         return output if exported or output.layout != torch.strided else output.contiguous()
 
     sharding.prepare()
+    numbers = stride, padding, output_padding, groups, dilation
+    if not parts:
+        numbers = _integers(*numbers)
+        _check_output_padding(numbers[2], numbers[0], numbers[4])
     output = transforms.apply(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if unbatched else input, weight, bias),
-        *_integers(stride, padding, output_padding, groups, dilation),
+        *numbers,
         *(variant or "", precision or default_precision(input.dtype)),
     )
-    return output.squeeze(0) if unbatched else output
+    output = output.squeeze(0) if unbatched else output
+    return _with_ends(output, bias, parts, inside) if parts else output
 
 
 def require_known(variant, precision) -> None:
@@ -166,14 +195,21 @@ def _at_once(
     input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision
 ) -> direct.Call | None:
     """The remembered call; None if the arguments need full checks."""
+    kind = type(padding)
     if type(stride) is tuple:  # from a layer
         try:
-            (stride,), (padding,), (output_padding,), (dilation,) = stride, padding, output_padding, dilation
+            (stride,), (output_padding,), (dilation,) = stride, output_padding, dilation
+            if kind is tuple and len(padding) == 1:
+                (padding,) = padding
+                kind = type(padding)
         except (TypeError, ValueError):
             return None
     # True and 1.0 equal 1, but their types must be checked.
-    if not type(stride) is type(padding) is type(output_padding) is type(groups) is type(dilation) is int:
+    if not type(stride) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
+    if kind is not int and kind is not str:
+        if kind is not tuple or len(padding) != 2 or not type(padding[0]) is type(padding[1]) is int:
+            return None
     if type(variant) not in NAMES or type(precision) not in NAMES or torch._C._is_any_autocast_enabled():
         return None
     if weight is None or not direct.is_clear(input, weight, bias):
@@ -205,22 +241,102 @@ def _call(
     if precision not in (None, *precisions) or variant not in (None, *RUNGS):
         return None
     precision = precision or (TF32_ALLOWED if tf32 else precisions[0])
-    others = stride, padding, output_padding, groups, dilation, variant or "", precision
-    if not all(_fits(number) for number in others[:5]):
+    if not all(_fits(number) for number in (stride, output_padding, groups, dilation)):
         return None
+    if stride < 1 or dilation < 1 or not 0 <= output_padding < max(stride, dilation) or len(weight[0]) != 3:
+        return None
+    if not isinstance(padding, int):
+        if padding not in WORDS and not (type(padding) is tuple and all(map(_fits, padding))):
+            return None
+        before, padding, output_padding, after = parts_of(padding, weight[0][2], stride, output_padding, dilation)
+        if before or after or _out_length(shape[2], weight[0][2], stride, padding, output_padding, dilation) < 1:
+            return None
+    if not _fits(padding):
+        return None
+    others = stride, padding, output_padding, groups, dilation, variant or "", precision
     compute = ops.ready(input, weight, bias, *others)
     constants = grad_ops.constants_of(input[0], weight[0], others)
     return direct.call(ops.conv_transpose1d, compute, partial(grad_ops.keep, constants))
 
 
-def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether this package's operator computes the tensors."""
+def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cpu: bool = False) -> bool:
+    """Whether this package's operator computes the tensors, with ``cpu`` also those on the CPU."""
     return (
-        input.is_cuda
+        (input.is_cuda or (cpu and input.is_cpu))
         and input.dtype in PRECISIONS
         and input.layout == weight.layout == torch.strided
         and (bias is None or bias.layout == torch.strided)
     )
+
+
+def is_own_padding(padding) -> bool:
+    """Whether ``padding`` is a word or has two items, neither of which torch's function takes."""
+    return isinstance(padding, str) or (isinstance(padding, (tuple, list)) and len(padding) == 2)
+
+
+def checked_padding(padding) -> str | tuple[int, int]:
+    """A word, or a pair as a tuple of ints.
+
+    Raises ValueError for an unknown word, TypeError for other items than integers, RuntimeError for those beyond 64
+    bits.
+    """
+    if isinstance(padding, str):
+        if padding not in WORDS:
+            raise ValueError(f"unknown padding {padding!r}: the words are {', '.join(WORDS)}")
+        return padding
+    pair = tuple(_int("each item of padding", one) for one in padding)
+    if not all(map(_fits, pair)):
+        raise RuntimeError(f"each item of padding must fit in 64 bits, got {padding}")
+    return pair
+
+
+def _parts(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[int, Parts, int, int, int]:
+    """Stride, parts, outputs of the Problem that count, groups and dilation, if padding is a pair or a word.
+
+    Raises what ``checked_padding`` and ``_integers`` raise, and RuntimeError where no output is left.
+    """
+    own = checked_padding(padding)
+    stride, _, output_padding, groups, dilation = _integers(stride, 0, output_padding, groups, dilation)
+    if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
+        return stride, Parts(0, 0, output_padding, 0), 0, groups, dilation  # for the refusal of such sizes
+    _check_output_padding(output_padding, stride, dilation)
+    length, taps = input.shape[-1], weight.shape[2]
+    parts = parts_of(own, taps, stride, output_padding, dilation)
+    inside = _out_length(length, taps, stride, parts.padding, parts.output_padding, dilation)
+    if (left := parts.before + inside + parts.after) < 1:
+        raise RuntimeError(
+            f"padding {padding!r} must leave at least one output, but leaves {left} of an input of {length}"
+        )
+    if inside < 1:  # all outputs lie before the signal, or behind it
+        parts, inside = Parts(left, 0, 0, 0), 0
+    return stride, parts, inside, groups, dilation
+
+
+def _with_ends(output, bias, parts: Parts, inside: int):
+    """The first ``inside`` outputs of a Problem between those around them."""
+    if not (parts.before or parts.after):
+        return output
+
+    def end(count):
+        shape = *output.shape[:-1], count
+        return output.new_zeros(shape) if bias is None else bias.to(output.dtype)[:, None].expand(shape)
+
+    return torch.cat([end(parts.before), output[..., :inside], end(parts.after)], -1)
+
+
+def _out_length(length, kernel_size, stride, padding, output_padding, dilation) -> int:
+    return (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
+
+
+def _check_output_padding(output_padding, stride, dilation) -> None:
+    """Raise RuntimeError where torch does."""
+    if output_padding < 0:
+        raise RuntimeError(f"output_padding must not be negative, got {output_padding}")
+    if output_padding >= max(stride, dilation) > 0:
+        raise RuntimeError(
+            "output_padding must be smaller than the larger of stride and dilation, "
+            f"got {output_padding} with stride {stride} and dilation {dilation}"
+        )
 
 
 def is_exporting() -> bool:

@@ -19,7 +19,7 @@ import torch
 from numba_tconv.formula.problem import Problem
 
 from . import fast_path as direct
-from . import transforms
+from . import torchs, transforms
 
 # `precision`: the forward pass's, which second derivatives use too.
 PARAMETERS = "SymInt stride, SymInt padding, SymInt output_padding, SymInt groups, SymInt dilation, str precision"
@@ -213,7 +213,5 @@ def _shape_alone(shape, like):
 
 
 def _torchs(grad_output, input, weight, parameters, wanted):
-    stride, padding, output_padding, groups, dilation, _ = parameters
-    lists = [stride], [padding], [dilation], True, [output_padding]
-    gradients = torch.ops.aten.convolution_backward(grad_output, input, weight, None, *lists, groups, wanted)
+    gradients = torchs.gradients(grad_output, input, weight, None, parameters, wanted)
     return [None if gradient is None else gradient.contiguous() for gradient in gradients]

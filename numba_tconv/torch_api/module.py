@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from numba_tconv.formula.padding import ends_of
+
 from . import streaming
-from .functional import conv_transpose1d, require_known
+from .functional import checked_padding, conv_transpose1d, is_own_padding, require_known
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` with two more keyword-only arguments: ``variant`` and ``precision``.
 
+    ``padding`` may also be a pair ``(left, right)`` or "valid", "same" or "causal" (see ``conv_transpose1d``).
     Parameters, their names and initialisation are torch's, so checkpoints load either way. Input is (N, C_in, L) or
     (C_in, L). ``variant`` and ``precision`` are attributes that may change at any time; ``conv_transpose1d`` states
     their meaning and errors. Each call uses the weights as they are then, unless the layer is frozen (see ``freeze``).
@@ -37,11 +40,18 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         variant=None,
         precision=None,
     ):
-        """As torch's layer, with its errors. Raises ValueError for an unknown ``variant`` or ``precision``."""
+        """As torch's layer, with its errors.
+
+        Raises ValueError for an unknown ``variant``, ``precision`` or word, TypeError for a pair of other items than
+        integers.
+        """
+        own = checked_padding(padding) if is_own_padding(padding) else None
         super().__init__(
-            *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
+            *(in_channels, out_channels, kernel_size, stride, 0 if own else padding, output_padding),
             *(groups, bias, dilation, padding_mode, device, dtype),
         )
+        if own:
+            self.padding = own
         require_known(variant, precision)
         self.variant = variant
         self.precision = precision
@@ -52,15 +62,13 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         Raises ValueError if stride cannot reach that length, and what torch's layer and ``conv_transpose1d`` raise.
         """
         self._require_zeros()
-        if not isinstance(self.padding, tuple):
-            raise AssertionError(f"padding must be a tuple of one integer, got {self.padding!r}")
+        if not isinstance(self.padding, (tuple, str)):
+            raise AssertionError(
+                f"padding must be a tuple of one integer, a pair of them or a word, got {self.padding!r}"
+            )
         output_padding = self.output_padding
         if output_size is not None:
-            output_padding = self._output_padding(
-                *(input, output_size, self.stride, self.padding, self.kernel_size),
-                num_spatial_dims=1,
-                dilation=self.dilation,
-            )
+            output_padding = self._padding_for(input, output_size)
         frozen = self._frozen
         weight, bias = (frozen and frozen.operands(self)) or (self.weight, self.bias)
         return conv_transpose1d(
@@ -97,6 +105,19 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         """Raise ValueError unless padding is by zeros; the attribute may have changed since ``__init__``."""
         if self.padding_mode != "zeros":
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
+
+    def _padding_for(self, input: torch.Tensor, output_size: list[int]) -> list[int]:
+        """The output_padding that gives ``output_size``."""
+        sizes = self.padding, self.kernel_size, self.dilation
+        if is_own_padding(self.padding):
+            (taps,), (stride,), (dilation,) = self.kernel_size, self.stride, self.dilation
+            cropped = sum(ends_of(checked_padding(self.padding), taps, stride, dilation))
+            # A dense kernel of so many taps gives the same lengths.
+            sizes = (0,), (dilation * (taps - 1) + 1 - cropped,), (1,)
+        padding, kernel_size, dilation = sizes
+        return self._output_padding(
+            *(input, output_size, self.stride, padding, kernel_size), num_spatial_dims=1, dilation=dilation
+        )
 
     def __prepare_scriptable__(self):
         """Raise RuntimeError: torch.jit.script cannot compile this layer."""

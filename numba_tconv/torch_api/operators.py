@@ -22,7 +22,7 @@ from numba_tconv.selection.forward import arithmetic, decide
 from numba_tconv.selection.registry import RUNGS
 
 from . import fast_path as direct
-from . import flops, transforms
+from . import flops, torchs, transforms
 from . import gradient_operators as grad_ops
 
 NAME = "numba_tconv::conv_transpose1d"
@@ -97,8 +97,8 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     if 0 in shape:
         return Ready(shape, dtype, index, lambda *_: None)
     if rung is None:
-        lists = [stride], [padding], [dilation], True, [output_padding]
-        return lambda input, weight, bias: torch.convolution(input, weight, bias, *lists, groups).contiguous()
+        sizes = stride, padding, output_padding, groups, dilation
+        return lambda input, weight, bias: torchs.forward(input, weight, bias, *sizes).contiguous()
     output = Layout.contiguous(shape, dtype, index)
     return Ready(shape, dtype, index, rung.prepare(*laid_out, output, problem, precision=precision))
 
@@ -124,7 +124,7 @@ def _plan(
 @direct.implementation(conv_transpose1d, "cpu")
 def _cpu(input, weight, bias, stride, padding, output_padding, groups, dilation, variant, precision):
     check(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation).contiguous()
+    return torchs.forward(input, weight, bias, stride, padding, output_padding, groups, dilation).contiguous()
 
 
 @torch.library.register_fake(NAME)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import fast_path as direct
 from . import sharding
-from .functional import conv_transpose1d
+from .functional import conv_transpose1d, is_own_padding
 
 # torch's cache of compiled graphs does not tell implementations apart.
 CACHE_TAG = "numba_tconv.routed"
@@ -63,6 +63,7 @@ class _Traced(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         ours = func is torch.conv_transpose1d and all(one in direct.PLAIN for one in types)
+        ours = ours and not is_own_padding((kwargs or {}).get("padding", args[4] if len(args) > 4 else 0))
         return (conv_transpose1d if ours else func)(*args, **(kwargs or {}))
 
 
@@ -85,6 +86,7 @@ def _register() -> None:
 def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The kernel at the key, which is out meanwhile, so that torch computes what it is handed."""
     ours = _is_ours(input) and _is_ours(weight) and (bias is None or _is_ours(bias))
+    ours = ours and not is_own_padding(padding)  # torch's function refuses it
     stride, padding, output_padding = _number(stride), _number(padding), _number(output_padding)
     direct.set_routed(False)
     try:

@@ -11,6 +11,7 @@ from numba_tconv.lab.measure import accuracy, fuzz
 from numba_tconv.lab.measure.directions import Operands
 from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.registry import RUNGS
+from numba_tconv.torch_api import torchs
 from tests.parity import operands, parameters, poisoned, terms, verdict
 
 
@@ -79,8 +80,8 @@ def in_float64(x, w, bias, problem):
 def expected(x, w, bias, problem, precision="ieee"):
     """torch's result, with TF32 allowed if ``precision`` is "tf32", and the oracle."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
-        torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
-    return torchs, in_float64(x, w, bias, problem)
+        theirs = torchs.forward(x, w, bias, **parameters(problem))
+    return theirs, in_float64(x, w, bias, problem)
 
 
 def rounding_of(result, operands, problem, precision):

@@ -31,7 +31,7 @@ from tests.gradient_parity import (
     references_gradient,
     torchs_gradient,
 )
-from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, verdict
+from tests.parity import CROPPED, DTYPES, LAYOUTS, SMALL, far_apart, verdict
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -63,6 +63,13 @@ def check(rung, problem, dtype, layout="contiguous", place=lambda tensor: tensor
         result = poisoned_gradient(rung.of, problem, dtype)
         rung.run(*inputs_of(rung.of, place(g), place(x), w), result, problem, config)
         assert verdict(result, torchs, oracle, gradient_terms(rung.of, problem)) is None, config
+
+
+@gradients
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("reason", CROPPED)
+def test_each_end_is_cropped_by_its_own_number(rung, dtype, reason):
+    check(rung, CROPPED[reason], dtype)
 
 
 @gradients

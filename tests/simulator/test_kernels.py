@@ -11,7 +11,8 @@ import torch
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.selection.registry import RUNGS
-from tests.parity import DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
+from numba_tconv.torch_api import torchs
+from tests.parity import CROPPED, DTYPES, LAYOUTS, SMALL, far_apart, operands, parameters, poisoned, scatter, verdict
 from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
@@ -36,19 +37,26 @@ def check(rung, problem, dtype, layout="contiguous", place=lambda x: x):
     able(rung, problem, dtype)
     x, w, bias = operands(problem, dtype, layout=layout)
     oracle = scatter(x, w, bias, problem)
-    torchs = torch.conv_transpose1d(x, w, bias, **parameters(problem))
+    theirs = torchs.forward(x, w, bias, **parameters(problem))
     configs = rung.tiny_configs(problem, dtype)
     assert configs
     for config in configs:
         y = poisoned(problem, dtype)
         rung.run(place(x), w, bias, y, problem, config)
-        assert verdict(y, torchs, oracle) is None, config
+        assert verdict(y, theirs, oracle) is None, config
 
 
 @rungs
 @pytest.mark.parametrize("reason", SMALL)
 def test_small_problems(rung, reason):
     check(rung, SMALL[reason], torch.float32)
+
+
+@rungs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("reason", CROPPED)
+def test_each_end_is_cropped_by_its_own_number(rung, dtype, reason):
+    check(rung, CROPPED[reason], dtype)
 
 
 @rungs

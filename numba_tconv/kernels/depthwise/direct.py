@@ -182,7 +182,7 @@ def make_kernel(config: DirectConfig) -> Kernel:
 def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
     """The configurations of ``sizes`` that compute ``problem``."""
     p = problem
-    if p.in_channels_per_group > 1 or p.out_length + 2 * p.padding >= MOST_SAMPLES:
+    if p.in_channels_per_group > 1 or p.last_sample >= MOST_SAMPLES:
         return []
     configs = (DirectConfig(dtype, p.taps, p.out_channels_per_group, **each) for each in sizes)
     return [config for config in configs if fits(config)]

@@ -88,7 +88,7 @@ def choose(
 
 def _intensity(problem: Problem, tile: Tile) -> float:
     """FLOPs a byte for a long signal: all lengths share a kernel."""
-    p = replace(problem, batch=1, length=ANY_LENGTH)
+    p = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
     return p.flops * (2 * tile.parts - 1) / p.min_bytes(tile.itemsize)
 
 

@@ -265,7 +265,8 @@ def configs(problem: Problem, precision: str, wide_outputs: bool = False, splits
 
     Batch and length do not matter. ``wide_outputs``: float32 in any case. ``splits``: the groups of ``problem`` are
     parts of a group's channels (split_sums.split)."""
-    found = _configs(replace(problem, batch=1, length=ANY_LENGTH), precision, wide_outputs, splits)
+    any_length = replace(problem, batch=1, length=ANY_LENGTH, output_padding=max(problem.output_padding, 0))
+    found = _configs(any_length, precision, wide_outputs, splits)
     tails = (replace(config, tail=True) for config in found if tail_column(problem, config) is not None)
     return (*found, *tails)
 

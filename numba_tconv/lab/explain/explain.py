@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from numba_tconv.formula.padding import parts_of
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import rows, workloads
@@ -115,10 +116,12 @@ def _problem_of_layer(layer, input_shape) -> Problem:
         raise RuntimeError(
             f"input_shape must be (N, {layer.in_channels}, L) or ({layer.in_channels}, L), got {tuple(input_shape)}"
         )
-    own = (layer.stride, layer.padding, layer.output_padding, (layer.groups,), layer.dilation)
+    (taps,), (stride,), (dilation,) = layer.kernel_size, layer.stride, layer.dilation
+    padding = layer.padding[0] if len(layer.padding) == 1 else layer.padding
+    parts = parts_of(padding, taps, stride, layer.output_padding[0], dilation)
     return Problem(
-        *(shape[0], layer.in_channels, layer.out_channels, layer.kernel_size[0], shape[2]),
-        *(value for (value,) in own),
+        *(shape[0], layer.in_channels, layer.out_channels, taps, shape[2]),
+        *(stride, parts.padding, parts.output_padding, layer.groups, dilation),
         bias=layer.bias is not None,
     )
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv_transpose1d as torch_conv_transpose1d
 
 from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.selection.directions import FORWARD, OF_GRADIENTS, STEP, results_of
-from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import functional, torchs
 from numba_tconv.torch_api import gradient_operators as grad_ops
 
 
@@ -54,18 +53,16 @@ def costs_of(direction: str, p: Problem) -> list[Problem]:
 
 
 def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
-    return torch_conv_transpose1d(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
+    return torchs.forward(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation)
 
 
 def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
     x, weight, bias, grad_output = operands
     if result == FORWARD:
         return torch_forward(x, weight, bias, p)
-    lists = [p.stride], [p.padding], [p.dilation], True, [p.output_padding]
+    sizes = p.stride, p.padding, p.output_padding, p.groups, p.dilation
     wanted = [result == name for name in OF_GRADIENTS]
-    gradients = torch.ops.aten.convolution_backward(
-        *(grad_output, x, weight, [p.out_channels], *lists, p.groups, wanted)
-    )
+    gradients = torchs.gradients(grad_output, x, weight, [p.out_channels], sizes, wanted)
     return gradients[wanted.index(True)]
 
 
@@ -75,8 +72,10 @@ def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
 def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
     """The public function; TF32_ALLOWED leaves precision to torch's switch."""
     named = None if precision == TF32_ALLOWED else precision
+    pair = p.padding, p.padding - p.output_padding
+    padding, output_padding = (p.padding, p.output_padding) if p.has_torchs_padding else (pair, 0)
     return functional.conv_transpose1d(
-        *(x, weight, bias, p.stride, p.padding, p.output_padding, p.groups, p.dilation), precision=named
+        *(x, weight, bias, p.stride, padding, output_padding, p.groups, p.dilation), precision=named
     )
 
 

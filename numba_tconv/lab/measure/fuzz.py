@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from numba_tconv.formula.padding import WORDS, parts_of
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import commands
@@ -22,6 +23,7 @@ from numba_tconv.selection.directions import FORWARD, rung_direction
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import gradient_operators as grad_ops
+from numba_tconv.torch_api import torchs
 
 from .bench import DTYPES
 from .directions import Operands, shape_of
@@ -103,7 +105,7 @@ def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
     if of == "forward":
-        return torch.conv_transpose1d(first, *others, *parameters)
+        return torchs.forward(first, *others, *parameters)
     if of == "grad_bias":
         return first.sum((0, 2))
     if of == "grad_input":
@@ -145,11 +147,14 @@ def _problem(drawn: random.Random) -> Problem:
     output_padding = drawn.randrange(max(stride, dilation))
     uncropped = (length - 1) * stride + dilation * (kernel_size - 1) + output_padding + 1
     reach = dilation * (kernel_size - 1) + stride  # padding up to this meets most edge cases
+    most = min(drawn.choice((reach, uncropped)), (uncropped - 1) // 2)
+    padding = drawn.choice((drawn.randint(0, most), (drawn.randint(0, most), drawn.randint(0, most)), *WORDS))
+    parts = parts_of(padding, kernel_size, stride, output_padding, dilation)
     return Problem(
         *(drawn.randint(1, 2 if SIMULATOR else 5), groups * in_per_group, groups * out_per_group, kernel_size, length),
         stride=stride,
-        padding=drawn.randint(0, min(drawn.choice((reach, uncropped)), (uncropped - 1) // 2)),
-        output_padding=output_padding,
+        padding=parts.padding,
+        output_padding=parts.output_padding,
         groups=groups,
         dilation=dilation,
         bias=drawn.random() < 0.5,

@@ -94,7 +94,7 @@ def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[C
     if p.out_channels_per_group % sheared:
         return  # a group's first row is of another set, or the last set has fewer rows
     through, g_channels = stage_channels(p, precision, sheared)
-    clears = sheared > 1 and p.padding > 0
+    clears = sheared > 1 and max(p.padding, p.padding - p.output_padding) > 0
     for blocks in (1, 2) if g_channels else ():
         most = min(MOST_CHANNELS, 2 * MOST_SUMS // blocks // 8 * 8)
         channel_tiles = -(-p.in_channels_per_group // most)

@@ -1,0 +1,33 @@
+"""torch's own operators, for every ``padding`` and ``output_padding`` of a Problem.
+
+torch crops as many outputs at the right end as at the left one, less its ``output_padding``. Where a Problem crops
+others, torch computes more outputs, of which some are dropped.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from numba_tconv.formula.padding import cover_of
+
+
+def forward(input, weight, bias, stride, padding, output_padding, groups, dilation) -> torch.Tensor:
+    """The output by torch's operator, a view where outputs are dropped."""
+    cover = cover_of(padding, output_padding, stride, dilation)
+    sizes = stride, cover.padding, cover.output_padding, groups, dilation
+    return dropped(torch.conv_transpose1d(input, weight, bias, *sizes), cover)
+
+
+def dropped(output: torch.Tensor, cover) -> torch.Tensor:
+    """``output`` without the ends that ``cover`` drops."""
+    return output[..., cover.left : output.shape[-1] - cover.right] if cover.left or cover.right else output
+
+
+def gradients(grad_output, input, weight, bias_sizes, parameters, wanted) -> tuple:
+    """The gradients for input, weight and bias by torch's operator, as ``aten.convolution_backward`` takes them."""
+    stride, padding, output_padding, groups, dilation, *_ = parameters
+    cover = cover_of(padding, output_padding, stride, dilation)
+    if cover.left or cover.right:
+        grad_output = torch.nn.functional.pad(grad_output, (cover.left, cover.right))
+    lists = [stride], [cover.padding], [dilation], True, [cover.output_padding]
+    return torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, *lists, groups, wanted)

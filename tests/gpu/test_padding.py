@@ -1,0 +1,123 @@
+"""Pairs and words for ``padding`` on the GPU: every rung and gradient, and the public function, against float64.
+
+Bounds are those of test_parity.py. Outputs start as NaN.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import numba_tconv
+from numba_tconv.formula.padding import WORDS, ends_of, parts_of
+from numba_tconv.formula.problem import Problem
+from numba_tconv.lab.measure.directions import Operands
+from numba_tconv.selection.gradient import GRADIENTS
+from tests.gradient_parity import gradient_operands, gradient_terms, inputs_of, poisoned_gradient, torchs_gradient
+from tests.parity import operands, poisoned, terms, verdict
+
+from .common import able, arithmetic, check, expected, rounding_of, rungs
+
+pytestmark = pytest.mark.gpu
+gradients = pytest.mark.parametrize("rung", GRADIENTS.values(), ids=GRADIENTS)
+# Without padding: these share kernels with all their crops.
+LAYERS = {
+    "K = 2s": Problem(3, 128, 64, 8, 333, stride=4, bias=True),
+    "K = 2s, short": Problem(16, 64, 32, 16, 32, stride=8, bias=True),
+    "odd, groups": Problem(2, 48, 80, 7, 501, stride=3, groups=2, bias=True),
+    "dilated": Problem(2, 32, 24, 5, 400, stride=2, dilation=3),
+    "stride 1": Problem(2, 64, 64, 7, 1000, bias=True),
+    "K < s": Problem(2, 32, 16, 3, 301, stride=7, bias=True),
+    "depthwise": Problem(2, 96, 96, 4, 1001, stride=2, groups=96, bias=True),
+}
+PAIRS = (0, 3), (5, 0), (2, 9), (1, 40)
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+def cropped(layer):
+    """The problems of a layer's words and pairs, each once."""
+    found = []
+    for padding in (*WORDS, *PAIRS):
+        parts = parts_of(padding, layer.kernel_size, layer.stride, 0, layer.dilation)
+        found.append(replace(layer, padding=parts.padding, output_padding=parts.output_padding))
+    return list(dict.fromkeys(found))
+
+
+@rungs
+@arithmetic
+@layers
+def test_every_rung(rung, dtype, precision, name):
+    for problem in cropped(LAYERS[name]):
+        check(rung, problem, dtype, precision)
+
+
+@gradients
+@arithmetic
+@layers
+def test_every_gradient(rung, dtype, precision, name):
+    for problem in cropped(LAYERS[name]):
+        able(rung, problem, dtype, precision)
+        g, x, w = gradient_operands(problem, dtype, "cuda")
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision == "tf32"):
+            torchs = torchs_gradient(rung.of, g, x, w, problem)
+        oracle = torchs_gradient(rung.of, g.double(), x.double(), w.double(), problem)
+        result = poisoned_gradient(rung.of, problem, dtype, "cuda")
+        rung.run(*inputs_of(rung.of, g, x, w), result, problem, precision=precision)
+        rounding = rounding_of(rung.of, Operands(x, w, None, g), problem, precision)
+        wrong = verdict(result, torchs, oracle, gradient_terms(rung.of, problem), precision, rounding)
+        assert wrong is None, problem
+
+
+@arithmetic
+@layers
+@pytest.mark.parametrize("padding", [*WORDS, *PAIRS, (-4, 1), (2, -9), (-3, -20)], ids=str)
+def test_public_function(padding, dtype, precision, name):
+    """An int's outputs, cropped or between bias."""
+    layer = LAYERS[name]
+    x, w, bias = operands(layer, dtype, "cuda")
+    left, right = ends_of(padding, layer.kernel_size, layer.stride, layer.dilation)
+    before, after = max(-left, 0), max(-right, 0)
+
+    def whole(output):
+        shape = *output.shape[:-1], before + output.shape[-1] + after
+        around = output.new_zeros(shape) if bias is None else bias.to(output.dtype)[:, None].expand(shape).clone()
+        around[..., before : before + output.shape[-1]] = output
+        return around[..., max(left, 0) : shape[-1] - max(right, 0)]
+
+    torchs, oracle = (whole(one) for one in expected(x, w, bias, layer, precision))
+    poisoned(layer, dtype, "cuda")
+    y = numba_tconv.conv_transpose1d(
+        x, w, bias, layer.stride, padding, 0, layer.groups, layer.dilation, precision=precision
+    )
+    assert y.is_contiguous()
+    assert verdict(y, torchs, oracle, terms(layer), precision) is None
+
+
+@layers
+@pytest.mark.parametrize("padding", [*WORDS, (-4, 1), (2, -9)], ids=str)
+def test_gradients_through_autograd(padding, name):
+    layer = LAYERS[name]
+    x, w, bias = (one.double().requires_grad_() for one in operands(replace(layer, bias=True), torch.float64, "cuda"))
+    sizes = layer.stride, padding, 0, layer.groups, layer.dilation
+    on_gpu = numba_tconv.conv_transpose1d(x, w, bias, *sizes)
+    g = torch.randn_like(on_gpu)
+    found = torch.autograd.grad(on_gpu, (x, w, bias), g)
+    on_cpu = [one.detach().cpu().requires_grad_() for one in (x, w, bias)]
+    theirs = torch.autograd.grad(numba_tconv.conv_transpose1d(*on_cpu, *sizes), on_cpu, g.cpu())
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+@pytest.mark.parametrize("padding", [(1, 2), "same", "causal"], ids=str)
+def test_a_graph_and_a_compiled_layer(padding):
+    layer = numba_tconv.ConvTranspose1d(64, 32, 8, 4, padding=padding, device="cuda")
+    x = torch.randn(2, 64, 100, device="cuda")
+    with torch.no_grad():
+        expected = layer(x)
+        assert torch.equal(torch.compile(layer, fullgraph=True)(x), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        y.fill_(float("nan"))
+        graph.replay()
+    assert torch.equal(y, expected)
