@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from functools import lru_cache, partial
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from numba_tconv.formula.padding import WORDS, Parts, parts_of
+from numba_tconv.formula.padding import WORDS, parts_of
 from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.runtime.layout import Layout, layout_of
 from numba_tconv.selection.registry import RUNGS
@@ -18,11 +16,11 @@ from . import fast_path as direct
 from . import gradient_operators as grad_ops
 from . import operators as ops
 from . import sharding, torchs, transforms
+from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_parts, with_ends
 
 # Key of torch.backends.cudnn.conv; its attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
 NAMES = (str, type(None))  # types of `variant` and `precision`
-INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def conv_transpose1d(
@@ -136,7 +134,7 @@ def conv_transpose1d(
 
     dtype, unbatched, parts = input.dtype, input.dim() == 2, None
     if is_own_padding(padding):
-        stride, parts, inside, groups, dilation = _parts(
+        stride, parts, inside, groups, dilation = own_parts(
             input, weight, stride, padding, output_padding, groups, dilation
         )
         _, padding, output_padding, _ = parts
@@ -164,14 +162,14 @@ def conv_transpose1d(
         compute = torchs.forward if parts else torch.conv_transpose1d
         output = compute(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if parts:
-            output = _with_ends(output, bias, parts, inside)
+            output = with_ends(output, bias, parts, inside)
         return output if exported or output.layout != torch.strided else output.contiguous()
 
     sharding.prepare()
     numbers = stride, padding, output_padding, groups, dilation
     if not parts:
-        numbers = _integers(*numbers)
-        _check_output_padding(numbers[2], numbers[0], numbers[4])
+        numbers = integers(*numbers)
+        check_output_padding(numbers[2], numbers[0], numbers[4])
     output = transforms.apply(
         ops.conv_transpose1d,
         *(input.unsqueeze(0) if unbatched else input, weight, bias),
@@ -179,7 +177,7 @@ def conv_transpose1d(
         *(variant or "", precision or default_precision(input.dtype)),
     )
     output = output.squeeze(0) if unbatched else output
-    return _with_ends(output, bias, parts, inside) if parts else output
+    return with_ends(output, bias, parts, inside) if parts else output
 
 
 def require_known(variant, precision) -> None:
@@ -207,9 +205,12 @@ def _at_once(
     # True and 1.0 equal 1, but their types must be checked.
     if not type(stride) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
-    if kind is not int and kind is not str:
-        if kind is not tuple or len(padding) != 2 or not type(padding[0]) is type(padding[1]) is int:
-            return None
+    if (
+        kind is not int
+        and kind is not str
+        and not (kind is tuple and len(padding) == 2 and type(padding[0]) is type(padding[1]) is int)
+    ):
+        return None
     if type(variant) not in NAMES or type(precision) not in NAMES or torch._C._is_any_autocast_enabled():
         return None
     if weight is None or not direct.is_clear(input, weight, bias):
@@ -241,17 +242,17 @@ def _call(
     if precision not in (None, *precisions) or variant not in (None, *RUNGS):
         return None
     precision = precision or (TF32_ALLOWED if tf32 else precisions[0])
-    if not all(_fits(number) for number in (stride, output_padding, groups, dilation)):
+    if not all(fits(number) for number in (stride, output_padding, groups, dilation)):
         return None
     if stride < 1 or dilation < 1 or not 0 <= output_padding < max(stride, dilation) or len(weight[0]) != 3:
         return None
     if not isinstance(padding, int):
-        if padding not in WORDS and not (type(padding) is tuple and all(map(_fits, padding))):
+        if padding not in WORDS and not (type(padding) is tuple and all(map(fits, padding))):
             return None
         before, padding, output_padding, after = parts_of(padding, weight[0][2], stride, output_padding, dilation)
-        if before or after or _out_length(shape[2], weight[0][2], stride, padding, output_padding, dilation) < 1:
+        if before or after or out_length(shape[2], weight[0][2], stride, padding, output_padding, dilation) < 1:
             return None
-    if not _fits(padding):
+    if not fits(padding):
         return None
     others = stride, padding, output_padding, groups, dilation, variant or "", precision
     compute = ops.ready(input, weight, bias, *others)
@@ -267,76 +268,6 @@ def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
         and input.layout == weight.layout == torch.strided
         and (bias is None or bias.layout == torch.strided)
     )
-
-
-def is_own_padding(padding) -> bool:
-    """Whether ``padding`` is a word or has two items, neither of which torch's function takes."""
-    return isinstance(padding, str) or (isinstance(padding, (tuple, list)) and len(padding) == 2)
-
-
-def checked_padding(padding) -> str | tuple[int, int]:
-    """A word, or a pair as a tuple of ints.
-
-    Raises ValueError for an unknown word, TypeError for other items than integers, RuntimeError for those beyond 64
-    bits.
-    """
-    if isinstance(padding, str):
-        if padding not in WORDS:
-            raise ValueError(f"unknown padding {padding!r}: the words are {', '.join(WORDS)}")
-        return padding
-    pair = tuple(_int("each item of padding", one) for one in padding)
-    if not all(map(_fits, pair)):
-        raise RuntimeError(f"each item of padding must fit in 64 bits, got {padding}")
-    return pair
-
-
-def _parts(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[int, Parts, int, int, int]:
-    """Stride, parts, outputs of the Problem that count, groups and dilation, if padding is a pair or a word.
-
-    Raises what ``checked_padding`` and ``_integers`` raise, and RuntimeError where no output is left.
-    """
-    own = checked_padding(padding)
-    stride, _, output_padding, groups, dilation = _integers(stride, 0, output_padding, groups, dilation)
-    if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
-        return stride, Parts(0, 0, output_padding, 0), 0, groups, dilation  # for the refusal of such sizes
-    _check_output_padding(output_padding, stride, dilation)
-    length, taps = input.shape[-1], weight.shape[2]
-    parts = parts_of(own, taps, stride, output_padding, dilation)
-    inside = _out_length(length, taps, stride, parts.padding, parts.output_padding, dilation)
-    if (left := parts.before + inside + parts.after) < 1:
-        raise RuntimeError(
-            f"padding {padding!r} must leave at least one output, but leaves {left} of an input of {length}"
-        )
-    if inside < 1:  # all outputs lie before the signal, or behind it
-        parts, inside = Parts(left, 0, 0, 0), 0
-    return stride, parts, inside, groups, dilation
-
-
-def _with_ends(output, bias, parts: Parts, inside: int):
-    """The first ``inside`` outputs of a Problem between those around them."""
-    if not (parts.before or parts.after):
-        return output
-
-    def end(count):
-        shape = *output.shape[:-1], count
-        return output.new_zeros(shape) if bias is None else bias.to(output.dtype)[:, None].expand(shape)
-
-    return torch.cat([end(parts.before), output[..., :inside], end(parts.after)], -1)
-
-
-def _out_length(length, kernel_size, stride, padding, output_padding, dilation) -> int:
-    return (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
-
-
-def _check_output_padding(output_padding, stride, dilation) -> None:
-    """Raise RuntimeError where torch does."""
-    if output_padding < 0:
-        raise RuntimeError(f"output_padding must not be negative, got {output_padding}")
-    if output_padding >= max(stride, dilation) > 0:
-        raise RuntimeError(
-            "output_padding must be smaller than the larger of stride and dilation, "
-            f"got {output_padding} with stride {stride} and dilation {dilation}"
-        )
 
 
 def is_exporting() -> bool:
@@ -374,50 +305,3 @@ def autocasts(tensor: torch.Tensor) -> bool:
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return False
     return tensor.is_floating_point() and tensor.dtype != torch.float64
-
-
-def _integers(*arguments) -> list[int]:
-    """The arguments named by INTEGERS as ints; all but groups may be sequences of one.
-
-    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges, then lengths.
-    """
-    plain = []
-    for value in arguments:
-        if type(value) is tuple and len(value) == 1:
-            value = value[0]
-        if type(value) is not int or not _fits(value):
-            break
-        plain.append(value)
-    else:
-        if type(arguments[INTEGERS.index("groups")]) is int:
-            return plain
-    given = [
-        (name, value, TypeError)
-        if isinstance(value, (tuple, list)) and name != "groups"
-        else (name, (value,), ValueError)
-        for name, value in zip(INTEGERS, arguments, strict=True)
-    ]
-    for name, values, _ in given:
-        for value in values[:1]:
-            _int(name, value)
-    for name, values, too_large in given:
-        for value in values:
-            if not _fits(_int(name, value)):
-                raise too_large(f"{name} must fit in 64 bits, got {value}")
-    for name, values, _ in given:
-        if len(values) != 1:
-            raise RuntimeError(f"{name} must be one integer or a tuple of one, got {values}")
-    return [_int(name, value) for name, (value,), _ in given]
-
-
-def _fits(number: int) -> bool:
-    """Whether ``number`` fits in 64 signed bits."""
-    return -(2**63) <= number < 2**63
-
-
-def _int(name: str, value) -> int:
-    """``value`` as an int (also from NumPy integers, tensors of one). Raises TypeError, for a bool too."""
-    if not isinstance(value, bool):
-        with contextlib.suppress(TypeError):
-            return operator.index(value)
-    raise TypeError(f"{name} must be an integer, not {type(value).__name__}")

@@ -8,7 +8,8 @@ from torch import nn
 from numba_tconv.formula.padding import ends_of
 
 from . import streaming
-from .functional import checked_padding, conv_transpose1d, is_own_padding, require_known
+from .functional import conv_transpose1d, require_known
+from .sizes import checked_padding, is_own_padding
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import fast_path as direct
 from . import sharding
-from .functional import conv_transpose1d, is_own_padding
+from .functional import conv_transpose1d
+from .sizes import is_own_padding
 
 # torch's cache of compiled graphs does not tell implementations apart.
 CACHE_TAG = "numba_tconv.routed"

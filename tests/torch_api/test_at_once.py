@@ -5,7 +5,7 @@ import torch
 
 import numba_tconv
 from numba_tconv.formula.precision import TF32_ALLOWED
-from numba_tconv.torch_api import functional
+from numba_tconv.torch_api import functional, sizes
 from tests.around import PROBLEM, READY, assert_same, call, tensors_of
 from tests.parity import parameters
 
@@ -81,8 +81,8 @@ def test_torchs_switch_is_asked_at_every_call(made_ready, monkeypatch):
 EQUAL = {
     "a float": {"stride": 1.0},
     "a bool": {"stride": True},
-    "floats": dict.fromkeys(functional.INTEGERS, 1.0) | {"padding": 0.0, "output_padding": 0.0},
-    "bools": dict.fromkeys(functional.INTEGERS, True) | {"padding": False, "output_padding": False},
+    "floats": dict.fromkeys(sizes.INTEGERS, 1.0) | {"padding": 0.0, "output_padding": 0.0},
+    "bools": dict.fromkeys(sizes.INTEGERS, True) | {"padding": False, "output_padding": False},
     "a bool in a tuple": {"stride": (True,), "padding": (0,), "output_padding": (0,), "dilation": (1,)},
     "a float in a tuple": {"stride": (1,), "padding": (0.0,), "output_padding": (0,), "dilation": (1,)},
     "groups, a float": {"groups": 1.0},

@@ -19,7 +19,8 @@ KINDS = (nn.ConvTranspose1d, numba_tconv.ConvTranspose1d)
 MADE_WITH = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
 SIZES = [0, -1, 1, 2, 3, 4.0, "4", None, True, (2,), [2], (3, 1), (), (-1,), (2.0,), torch.tensor(2)]
 VALUES = {
-    **dict.fromkeys(("in_channels", "out_channels", "kernel_size", "stride", "padding", "output_padding"), SIZES),
+    **dict.fromkeys(("in_channels", "out_channels", "kernel_size", "stride", "output_padding"), SIZES),
+    "padding": [size for size in SIZES if size != "4"],  # an unknown word here
     **dict.fromkeys(("groups", "dilation"), SIZES),
     "bias": [True, False, None, 0, "no", torch.ones(6), torch.ones(())],
     "padding_mode": ["zeros", "reflect", "same", None, 0],

@@ -1,0 +1,129 @@
+"""The integer arguments of a call as torch checks them, and ``padding`` as a pair or a word."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+
+import torch
+
+from numba_tconv.formula.padding import WORDS, Parts, parts_of
+
+INTEGERS = ("stride", "padding", "output_padding", "groups", "dilation")
+
+
+def is_own_padding(padding) -> bool:
+    """Whether ``padding`` is a word or has two items, neither of which torch's function takes."""
+    return isinstance(padding, str) or (isinstance(padding, (tuple, list)) and len(padding) == 2)
+
+
+def checked_padding(padding) -> str | tuple[int, int]:
+    """A word, or a pair as a tuple of ints.
+
+    Raises ValueError for an unknown word, TypeError for other items than integers, RuntimeError for those beyond 64
+    bits.
+    """
+    if isinstance(padding, str):
+        if padding not in WORDS:
+            raise ValueError(f"unknown padding {padding!r}: the words are {', '.join(WORDS)}")
+        return padding
+    pair = tuple(_int("each item of padding", one) for one in padding)
+    if not all(map(fits, pair)):
+        raise RuntimeError(f"each item of padding must fit in 64 bits, got {padding}")
+    return pair
+
+
+def own_parts(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[int, Parts, int, int, int]:
+    """Stride, parts, outputs of the Problem that count, groups and dilation, if padding is a pair or a word.
+
+    Raises what ``checked_padding`` and ``integers`` raise, and RuntimeError where no output is left.
+    """
+    own = checked_padding(padding)
+    stride, _, output_padding, groups, dilation = integers(stride, 0, output_padding, groups, dilation)
+    if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
+        return stride, Parts(0, 0, output_padding, 0), 0, groups, dilation  # for the refusal of such sizes
+    check_output_padding(output_padding, stride, dilation)
+    length, taps = input.shape[-1], weight.shape[2]
+    parts = parts_of(own, taps, stride, output_padding, dilation)
+    inside = out_length(length, taps, stride, parts.padding, parts.output_padding, dilation)
+    if (left := parts.before + inside + parts.after) < 1:
+        raise RuntimeError(
+            f"padding {padding!r} must leave at least one output, but leaves {left} of an input of {length}"
+        )
+    if inside < 1:  # all outputs lie before the signal, or behind it
+        parts, inside = Parts(left, 0, 0, 0), 0
+    return stride, parts, inside, groups, dilation
+
+
+def with_ends(output, bias, parts: Parts, inside: int):
+    """The first ``inside`` outputs of a Problem between those around them."""
+    if not (parts.before or parts.after):
+        return output
+
+    def end(count):
+        shape = *output.shape[:-1], count
+        return output.new_zeros(shape) if bias is None else bias.to(output.dtype)[:, None].expand(shape)
+
+    return torch.cat([end(parts.before), output[..., :inside], end(parts.after)], -1)
+
+
+def out_length(length, kernel_size, stride, padding, output_padding, dilation) -> int:
+    return (length - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
+
+
+def check_output_padding(output_padding, stride, dilation) -> None:
+    """Raise RuntimeError where torch does."""
+    if output_padding < 0:
+        raise RuntimeError(f"output_padding must not be negative, got {output_padding}")
+    if output_padding >= max(stride, dilation) > 0:
+        raise RuntimeError(
+            "output_padding must be smaller than the larger of stride and dilation, "
+            f"got {output_padding} with stride {stride} and dilation {dilation}"
+        )
+
+
+def integers(*arguments) -> list[int]:
+    """The arguments named by INTEGERS as ints; all but groups may be sequences of one.
+
+    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges, then lengths.
+    """
+    plain = []
+    for value in arguments:
+        if type(value) is tuple and len(value) == 1:
+            value = value[0]
+        if type(value) is not int or not fits(value):
+            break
+        plain.append(value)
+    else:
+        if type(arguments[INTEGERS.index("groups")]) is int:
+            return plain
+    given = [
+        (name, value, TypeError)
+        if isinstance(value, (tuple, list)) and name != "groups"
+        else (name, (value,), ValueError)
+        for name, value in zip(INTEGERS, arguments, strict=True)
+    ]
+    for name, values, _ in given:
+        for value in values[:1]:
+            _int(name, value)
+    for name, values, too_large in given:
+        for value in values:
+            if not fits(_int(name, value)):
+                raise too_large(f"{name} must fit in 64 bits, got {value}")
+    for name, values, _ in given:
+        if len(values) != 1:
+            raise RuntimeError(f"{name} must be one integer or a tuple of one, got {values}")
+    return [_int(name, value) for name, (value,), _ in given]
+
+
+def fits(number: int) -> bool:
+    """Whether ``number`` fits in 64 signed bits."""
+    return -(2**63) <= number < 2**63
+
+
+def _int(name: str, value) -> int:
+    """``value`` as an int (also from NumPy integers, tensors of one). Raises TypeError, for a bool too."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
