@@ -66,7 +66,7 @@ OUTPUT_SIZES = [
     *([6, 9], [6, 20], [2, 6, 9], [2, 6, 20], [2, 6, 21], [0, 0, 9], [1, 2, 6, 9], torch.Size([9]), torch.tensor([9])),
 ]
 CHANGES = [
-    *({}, {"padding_mode": "reflect"}, {"padding": "same"}, {"padding": 1}, {"padding": (9,)}, {"stride": (0,)}),
+    *({}, {"padding_mode": "reflect"}, {"padding": [1]}, {"padding": 1}, {"padding": (9,)}, {"stride": (0,)}),
     *({"stride": 2}, {"output_padding": (7,)}, {"output_padding": 1}, {"groups": 3}, {"groups": None}, {"bias": None}),
     *({"dilation": (1.5,)}, {"dilation": None}, {"kernel_size": (5,)}),
 ]
