@@ -1,5 +1,6 @@
-"""The definition of transposed convolution, by which everything else is judged."""
+"""The definitions as plain loops, by which everything else is judged."""
 
+from .alias_free import alias_free_activation
 from .scatter import conv_transpose1d, grad_bias, grad_input, grad_weight
 
-__all__ = ["conv_transpose1d", "grad_bias", "grad_input", "grad_weight"]
+__all__ = ["alias_free_activation", "conv_transpose1d", "grad_bias", "grad_input", "grad_weight"]

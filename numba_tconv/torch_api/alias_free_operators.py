@@ -1,0 +1,125 @@
+"""The operator ``numba_tconv::alias_free_activation``: y = down(act(up(x))), one filter for all channels.
+
+Kernels compute CUDA tensors and their first derivatives. ``composed``, the same in torch's operators, computes CPU
+tensors, higher derivatives, forward mode and torch.func.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from numba_tconv.formula.alias_free import ACTIVATIONS, AliasFree, alias_free
+from numba_tconv.formula.precision import PRECISIONS
+
+NAME = "numba_tconv::alias_free_activation"
+TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
+CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
+
+torch.library.define(NAME, f"({TENSORS}, {CHOICES}) -> Tensor")
+alias_free_activation = torch.ops.numba_tconv.alias_free_activation.default
+
+POINTWISE = {
+    "silu": F.silu,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "identity": lambda u: u,
+}
+
+
+def check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation) -> AliasFree:
+    """The validated sizes, by shapes, dtypes and devices alone.
+
+    All tensors have x's dtype and device. x (N, C, L) has any strides, filters are (K,), alpha and beta (C,) or None.
+    Raises RuntimeError (NotImplementedError for other dtypes), or ValueError for an unknown activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
+    if x.dtype not in PRECISIONS:
+        raise NotImplementedError(f"alias_free_activation takes {', '.join(map(str, PRECISIONS))}, not {x.dtype}")
+    if (alpha is None) == (activation == "snake") or (alpha is None and beta is not None):
+        raise RuntimeError(f"alpha is needed by activation 'snake' and, as beta, by no other; got {activation!r}")
+    named = {"up_filter": up_filter, "down_filter": down_filter, "alpha": alpha, "beta": beta}
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype:
+            raise RuntimeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise RuntimeError(f"{name} must be on the device of x, {x.device}, got {tensor.device}")
+        if tensor.dim() != 1:
+            raise RuntimeError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
+    sizes = alias_free(x.shape, len(up_filter), len(down_filter), up_ratio, down_ratio)
+    for name, tensor in (("alpha", alpha), ("beta", beta)):
+        if tensor is not None and len(tensor) != sizes.channels:
+            raise RuntimeError(f"{name} must have shape ({sizes.channels},), got {tuple(tensor.shape)}")
+    return sizes
+
+
+def composed(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation):
+    """The alias-free activation in torch's operators, as the published modules compute it."""
+    sizes = check(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
+    up, down = (one.expand(sizes.channels, 1, -1) for one in (up_filter, down_filter))
+    u = F.pad(x, (sizes.pad, sizes.pad), mode="replicate")
+    u = up_ratio * F.conv_transpose1d(u, up, stride=up_ratio, groups=sizes.channels)
+    u = u[..., sizes.crop_left : u.shape[-1] - sizes.crop_right]
+    if activation == "snake":
+        beta = alpha if beta is None else beta
+        alpha, beta = (one.exp() if log_scale else one for one in (alpha, beta))
+        v = u + 1.0 / (beta[:, None] + 1e-9) * torch.sin(u * alpha[:, None]).pow(2)
+    else:
+        v = POINTWISE[activation](u)
+    v = F.pad(v, (sizes.down_shift, sizes.down_taps // 2), mode="replicate")
+    return F.conv1d(v, down, stride=down_ratio, groups=sizes.channels)
+
+
+def apply(*arguments):
+    """The operator, differentiable in every active mode; arguments as ``check``'s."""
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return composed(*arguments)
+    return alias_free_activation(*arguments)
+
+
+@torch.library.impl(NAME, "cpu")
+def _cpu(*arguments):
+    sizes = check(*arguments)
+    return composed(*arguments).contiguous() if sizes.rows else _fake(*arguments)
+
+
+@torch.library.register_fake(NAME)
+def _fake(*arguments):
+    sizes = check(*arguments)
+    return arguments[0].new_empty((sizes.batch, sizes.channels, sizes.out_length))
+
+
+# The derivative
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.up_ratio, ctx.down_ratio, ctx.log_scale, ctx.activation = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, grad_output):
+    choices = ctx.up_ratio, ctx.down_ratio, ctx.log_scale, ctx.activation
+    wanted = ctx.needs_input_grad[:5]
+    return *composed_gradients(grad_output, ctx.saved_tensors, wanted, choices), *[None] * 4
+
+
+def composed_gradients(grad_output, tensors, wanted, choices) -> list:
+    """Gradients through ``composed``, differentiable if gradients are recorded; None where not ``wanted``."""
+    again = torch.is_grad_enabled()
+    if not again:
+        tensors = [
+            one if one is None else one.detach().requires_grad_(w) for one, w in zip(tensors, wanted, strict=True)
+        ]
+    with torch.enable_grad():
+        outputs = composed(*tensors, *choices)
+        operands = [one for one, w in zip(tensors, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(outputs, operands, grad_output, create_graph=again, allow_unused=True))
+    return [next(found) if w else None for w in wanted]
+
+
+torch.library.register_autograd(alias_free_activation, _backward, setup_context=_setup_context)
