@@ -6,12 +6,19 @@ tensors, higher derivatives, forward mode and torch.func.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from numba_tconv.formula.alias_free import ACTIVATIONS, AliasFree, alias_free
 from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.kernels.alias_free import plan, tile
+from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent
+from numba_tconv.runtime import device
+from numba_tconv.runtime.ready import Ready
 
 NAME = "numba_tconv::alias_free_activation"
 TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
@@ -86,6 +93,33 @@ def apply(*arguments):
 def _cpu(*arguments):
     sizes = check(*arguments)
     return composed(*arguments).contiguous() if sizes.rows else _fake(*arguments)
+
+
+@torch.library.impl(NAME, "cuda")
+def _cuda(*arguments):
+    sizes = check(*arguments)
+    x, up_filter, down_filter, alpha, beta, _, _, log_scale, activation = arguments
+    if not sizes.rows:
+        return _fake(*arguments)
+    x = adjacent(x)
+    compute = ready(sizes, x.stride(), x.dtype, x.get_device(), activation, log_scale)
+    if compute is None:
+        return composed(*arguments).contiguous()
+    beta = alpha if beta is None else beta
+    others = (up_filter if one is None else one for one in (up_filter, down_filter, alpha, beta))
+    return compute(x, *(one.contiguous() for one in others))
+
+
+@lru_cache(maxsize=1024)
+def ready(
+    sizes: AliasFree, strides: tuple, dtype: torch.dtype, index: int, activation: str, log_scale: bool
+) -> Callable | None:
+    """The function (x, up_filter, down_filter, alpha, beta) -> y on torch's GPU ``index``; None: torch computes it."""
+    config = tile.choose(sizes, dtype, activation, log_scale)
+    if plan.reason(sizes, config) or (dtype == torch.bfloat16 and device.of(index).cc < BFLOAT16_CC):
+        return None
+    shape = sizes.batch, sizes.channels, sizes.out_length
+    return Ready(shape, dtype, index, plan.prepare(sizes, strides, config))
 
 
 @torch.library.register_fake(NAME)

@@ -1,0 +1,1 @@
+"""The alias-free activation: up-sampling, activation and down-sampling in one kernel."""
