@@ -18,7 +18,8 @@ def operands(shape, dtype, activation="snake", up=12, down=12, scale=1.0):
 
 
 def error(y, wanted):
-    assert y.shape == wanted.shape and y.is_contiguous()
+    assert y.shape == wanted.shape
+    assert y.is_contiguous()
     return float((y.double() - wanted).abs().max())
 
 
