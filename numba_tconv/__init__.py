@@ -1,6 +1,7 @@
 """Transposed 1-D convolution for NVIDIA GPUs, written in Python with Numba's ``@cuda.jit``.
 
 * ``conv_transpose1d``, ``ConvTranspose1d``: torch's function and layer, computed by this package
+* ``alias_free_activation``, ``AliasFreeActivation``: the activation of BigVGAN's family
 * ``convert``, ``routed``: the same for a finished model
 * ``streaming``: a causal layer step by step
 * ``warm``, ``freeze``: compile ahead of the first call; pack a served model's weights once
@@ -14,6 +15,7 @@ from .requirements import misfits
 try:
     from .selection.registry import RUNGS
     from .torch_api import streaming
+    from .torch_api.alias_free import AliasFreeActivation, alias_free_activation
     from .torch_api.convert import Conversion, convert
     from .torch_api.freeze import Freezing, freeze, unfreeze
     from .torch_api.functional import conv_transpose1d
@@ -25,11 +27,13 @@ except ImportError as error:
     raise
 
 __all__ = [
+    "AliasFreeActivation",
     "ConvTranspose1d",
     "Conversion",
     "Explanation",
     "Freezing",
     "__version__",
+    "alias_free_activation",
     "conv_transpose1d",
     "convert",
     "explain",

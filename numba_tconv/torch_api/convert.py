@@ -1,4 +1,4 @@
-"""``convert``: let this package compute the transposed convolutions of a finished model.
+"""``convert``: let this package compute the transposed convolutions and alias-free activations of a finished model.
 
 Only a layer's class changes. Parameters, buffers, hooks and training mode stay, and an optimizer keeps its references.
 """
@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
+from . import convert_activations
+from .alias_free import AliasFreeActivation
 from .freeze import Freezing, check_frozen_mode
 from .freeze import freeze as freeze_layers
 from .module import ConvTranspose1d
@@ -22,25 +24,28 @@ from .module import ConvTranspose1d
 class Conversion:
     """Report of ``convert``; ``str`` gives it as text.
 
-    ``replaced`` counts the replaced layers; ``int(conversion)`` returns it. ``left`` maps each layer left as it was, by
-    its name in ``model.named_modules()``, to the reason. ``freezing`` is the report of ``freeze``, or None.
+    ``replaced`` counts the replaced ConvTranspose1d; ``int(conversion)`` returns it. ``activations`` counts the
+    replaced alias-free activations. ``left`` maps each layer left as it was, by its name in ``model.named_modules()``,
+    to the reason. ``freezing`` is the report of ``freeze``, or None.
     """
 
     replaced: int
     left: dict[str, str] = field(default_factory=dict)
     freezing: Freezing | None = None
+    activations: int = 0
 
     def __int__(self) -> int:
         return self.replaced
 
     def __str__(self) -> str:
-        lines = [f"{self.replaced} replaced, {len(self.left)} left"]
+        both = f"{self.replaced} layers and {self.activations} activations" if self.activations else self.replaced
+        lines = [f"{both} replaced, {len(self.left)} left"]
         lines += [f"{name or 'the model itself'}: {why}" for name, why in self.left.items()]
         return "\n".join(lines + ([str(self.freezing)] if self.freezing else []))
 
 
 def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
-    """Let this package compute every ``torch.nn.ConvTranspose1d`` in ``model``, in place.
+    """Let this package compute every ConvTranspose1d and alias-free activation in ``model``, in place.
 
     Layers stay the same objects with the same parameters, so older checkpoints load.
 
@@ -48,6 +53,9 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
       inherit torch's ``forward`` or call ``super().forward``. They keep their class's name and methods.
     * Left, with the reason: layers with any other ``forward``, lazy layers before their first call, and other layers of
       that name (scripted, quantized).
+    * Alias-free activations (NVIDIA's and alias-free-torch's ``Activation1d``, transformers'): modules with children
+      ``act``, ``upsample`` and ``downsample`` and their filters, if ``alias_free_activation`` gives the same numbers in
+      float64 for copies on the CPU, to 1e-10 of the largest. NVIDIA's own kernel (``fused``) is replaced too.
     * Not counted: layers of this package.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
@@ -69,8 +77,14 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if freeze:
         check_frozen_mode(model)
-    replaced, left = 0, {}
+    replaced, activations, left = 0, 0, {}
     for name, module in model.named_modules():
+        if not isinstance(module, AliasFreeActivation) and convert_activations.is_one(module):
+            if reason := convert_activations.obstacle(module):
+                left[name] = reason
+            else:
+                activations += 1
+            continue
         if isinstance(module, ConvTranspose1d) or not _is_one(module):
             continue
         if reason := _obstacle(module):
@@ -83,7 +97,7 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
             continue
         module.variant = module.precision = None
         replaced += 1
-    return Conversion(replaced, left, freeze_layers(model) if freeze else None)
+    return Conversion(replaced, left, freeze_layers(model) if freeze else None, activations)
 
 
 def _is_one(module: nn.Module) -> bool:

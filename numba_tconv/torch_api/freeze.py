@@ -14,6 +14,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from numba_tconv.kernels.common.packed_weights import FrozenWeights
 
+from .alias_free import AliasFreeActivation, tensors_of
+from .freezable import Freezable
 from .functional import autocasts
 from .module import ConvTranspose1d
 
@@ -40,11 +42,12 @@ class Freezing:
 
 
 def freeze(model: nn.Module) -> Freezing:
-    """Let every ConvTranspose1d of this package in ``model`` treat its weights as constant, in place.
+    """Let every layer of this package in ``model`` treat its weights as constant, in place.
 
-    A frozen layer computes ``weight_norm`` or another parametrization now, and packs its weights at the first call that
-    needs their order. Outputs, parameters, state_dict and hooks stay. Copies (deepcopy, pickle) are not frozen;
-    torch.compile and torch.export trace the layer as if it were not.
+    A frozen ConvTranspose1d computes ``weight_norm`` or another parametrization now, and packs its weights at the first
+    call that needs their order. A frozen AliasFreeActivation takes alpha and beta out of log scale now. Outputs,
+    parameters, state_dict and hooks stay. Copies (deepcopy, pickle) are not frozen; torch.compile and torch.export
+    trace the layer as if it were not.
 
         >>> model = nn.Sequential(ConvTranspose1d(8, 4, 6)).eval()
         >>> freeze(model).frozen
@@ -84,6 +87,11 @@ def freeze(model: nn.Module) -> Freezing:
                 layer._unfreeze()
                 vars(layer)["_frozen"] = FrozenLayer(layer)
             frozen.append(layer._frozen)
+        elif isinstance(layer, AliasFreeActivation):
+            if layer._frozen is None or not layer._frozen.stands(layer):
+                layer._unfreeze()
+                vars(layer)["_frozen"] = FrozenActivation(layer)
+            frozen.append(layer._frozen)
         elif isinstance(layer, nn.ConvTranspose1d):
             left[name] = "it is torch's layer: convert it first"
     return Freezing(len(frozen), sum(one.nbytes for one in frozen), left)
@@ -95,7 +103,7 @@ def unfreeze(model: nn.Module) -> int:
     Raises TypeError if ``model`` is no torch.nn.Module.
     """
     _check_module(model)
-    layers = [one for one in model.modules() if isinstance(one, ConvTranspose1d) and one._frozen is not None]
+    layers = [one for one in model.modules() if isinstance(one, Freezable) and one._frozen is not None]
     for layer in layers:
         layer._unfreeze()
     return len(layers)
@@ -105,7 +113,7 @@ def check_frozen_mode(model: nn.Module) -> None:
     """Raise what ``freeze`` raises."""
     _check_module(model)
     for name, module in model.named_modules():
-        if module.training and (module is model or isinstance(module, nn.ConvTranspose1d)):
+        if module.training and (module is model or isinstance(module, (nn.ConvTranspose1d, Freezable))):
             raise RuntimeError(f"{name or 'the model'} is in train mode: call eval() before it is frozen")
 
 
@@ -129,13 +137,13 @@ def _computed_by_others(layer: ConvTranspose1d) -> str | None:
     return None
 
 
-class FrozenLayer:
-    """Weight and bias of a frozen ``layer``, computed once from ``sources``, and its packed weights.
+class _Kept:
+    """What a frozen ``layer`` computes with, made once from the tensors in ``sources``.
 
     Copies and pickles of the layer hold None instead.
     """
 
-    def __init__(self, layer: ConvTranspose1d):
+    def __init__(self, layer: nn.Module):
         self.layer = weakref.ref(layer)
         self.sources = [
             (place, name, tensor)
@@ -144,6 +152,32 @@ class FrozenLayer:
             for name, tensor in place.items()
         ]
         self.parameters = list(layer.parameters())
+
+    def restore(self, layer: nn.Module) -> None:
+        """Undo what freezing changed on ``layer`` itself."""
+
+    def stands(self, layer: nn.Module) -> bool:
+        """Whether ``layer`` still has the tensors it was frozen with."""
+        return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
+
+    def serves(self, layer: nn.Module) -> bool:
+        """Whether a call of ``layer`` may use what is kept. Unfreezes a layer that trains."""
+        if torch.compiler.is_compiling() or not self.stands(layer):
+            return False
+        if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
+            layer._unfreeze()
+            return False
+        return True
+
+    def __reduce__(self):
+        return type(None), ()
+
+
+class FrozenLayer(_Kept):
+    """Weight and bias of a frozen ConvTranspose1d, and its packed weights."""
+
+    def __init__(self, layer: ConvTranspose1d):
+        super().__init__(layer)
         with torch.inference_mode(False), torch.no_grad():
             for hook in _computing(layer):  # their tensors may be older than the parameters
                 hook(layer, ())
@@ -163,16 +197,9 @@ class FrozenLayer:
         own = [one.tensor for one in self.weights.values() if one.tensor.data_ptr() not in shared]
         return sum(t.nbytes for t in own) + sum(one.packed_bytes for one in self.weights.values())
 
-    def stands(self, layer: ConvTranspose1d) -> bool:
-        """Whether ``layer`` still has the tensors it was frozen with."""
-        return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
-
     def operands(self, layer: ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Weight and bias for a call of ``layer``; None for its own. Unfreezes a layer that trains."""
-        if torch.compiler.is_compiling() or not self.stands(layer):
-            return None
-        if layer.training or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters)):
-            layer._unfreeze()
+        if not self.serves(layer):
             return None
         (weights,) = list(self.weights.values())[:1]
         if torch._C._is_any_autocast_enabled() and autocasts(weights.tensor):
@@ -183,8 +210,28 @@ class FrozenLayer:
             weights = self.weights[dtype]
         return weights.tensor, self.bias
 
-    def __reduce__(self):
-        return type(None), ()
+
+class FrozenActivation(_Kept):
+    """alpha and beta of a frozen AliasFreeActivation out of log scale, and its filters, each of shape (n,).
+
+    16-bit alpha and beta stay logarithms, because their exponentials would be rounded. ``folded`` tells.
+    """
+
+    def __init__(self, layer: AliasFreeActivation):
+        super().__init__(layer)
+        with torch.inference_mode(False), torch.no_grad():
+            alpha, beta, *filters = tensors_of(layer)
+            self.folded = alpha is not None and layer._form.log_scale and alpha.dtype.itemsize > 2
+            both = [one.exp() if self.folded and one is not None else one for one in (alpha, beta)]
+            self.kept = [None if one is None else one.detach().reshape(-1) for one in (*both, *filters)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.kept[:2] if self.folded and one is not None)
+
+    def operands(self, layer: AliasFreeActivation) -> list[torch.Tensor | None] | None:
+        """alpha, beta and the filters for a call of ``layer``; None for its own. Unfreezes a layer that trains."""
+        return self.kept if self.serves(layer) else None
 
 
 class _Held:

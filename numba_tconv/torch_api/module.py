@@ -8,11 +8,12 @@ from torch import nn
 from numba_tconv.formula.padding import ends_of
 
 from . import streaming
+from .freezable import Freezable
 from .functional import conv_transpose1d, require_known
 from .sizes import checked_padding, is_own_padding
 
 
-class ConvTranspose1d(nn.ConvTranspose1d):
+class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` with two more keyword-only arguments: ``variant`` and ``precision``.
 
     ``padding`` may also be a pair ``(left, right)`` or "valid", "same" or "causal" (see ``conv_transpose1d``).
@@ -20,8 +21,6 @@ class ConvTranspose1d(nn.ConvTranspose1d):
     (C_in, L). ``variant`` and ``precision`` are attributes that may change at any time; ``conv_transpose1d`` states
     their meaning and errors. Each call uses the weights as they are then, unless the layer is frozen (see ``freeze``).
     """
-
-    _frozen = None  # a FrozenLayer (freeze.py) while frozen
 
     def __init__(
         self,
@@ -120,38 +119,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
             *(input, output_size, self.stride, padding, kernel_size), num_spatial_dims=1, dilation=dilation
         )
 
-    def __prepare_scriptable__(self):
-        """Raise RuntimeError: torch.jit.script cannot compile this layer."""
-        raise RuntimeError(
-            f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
-            "this package's operator, or torch.export; or script the model before it is converted"
-        )
-
     def extra_repr(self) -> str:
         """torch's text, and ``variant`` and ``precision`` where set."""
         chosen = (f"{name}={getattr(self, name)!r}" for name in ("variant", "precision") if getattr(self, name))
         return ", ".join([super().extra_repr(), *chosen])
-
-    def _unfreeze(self) -> None:
-        """Use the weights as they are."""
-        if (frozen := vars(self).pop("_frozen", None)) is not None:
-            frozen.restore(self)
-
-    def train(self, mode: bool = True):
-        """As torch's; train mode ends ``freeze``."""
-        if mode:
-            self._unfreeze()
-        return super().train(mode)
-
-    def requires_grad_(self, requires_grad: bool = True):
-        """As torch's; ends ``freeze``."""
-        self._unfreeze()
-        return super().requires_grad_(requires_grad)
-
-    def _apply(self, *args, **kwargs):
-        self._unfreeze()
-        return super()._apply(*args, **kwargs)
-
-    def _load_from_state_dict(self, *args, **kwargs):
-        self._unfreeze()
-        return super()._load_from_state_dict(*args, **kwargs)

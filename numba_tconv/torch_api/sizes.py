@@ -27,7 +27,7 @@ def checked_padding(padding) -> str | tuple[int, int]:
         if padding not in WORDS:
             raise ValueError(f"unknown padding {padding!r}: the words are {', '.join(WORDS)}")
         return padding
-    pair = tuple(_int("each item of padding", one) for one in padding)
+    pair = tuple(integer("each item of padding", one) for one in padding)
     if not all(map(fits, pair)):
         raise RuntimeError(f"each item of padding must fit in 64 bits, got {padding}")
     return pair
@@ -105,15 +105,15 @@ def integers(*arguments) -> list[int]:
     ]
     for name, values, _ in given:
         for value in values[:1]:
-            _int(name, value)
+            integer(name, value)
     for name, values, too_large in given:
         for value in values:
-            if not fits(_int(name, value)):
+            if not fits(integer(name, value)):
                 raise too_large(f"{name} must fit in 64 bits, got {value}")
     for name, values, _ in given:
         if len(values) != 1:
             raise RuntimeError(f"{name} must be one integer or a tuple of one, got {values}")
-    return [_int(name, value) for name, (value,), _ in given]
+    return [integer(name, value) for name, (value,), _ in given]
 
 
 def fits(number: int) -> bool:
@@ -121,7 +121,7 @@ def fits(number: int) -> bool:
     return -(2**63) <= number < 2**63
 
 
-def _int(name: str, value) -> int:
+def integer(name: str, value) -> int:
     """``value`` as an int (also from NumPy integers, tensors of one). Raises TypeError, for a bool too."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):

@@ -34,7 +34,8 @@ from numba_tconv.runtime.ready import Ready
 
 from . import fast_path as direct
 from . import operators as ops
-from .functional import _int, _integers, autocasts, default_precision, require_known
+from .functional import autocasts, default_precision, require_known
+from .sizes import integer, integers
 
 MOST_FRAMES = 32  # new ones of a slot, for the kernel of steps, where another order of sums is allowed
 MOST_COLUMNS = 256  # new frames of all slots, likewise
@@ -58,7 +59,7 @@ def initial_state(
     and RuntimeError for sizes that no layer has.
     """
     stride, _, dilation = _step_integers(stride, 1, dilation)
-    batch_size = _int("batch_size", batch_size)
+    batch_size = integer("batch_size", batch_size)
     if weight.dim() != 3:
         raise RuntimeError(f"weight must be (C_in, C_out/groups, K), got shape {tuple(weight.shape)}")
     if batch_size < 0:
@@ -141,7 +142,7 @@ def step(
 
 
 def _step_integers(stride, groups, dilation) -> tuple[int, int, int]:
-    stride, _, _, groups, dilation = _integers(stride, 0, 0, groups, dilation)
+    stride, _, _, groups, dilation = integers(stride, 0, 0, groups, dilation)
     return stride, groups, dilation
 
 

@@ -1,0 +1,247 @@
+"""``alias_free_activation`` and its layer: an activation between two filters, at a higher rate."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from numba_tconv.formula.alias_free import ACTIVATIONS, MOST_RATIO, MOST_TAPS
+
+from . import alias_free_operators as ops
+from .freezable import Freezable
+from .functional import autocasts, is_exporting
+
+SNAKE = "snake"
+
+
+def alias_free_activation(
+    x,
+    alpha,
+    beta=None,
+    *,
+    up_filter,
+    down_filter,
+    up_ratio=2,
+    down_ratio=2,
+    log_scale=True,
+    activation="snake",
+):
+    """An activation at ``up_ratio`` times the rate, filtered before and after, so that no overtone folds back.
+
+    ``y = down(act(up(x)))``, the activation of BigVGAN and its family:
+
+    1. up: the ends of x repeated, a transposed convolution with ``up_ratio * up_filter``, cropped to L*up_ratio;
+    2. act, "snake": ``u + sin(a*u)^2 / (b + 1e-9)``, where a is alpha and b is beta (alpha if beta is None), or their
+       exponentials in log scale;
+    3. down: the ends repeated, a convolution with ``down_filter`` and stride ``down_ratio``.
+
+        >>> x, taps = torch.ones(1, 8, 10), torch.full((12,), 1 / 12)
+        >>> alias_free_activation(x, torch.zeros(8), up_filter=taps, down_filter=taps).shape
+        torch.Size([1, 8, 10])
+
+    Args:
+        x: (N, C, L) or (C, L), any strides; L at least 1. float64, float32, float16 or bfloat16.
+        alpha, beta: C numbers, of shape (C,) or with dimensions of size one, such as (1, C, 1). beta may be None; both
+            must be None for another activation than "snake".
+        up_filter, down_filter: up to 32 taps, of shape (K,) or (1, 1, K), the same for all channels. ``up_filter`` has
+            at least ``up_ratio`` taps.
+        up_ratio, down_ratio: int from 1 to 4.
+        log_scale: alpha and beta are logarithms.
+        activation: "snake", or "silu", "leaky_relu", "elu", "gelu", "identity" with torch's default parameters.
+
+    Returns:
+        (N, C, L_out) or (C, L_out), contiguous, dtype and device of x; ``L_out = ceil(L*up_ratio / down_ratio)`` for
+        ``down_filter`` of any length.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: ``activation`` is unknown.
+        RuntimeError: a shape, dtype, device or layout is refused, a filter or ratio is too large, or x has no samples.
+
+    This package's kernels compute CUDA tensors, in float32 for 16-bit dtypes, with gradients for x, alpha and beta.
+    torch's operators compute CPU tensors, exported programs, higher derivatives, forward mode and torch.func.
+    torch.autocast casts all tensors as it does for convolutions. Tensors and modes with a ``__torch_function__``
+    receive this function.
+    """
+    tensors = x, alpha, beta, up_filter, down_filter
+    if has_torch_function(tensors):
+        return handle_torch_function(
+            *(alias_free_activation, tensors, x, alpha, beta),
+            up_filter=up_filter,
+            down_filter=down_filter,
+            up_ratio=up_ratio,
+            down_ratio=down_ratio,
+            log_scale=log_scale,
+            activation=activation,
+        )
+    _check_types(*tensors, up_ratio, down_ratio, log_scale, activation)
+    if autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, alpha, beta, up_filter, down_filter = (t.to(dtype) if t is not None and autocasts(t) else t for t in tensors)
+    _check_tensors(x, alpha=alpha, beta=beta, up_filter=up_filter, down_filter=down_filter)
+    unbatched = x.dim() == 2
+    arguments = (
+        *(x.unsqueeze(0) if unbatched else x, _flat(up_filter), _flat(down_filter), _flat(alpha), _flat(beta)),
+        *(up_ratio, down_ratio, log_scale, activation),
+    )
+    # Exported programs and empty batches have torch's operators too.
+    ours = x.is_cuda and x.shape[0] != 0 and not is_exporting()
+    y = (ops.apply if ours else ops.composed)(*arguments)
+    return y.squeeze(0) if unbatched else y
+
+
+def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.dim() == 1 else tensor.reshape(-1)
+
+
+def _check_types(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_scale, activation) -> None:
+    for name, tensor in (("x", x), ("up_filter", up_filter), ("down_filter", down_filter)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
+    for name, ratio in (("up_ratio", up_ratio), ("down_ratio", down_ratio)):
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, torch.SymInt)):
+            raise TypeError(f"{name} must be an int, not {type(ratio).__name__}")
+    if not isinstance(log_scale, bool):
+        raise TypeError(f"log_scale must be a bool, not {type(log_scale).__name__}")
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a string, not {type(activation).__name__}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
+    for name, tensor in (("alpha", alpha), ("beta", beta)):
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a Tensor or None, not {type(tensor).__name__}")
+        if tensor is not None and activation != SNAKE:
+            raise TypeError(f"{name} must be None: {activation!r} has no parameters")
+    if alpha is None and activation == SNAKE:
+        raise TypeError("alpha must be a Tensor: 'snake' needs it")
+
+
+def _check_tensors(x, **operands) -> None:
+    """Raise RuntimeError for what ``ops.check`` does not see once ``operands`` have one dimension."""
+    if x.dim() not in (2, 3) or x.shape[-2] == 0:
+        raise RuntimeError(f"x must be (N, C, L) or (C, L), of one channel or more, got shape {tuple(x.shape)}")
+    for name, tensor in {"x": x, **operands}.items():
+        if tensor is None:
+            continue
+        if tensor.layout != torch.strided:
+            raise RuntimeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+        if tensor is not x and (tensor.dim() == 0 or tensor.numel() != max(tensor.shape)):
+            raise RuntimeError(
+                f"{name} must have one dimension, or others of size one, got shape {tuple(tensor.shape)}"
+            )
+
+
+def kaiser_sinc(ratio: int, taps: int) -> torch.Tensor:
+    """The low-pass filter (1, 1, taps) of BigVGAN's family for a rate ``ratio`` times as high: a windowed sinc, sum 1.
+
+    Its cutoff is 0.5/ratio cycles a sample, its transition 1.2/ratio wide.
+    """
+    cutoff, width, half = 0.5 / ratio, 4 * 0.6 / ratio, taps // 2
+    attenuation = 2.285 * (half - 1) * math.pi * width + 7.95  # dB; Kaiser's formulas
+    if attenuation > 50:
+        shape = 0.1102 * (attenuation - 8.7)
+    else:
+        shape = 0.5842 * max(attenuation - 21, 0) ** 0.4 + 0.07886 * max(attenuation - 21, 0)
+    window = torch.kaiser_window(taps, periodic=False, beta=shape, dtype=torch.float32)
+    times = torch.arange(taps, dtype=torch.float32) - half + (0.5 if taps % 2 == 0 else 0)
+    filter = 2 * cutoff * window * torch.sinc(2 * cutoff * times)
+    return (filter / filter.sum()).view(1, 1, taps)
+
+
+class Form(NamedTuple):
+    """What a layer computes, beside its tensors: arguments of ``alias_free_activation``."""
+
+    up_ratio: int
+    down_ratio: int
+    log_scale: bool = True
+    activation: str = SNAKE
+
+
+class AliasFreeActivation(Freezable, nn.Module):
+    """``alias_free_activation`` as a layer, with BigVGAN's filters and names.
+
+    ``act.alpha``, ``act.beta``, ``upsample.filter`` and ``downsample.lowpass.filter`` are those of NVIDIA's
+    ``Activation1d``, so its checkpoints load, as do checkpoints without filters. Input is (N, C, L) or (C, L).
+
+        >>> AliasFreeActivation(8)(torch.zeros(1, 8, 10)).shape
+        torch.Size([1, 8, 10])
+    """
+
+    _form: Form
+
+    def __init__(
+        self,
+        channels,
+        up_ratio=2,
+        down_ratio=2,
+        up_kernel_size=12,
+        down_kernel_size=12,
+        *,
+        activation="snake",
+        beta=True,
+        log_scale=True,
+        device=None,
+        dtype=None,
+    ):
+        """``beta``: "snake" has a beta of its own (SnakeBeta). Raises what the function raises for such arguments."""
+        super().__init__()
+        self._form = Form(up_ratio, down_ratio, log_scale, activation)
+        like = {"device": device, "dtype": dtype}
+        names = ("alpha", "beta")[: 1 + bool(beta)] if activation == SNAKE else ()
+        start = torch.zeros if log_scale else torch.ones
+        self.act = nn.ParameterDict({name: nn.Parameter(start(channels, **like)) for name in names})
+        self.upsample = _Filter(up_ratio, up_kernel_size, like)
+        self.downsample = nn.ModuleDict({"lowpass": _Filter(down_ratio, down_kernel_size, like)})
+        tensors = tensors_of(self)
+        _check_types(self.upsample.filter, *tensors, *self._form)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output of ``alias_free_activation``, with its errors."""
+        (up_ratio, down_ratio, log_scale, activation), frozen = self._form, self._frozen
+        kept = frozen and frozen.operands(self)
+        alpha, beta, up_filter, down_filter = kept or tensors_of(self)
+        return alias_free_activation(
+            *(x, alpha, beta),
+            up_filter=up_filter,
+            down_filter=down_filter,
+            up_ratio=up_ratio,
+            down_ratio=down_ratio,
+            log_scale=log_scale and not (kept and frozen.folded),
+            activation=activation,
+        )
+
+    def extra_repr(self) -> str:
+        """What torch would show, and the ratios and the activation."""
+        return ", ".join(filter(None, [super().extra_repr(), *(f"{k}={v!r}" for k, v in self._form._asdict().items())]))
+
+
+class _Filter(nn.Module):
+    """A filter in a buffer, which a checkpoint may lack."""
+
+    def __init__(self, ratio: int, taps: int, like: dict):
+        super().__init__()
+        for name, value, most in (("ratio", ratio, MOST_RATIO), ("kernel_size", taps, MOST_TAPS)):
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+            if not 1 <= value <= most:
+                raise RuntimeError(f"{name} must be from 1 to {most}, got {value}")
+        with torch.device("cpu"):
+            made = kaiser_sinc(ratio, taps)
+        self.register_buffer("filter", torch.empty(made.shape, **like).copy_(made))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *others):
+        missing = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, *others)
+        missing_keys += [key for key in missing if key != prefix + "filter"]
+
+
+def tensors_of(layer: nn.Module) -> tuple:
+    """alpha, beta, up_filter and down_filter of a layer with the published names; None where it has none."""
+    down = getattr(layer.downsample, "lowpass", layer.downsample)
+    named = [getattr(layer.act, name, None) for name in ("alpha", "beta")]
+    alpha, beta = [None if isinstance(one, (int, float)) else one for one in named]  # ELU's alpha is a number
+    return alpha, beta, layer.upsample.filter, down.filter

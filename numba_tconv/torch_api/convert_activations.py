@@ -1,0 +1,153 @@
+"""What ``convert`` does with alias-free activations of other packages: finds them, tests them, changes their class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from .alias_free import SNAKE, AliasFreeActivation, Form, tensors_of
+
+PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too
+OTHERS = {
+    nn.SiLU: "silu",
+    nn.LeakyReLU: "leaky_relu",
+    nn.ELU: "elu",
+    nn.GELU: "gelu",
+    nn.Identity: "identity",
+}
+MOST_ERROR = 1e-10  # of the largest output, in float64
+LENGTHS = 1, 11
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+def is_one(module: nn.Module) -> bool:
+    """Whether ``module`` has the parts of an alias-free activation: filter, activation, filter."""
+    if type(module) is nn.Module or not PARTS - {""} <= {name for name, _ in module.named_children()}:
+        return False
+    down = getattr(module.downsample, "lowpass", module.downsample)
+    return all(isinstance(getattr(one, "filter", None), torch.Tensor) for one in (module.upsample, down))
+
+
+def obstacle(module: nn.Module) -> str | None:
+    """Change the class of ``module`` to one that this package computes; else the reason why not."""
+    if reason := _unusual(module):
+        return reason
+    try:
+        form, reason = _form(module)
+    except Exception as error:  # of code that this package does not know
+        return f"it could not be compared with this package's: {type(error).__name__}: {error}".rstrip(": ")
+    if form is None:
+        return reason
+    try:
+        module.__class__ = _counterpart(type(module))
+    except TypeError as error:
+        return f"its class {type(module).__qualname__} takes no other base: {error}"
+    module._form = form
+    return None
+
+
+def _unusual(module: nn.Module) -> str | None:
+    """Why ``module`` is no plain activation, or None."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is scripted"
+    if isinstance(module, torch.fx.GraphModule):
+        return "it is a torch.fx.GraphModule, which computes its graph"
+    names = {name for name, _ in module.named_modules()} - {"downsample.lowpass"}
+    if names != PARTS:
+        return f"it has a submodule of its own, {min(names - PARTS)!r}"
+    if any(is_lazy(one) for one in (*module.parameters(), *module.buffers())):
+        return "it is lazy: convert it after its first call, when it knows its sizes"
+    for name, part in module.named_modules():
+        if "forward" in vars(part):
+            return f"its forward was replaced on the layer itself{name and f', in its {name}'}"
+        if name and any(getattr(part, hooks) for hooks in HOOKS):
+            return f"its {name} has a hook, which would no longer run"
+    return None
+
+
+def _form(module: nn.Module) -> tuple[Form | None, str]:
+    """The form that gives the same numbers as ``module``, or None and the reason."""
+    alpha = tensors_of(module)[0]
+    activation = SNAKE if alpha is not None else OTHERS.get(type(module.act))
+    if activation is None:
+        return None, f"its activation {type(module.act).__qualname__} is not known"
+    up, down = (_ratio(one) for one in (module.upsample, module.downsample))
+    scales = (True, False) if activation == SNAKE else (True,)
+    errors = []
+    # The global random state and autocast are the caller's; so is the default device.
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        cases = list(_cases(module))
+        for log_scale in scales:
+            form = Form(up, down, log_scale, activation)
+            errors.append(max(_error(copied, form, x, y) for copied, x, y in cases))
+            if errors[-1] <= MOST_ERROR:
+                return form, ""
+    return None, f"it computes something else: in float64 the two differ by {min(errors):.1e} of the largest output"
+
+
+def _ratio(sampler: nn.Module) -> int:
+    for name in ("ratio", "stride"):
+        if type(value := getattr(sampler, name, None)) is int:
+            return value
+    raise AttributeError(f"{type(sampler).__qualname__} has no ratio")
+
+
+def _cases(module: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
+    """float64 copies of ``module`` on the CPU, with inputs and its own outputs.
+
+    Copies hold its numbers and random ones, which tell what each tensor is used for, in both modes.
+    """
+    generator = torch.Generator().manual_seed(0)
+    alpha = tensors_of(module)[0]
+    channels = 3 if alpha is None else alpha.numel()
+    for drawn in (False, True):
+        copied = _copied(module)
+        if drawn:
+            for one in (*copied.parameters(), *copied.buffers()):
+                one.copy_(0.3 + torch.rand(one.shape, dtype=torch.float64, generator=generator))
+        for length in LENGTHS:
+            copied = copy.deepcopy(copied).train(length == LENGTHS[-1])
+            x = torch.randn(2, channels, length, dtype=torch.float64, generator=generator)
+            yield copied, x, type(copied).forward(copied, x)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy without hooks, by torch's operators even where NVIDIA's CUDA kernel would compute it (``fused``)."""
+    empty = {id(getattr(module, hooks)): {} for hooks in HOOKS}
+    copied = copy.deepcopy(module, empty).to("cpu", torch.float64).requires_grad_(False)
+    if hasattr(copied, "fused"):
+        copied.fused = False
+    return copied
+
+
+def _error(copied: nn.Module, form: Form, x: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, in the largest output or 1; infinite for other shapes and NaN."""
+    ours = copy.copy(copied)
+    ours.__class__, ours._form = _counterpart(type(copied)), form
+    y = ours(x)
+    if y.shape != expected.shape:
+        return float("inf")
+    error = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
+    return error if error == error else float("inf")
+
+
+@cache
+def _counterpart(cls: type) -> type:
+    """A subclass of ``cls`` with this package's ``forward``."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
+    return type(cls.__name__, (AliasFreeActivation, cls), names)
+
+
+def _reduce(self, protocol):
+    """Loading or copying makes the class again."""
+    return _new, (type(self).__bases__[1],), self.__getstate__()
+
+
+def _new(cls: type) -> nn.Module:
+    made = _counterpart(cls)
+    return made.__new__(made)

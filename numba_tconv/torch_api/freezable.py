@@ -1,0 +1,40 @@
+"""``Freezable``: what layers of this package share: the events that end ``freeze``, and no torch.jit.script."""
+
+from __future__ import annotations
+
+
+class Freezable:
+    """Base of this package's layers; torch's class follows it among their bases."""
+
+    _frozen = None  # a FrozenLayer or FrozenActivation (freeze.py) while frozen
+
+    def __prepare_scriptable__(self):
+        """Raise RuntimeError: torch.jit.script cannot compile this layer."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile {type(self).__name__} of numba_tconv: use torch.jit.trace, which keeps "
+            "this package's operator, or torch.export; or script the model before it is converted"
+        )
+
+    def _unfreeze(self) -> None:
+        """Use the weights as they are."""
+        if (frozen := vars(self).pop("_frozen", None)) is not None:
+            frozen.restore(self)
+
+    def train(self, mode: bool = True):
+        """As torch's; train mode ends ``freeze``."""
+        if mode:
+            self._unfreeze()
+        return super().train(mode)
+
+    def requires_grad_(self, requires_grad: bool = True):
+        """As torch's; ends ``freeze``."""
+        self._unfreeze()
+        return super().requires_grad_(requires_grad)
+
+    def _apply(self, *args, **kwargs):
+        self._unfreeze()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        self._unfreeze()
+        return super()._load_from_state_dict(*args, **kwargs)
