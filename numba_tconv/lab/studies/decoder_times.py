@@ -136,14 +136,17 @@ def measure(
             interleave([theirs, ours], repeats, budget_s, f"{name} {bench.peak_name(dtype, 'tf32')}", WHOLE_FLUSHES)
         exact = decoders.decode(in_float64, x.double() if x.is_floating_point() else x)
         found, of_torch = error(ours.output, exact), error(theirs.output, exact)
+        with bench.torch_switches(tf32), routed():
+            whole = error(decoders.decode(converted, x), exact)
         del in_float64, exact, theirs.output, ours.output
         with bench.torch_switches(tf32):
             torch_wall, wall = wall_times(model, converted, x, max(repeats, FEWEST_WALLS))
     precision = "tf32" if tf32 else str(dtype).removeprefix("torch.")
-    if not found.within(of_torch, dtype, precision, terms=1):
-        raise bench.WrongResult(
-            f"wrong on {name} {precision}: ours {found}; torch's own {of_torch}; no row is kept", []
-        )
+    for one in (found, whole):
+        if not one.within(of_torch, dtype, precision, terms=1):
+            raise bench.WrongResult(
+                f"wrong on {name} {precision}: ours {one}; torch's own {of_torch}; no row is kept", []
+            )
     return Timed(
         time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **asdict(machine.describe()),
