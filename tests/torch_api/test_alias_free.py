@@ -1,0 +1,92 @@
+"""The operator of the alias-free activation on CPU tensors, and the plain-Python definition that judges it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reference
+from numba_tconv.formula.alias_free import ACTIVATIONS, alias_free
+from numba_tconv.torch_api.alias_free_operators import alias_free_activation, composed
+
+CHOICES = 2, 2, True, "snake"
+
+
+def operands(length=5, up=12, down=12, **kind):
+    torch.manual_seed(0)
+    sizes = (2, 3, length), (up,), (down,), (3,), (3,)
+    return [torch.randn(size, dtype=torch.float64).to(**kind) for size in sizes]
+
+
+def test_the_definition_at_both_ends_by_hand():
+    """Taps 1, 2, 3, 4, ratio 2: each sample of u takes taps 1 and 3, or 0 and 2, of neighbours; the ends repeat."""
+    assert reference.alias_free.upsampled([1, 10], [1, 2, 3, 4], 2) == [2 * n for n in (6, 13, 24, 40)]
+    assert reference.alias_free.downsampled([1, 10, 100], [1, 2, 4], 2) == [1 + 2 + 40, 10 + 200 + 400]
+    assert reference.alias_free.downsampled([1, 10, 100], [1, 2, 4, 8], 1) == [843, 1221, 1410]
+
+
+@given(st.data())
+def test_composed_is_the_definition(data):
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    ratios = draw(1, 4), draw(1, 4)
+    taps = draw(ratios[0], 32), draw(1, 32)
+    activation = data.draw(st.sampled_from(ACTIVATIONS))
+    x, up, down, alpha, beta = operands(draw(1, 20), *taps)
+    alpha, beta = (alpha, data.draw(st.sampled_from([None, beta]))) if activation == "snake" else (None, None)
+    choices = *ratios, data.draw(st.booleans()), activation
+    wanted = reference.alias_free_activation(x, up, down, alpha, beta, *choices)
+    assert wanted.shape[2] == alias_free(x.shape, *taps, *ratios).out_length
+    for function in (composed, alias_free_activation):
+        y = function(x, up, down, alpha, beta, *choices)
+        np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-13 * max(1, abs(wanted).max()))
+
+
+def test_derivatives():
+    x, up, down, alpha, beta = operands(4)
+    wanted = [one.requires_grad_() for one in (x, alpha, beta)]
+
+    def function(x, alpha, beta):
+        return alias_free_activation(x, up, down, alpha, beta, *CHOICES)
+
+    assert torch.autograd.gradcheck(function, wanted)
+    assert torch.autograd.gradgradcheck(function, wanted)
+
+
+def test_operator():
+    tensors = operands(dtype=torch.float32)
+    torch.library.opcheck(alias_free_activation, (*(one.requires_grad_() for one in tensors), *CHOICES))
+
+
+def test_an_empty_batch():
+    x, *others = operands()
+    assert alias_free_activation(x[:0], *others, 2, 3, True, "snake").shape == (0, 3, 4)
+
+
+BAD = [
+    # changed argument, value, error, its words
+    (0, torch.zeros(3, 5), RuntimeError, "x must be"),
+    (0, torch.zeros(2, 3, 0), RuntimeError, "at least one sample"),
+    (0, torch.zeros(2, 3, 5, dtype=torch.int64), NotImplementedError, "int64"),
+    (1, torch.zeros(33), RuntimeError, "up_filter must have from 2 to 32 taps"),
+    (1, torch.zeros(1), RuntimeError, "up_filter must have from 2 to 32 taps"),
+    (2, torch.zeros(0), RuntimeError, "down_filter must have from 1 to 32 taps"),
+    (2, torch.zeros(1, 12), RuntimeError, "down_filter must have one dimension"),
+    (2, torch.zeros(12, dtype=torch.float64), RuntimeError, "down_filter must have the dtype"),
+    (2, torch.zeros(12, device="meta"), RuntimeError, "down_filter must be on the device"),
+    (3, torch.zeros(2), RuntimeError, r"alpha must have shape \(3,\)"),
+    (3, None, RuntimeError, "alpha is needed"),
+    (4, torch.zeros(1), RuntimeError, r"beta must have shape \(3,\)"),
+    (5, 5, RuntimeError, "up_ratio must be from 1 to 4"),
+    (6, 0, RuntimeError, "down_ratio must be from 1 to 4"),
+    (8, "relu", ValueError, "unknown activation 'relu'"),
+    (8, "gelu", RuntimeError, "alpha is needed"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "kind", "words"), BAD, ids=[f"{case[0]}-{case[3]}" for case in BAD])
+def test_bad_arguments(place, value, kind, words):
+    arguments = [*operands(dtype=torch.float32), *CHOICES]
+    arguments[place] = value
+    with pytest.raises(kind, match=words):
+        alias_free_activation(*arguments)
