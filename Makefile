@@ -83,8 +83,9 @@ bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv bench --direction grad_input
 	$(PY) -m numba_tconv bench --direction grad_weight
 	$(PY) -m numba_tconv bench --direction step
-	$(PY) -m numba_tconv sweep
-	$(PY) -m numba_tconv sweep --fixed batch
+	$(PY) -m numba_tconv sweep --precision tf32
+	$(PY) -m numba_tconv sweep --dtype bfloat16
+	$(PY) -m numba_tconv sweep --factor 4
 	$(PY) -m numba_tconv kernelbench
 	-$(PY) -m numba_tconv decoders
 
