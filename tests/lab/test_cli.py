@@ -19,7 +19,7 @@ from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.forward import select
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
-from tests.command_line import compiling, measuring, no_gpu, run  # noqa: F401 (fixtures)
+from tests.command_line import no_gpu, run
 from tests.samples import ladder, row, sweep
 
 ROOT = Path(__file__).parents[2]

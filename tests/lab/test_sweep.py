@@ -7,7 +7,7 @@ import torch
 
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, rows, workloads
-from tests.command_line import compiling, measuring, run  # noqa: F401 (fixtures)
+from tests.command_line import run
 from tests.samples import row
 
 
