@@ -64,6 +64,22 @@ def test_a_rung_sits_out_lengths_that_cost_more_than_the_budget(capsys, measurin
     assert "left out: kb64@batch16 from L 32768 on: it takes longer than the budget" in printed
 
 
+def test_where_torch_refuses_the_length_the_curve_ends(capsys, measuring, compiling, tmp_path, monkeypatch):
+    def measure(workload, rungs, *_, **__):
+        if workload.problem.length > 1024:
+            raise RuntimeError(f"Expected {said} to be true")
+        return [row(workload, rung) for rung in rungs]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    out, said = tmp_path / "rows.csv", "canUse32BitIndexMath(input)"
+    code, printed, _ = run(capsys, "sweep", "kb64", "--rung", "auto", "--out", out)
+    assert (code, swept(out)) == (0, [("kb64@batch16", 1024)])
+    assert "left out: kb64@batch16 from L 2048 on" in printed
+    said = "another"
+    with pytest.raises(RuntimeError, match="another"):
+        run(capsys, "sweep", "kb64", "--rung", "auto", "--out", out)
+
+
 @pytest.mark.parametrize("needed", [0, 1, 2])
 def test_where_memory_is_short_the_selection_stays_and_then_the_curve_ends(
     capsys, measuring, compiling, tmp_path, monkeypatch, needed
@@ -81,5 +97,5 @@ def test_where_memory_is_short_the_selection_stays_and_then_the_curve_ends(
     said = [(one.length, one.rung) for one in rows.read(out) if one.workload == "kb64@batch16"]
     both = [(length, rung) for length in (1024, 2048, 4096) for rung in rungs[1:4:2]]
     assert said == {0: both[:2], 1: [*both[:2], (2048, "auto"), (4096, "auto")], 2: both}[needed]
-    assert printed.count("on: it takes too much memory") == (0 if needed else 2)
+    assert printed.count("on: too long for memory or torch") == (0 if needed else 2)
     assert ("kb74@batch16", 1024) in swept(out)

@@ -19,6 +19,8 @@ from numba_tconv.torch_api import compile_ahead
 
 from . import commands, named_calls
 
+TORCHS_LIMIT = "canUse32BitIndexMath"  # in the message with which torch refuses long signals
+
 
 def run_sweep(arguments) -> int:
     """Record the curves of the named layers, or of the one of the given sizes, one layer after the other."""
@@ -93,11 +95,14 @@ def record_curve(curve: list[Workload], plans: list[tuple], arguments) -> list[s
                 measured = some and commands.record_one(workload, list(some), arguments, wrong)
             except torch.OutOfMemoryError:
                 measured = None  # the traceback keeps tensors until this clause is left
+            except RuntimeError as error:
+                if TORCHS_LIMIT not in str(error):
+                    raise
             torch.cuda.empty_cache()
             if measured is not None:
                 break
         if not measured:
-            print(f"left out: {workload.name} from L {workload.problem.length} on: it takes too much memory")
+            print(f"left out: {workload.name} from L {workload.problem.length} on: too long for memory or torch")
             break
         before |= {row.rung: row for row in measured}
     return wrong
