@@ -97,8 +97,10 @@ docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its li
 	$(PY) -m pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
 	$(PY) -m tests.links build/docs
 
-notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs
-	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute --inplace notebooks/*.ipynb
+# Without a GPU the outputs that one recorded stay.
+notebooks: $(TEST_ENV) ## run the notebooks again, and keep their outputs where there is a GPU
+	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute \
+		$$($(PY) -c 'import torch; print("--inplace" * torch.cuda.is_available())') notebooks/*.ipynb
 
 lab: $(LAB_ENV) ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
