@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .alias_free import SNAKE, AliasFreeActivation, Form, tensors_of
+from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
 
 PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too
 OTHERS = {
@@ -20,9 +20,7 @@ OTHERS = {
     nn.GELU: "gelu",
     nn.Identity: "identity",
 }
-MOST_ERROR = 1e-10  # of the largest output, in float64
 LENGTHS = 1, 11
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def is_one(module: nn.Module) -> bool:
@@ -44,7 +42,7 @@ def obstacle(module: nn.Module) -> str | None:
     if form is None:
         return reason
     try:
-        module.__class__ = _counterpart(type(module))
+        module.__class__ = counterpart(AliasFreeActivation, type(module))
     except TypeError as error:
         return f"its class {type(module).__qualname__} takes no other base: {error}"
     module._form = form
@@ -126,28 +124,6 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _error(copied: nn.Module, form: Form, x: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, in the largest output or 1; infinite for other shapes and NaN."""
     ours = copy.copy(copied)
-    ours.__class__, ours._form = _counterpart(type(copied)), form
-    y = ours(x)
-    if y.shape != expected.shape:
-        return float("inf")
-    error = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
-    return error if error == error else float("inf")
-
-
-@cache
-def _counterpart(cls: type) -> type:
-    """A subclass of ``cls`` with this package's ``forward``."""
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
-    return type(cls.__name__, (AliasFreeActivation, cls), names)
-
-
-def _reduce(self, protocol):
-    """Loading or copying makes the class again."""
-    return _new, (type(self).__bases__[1],), self.__getstate__()
-
-
-def _new(cls: type) -> nn.Module:
-    made = _counterpart(cls)
-    return made.__new__(made)
+    ours.__class__, ours._form = counterpart(AliasFreeActivation, type(copied)), form
+    return relative_error(ours(x), expected)
