@@ -82,6 +82,17 @@ def test_a_pair_or_a_word_is_remembered(made_ready, padding):
     assert functional._call.cache_info().hits == known + 2
 
 
+@pytest.mark.usefixtures("made_ready")
+@pytest.mark.parametrize("padding", [(-1, 0), (2, -9), (-3, -20)], ids=str)
+def test_outputs_around_the_signal_are_there_at_each_call(by_operator, padding):
+    tensors, sizes = tensors_of(PROBLEM, requires_grad=False), parameters(PROBLEM) | {"padding": padding}
+
+    def compute():
+        return [numba_tconv.conv_transpose1d(*tensors, **sizes) for _ in range(2)]
+
+    assert_same(compute(), by_operator(compute))
+
+
 def test_torchs_switch_is_asked_at_every_call(made_ready, monkeypatch):
     tensors = [tensor.float() for tensor in tensors_of(PROBLEM, requires_grad=False)]
     for allowed in (False, True, False, True):
