@@ -24,14 +24,18 @@ def error(y, wanted):
 
 
 def assert_close(tensors, choices):
-    """At most twice torch's error in the same dtype; in 16 bits at most torch's, or half a unit of the largest."""
+    """At most twice torch's error in the same dtype; in 16 bits at most torch's, or half a unit of the largest.
+
+    In float64 both sums are rounded alike: four units.
+    """
     x = tensors[0]
     wanted = composed(*(one if one is None else one.double() for one in tensors), *choices)
     torch.full_like(wanted, torch.nan, dtype=x.dtype)  # freed: the result's memory
     ours = error(alias_free_activation(*tensors, *choices), wanted)
     theirs = error(composed(*tensors, *choices), wanted)
     largest, epsilon = float(wanted.abs().max()), torch.finfo(x.dtype).eps
-    assert ours <= max(theirs if x.dtype.itemsize == 2 else 2 * theirs, largest * epsilon)
+    units = 4 if x.dtype == torch.float64 else 1
+    assert ours <= max(theirs if x.dtype.itemsize == 2 else 2 * theirs, units * largest * epsilon)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +55,7 @@ def test_each_length_to_40(dtype):
 @pytest.mark.parametrize("taps", [(4, 1), (7, 12), (32, 32)], ids=str)
 def test_ratios_and_taps(ratios, taps):
     for length in (1, 5, 1500):
-        assert_close(operands((2, 2, length), torch.float32, "snake", *taps), (*ratios, True, "snake"))
+        assert_close(operands((64, 2, length), torch.float32, "snake", *taps), (*ratios, True, "snake"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
