@@ -89,7 +89,7 @@ def alias_free_activation(
         *(up_ratio, down_ratio, log_scale, activation),
     )
     # Exported programs and empty batches have torch's operators too.
-    ours = x.is_cuda and x.shape[0] != 0 and not is_exporting()
+    ours = (x.is_cuda or ops.as_on_a_gpu.get()) and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
 

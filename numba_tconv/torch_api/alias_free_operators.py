@@ -7,6 +7,7 @@ tensors, higher derivatives, forward mode and torch.func.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
@@ -31,6 +32,8 @@ CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
 torch.library.define(NAME, f"({TENSORS}, {CHOICES}) -> Tensor")
 alias_free_activation = torch.ops.numba_tconv.alias_free_activation.default
 
+# Whether the operator computes tensors of every device (noted.py).
+as_on_a_gpu = ContextVar("as_on_a_gpu", default=False)
 POINTWISE = {
     "silu": F.silu,
     "leaky_relu": F.leaky_relu,
