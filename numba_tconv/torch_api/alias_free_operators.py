@@ -25,6 +25,8 @@ from numba_tconv.runtime import device
 from numba_tconv.runtime.layout import room
 from numba_tconv.runtime.ready import Ready
 
+from . import flops
+
 NAME = "numba_tconv::alias_free_activation"
 TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
 CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
@@ -237,3 +239,6 @@ def _gradients_fake(grad_output, x, up_filter, down_filter, alpha, beta, *others
     has_alpha, has_beta = others[-1], others[-1] and beta is not None
     counts = (sizes.channels if has else 0 for has in (has_alpha, has_beta))
     return x.new_empty((sizes.batch, sizes.channels, sizes.length)), *(x.new_empty((count,)) for count in counts)
+
+
+flops.register_activation(alias_free_activation, alias_free_gradients)

@@ -134,3 +134,13 @@ def test_the_operators_function(tied, parameters):
     for ours, truth in zip(found, wanted(case, x, dy, up, down, alpha, beta), strict=True):
         if len(ours):
             torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_a_large_phase_in_float64():
+    x, tap = torch.tensor([[[1e8, 3e8, 1e300]]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    sizes = alias_free(x.shape, 1, 1, 1, 1)
+    config = Config(x.dtype, 1, 1, 1, 1, "snake", False, threads=16)
+    dx, *_ = computed(config, sizes, x, torch.ones_like(x), tap, tap, tap, None)
+    truth = 1 + torch.sin(2 * x)
+    assert (dx - truth)[..., :2].abs().max() <= 1e-9
+    assert 0 <= dx[0, 0, 2] <= 2
