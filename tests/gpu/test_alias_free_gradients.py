@@ -177,6 +177,15 @@ def test_a_large_phase():
         assert ((found[0].double() - truth).abs() <= 2e-6 + 1e-13 * x.abs()).all()
 
 
+def test_a_large_phase_in_float64():
+    """Beyond 2^50 half periods only the bounds hold, also beside smaller phases."""
+    x = torch.tensor([[[1e8, 3e8, 1e300]]], device="cuda", dtype=torch.float64)
+    tap, choices = torch.ones(1, device="cuda", dtype=torch.float64), (1, 1, False, "snake")
+    (found,) = gradients(alias_free_activation, [x, tap, tap, tap, None], choices, torch.ones_like(x), wanted=(0,))
+    assert (found - 1 - torch.sin(2 * x))[..., :2].abs().max() <= 1e-9
+    assert 0 <= found[0, 0, 2] <= 2
+
+
 def test_gradcheck():
     x, up, down, alpha, beta = operands((2, 3, 9), torch.float64)
     given = [one.requires_grad_() for one in (x, alpha, beta)]

@@ -30,7 +30,7 @@ class Trigonometry(NamedTuple):
 
     fill: Callable  # (constants, a, b), both float64
     near: Callable  # (u, constants) -> t
-    far: Callable  # (u, constants) -> t of larger |u|
+    far: Callable  # (u, constants) -> t of any u
     sine: Callable  # t -> sin(pi*t)
     cosine: Callable  # t -> cos(pi*t)
 
@@ -60,7 +60,8 @@ def trigonometry(wide: bool) -> Trigonometry:
     @device_function
     def far(u, constants):
         if wide:
-            return real(0)  # whole periods lie between neighbouring numbers
+            # Beyond, whole periods lie between neighbouring numbers.
+            return near(u, constants) if abs(u) <= constants[3] else real(0)
         whole = float64(u) * (float64(constants[0]) + float64(constants[1]))
         return real(whole - math.floor(whole + 0.5))
 
