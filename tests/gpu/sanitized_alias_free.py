@@ -53,7 +53,7 @@ class Activation:
         snake = self.activation == "snake"
         alpha = torch.rand(3).to(self.dtype) if snake else None
         beta = torch.rand(3).to(self.dtype) if snake and not self.tied else None
-        exact = [one if one is None else one.double().requires_grad_() for one in (x, *filters, alpha, beta)]
+        exact = [one if one is None else one.double().clone().requires_grad_() for one in (x, *filters, alpha, beta)]
         right = composed(*exact, *ratios, True, self.activation)
         given = [exact[z] for z in (0, 3, 4) if exact[z] is not None]
         wanted = [right, *torch.autograd.grad(right, given, dy.double())]

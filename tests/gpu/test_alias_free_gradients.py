@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from numba_tconv.formula.alias_free import ACTIVATIONS
+from numba_tconv.lab.measure import fuzz_activations
 from numba_tconv.torch_api import alias_free_operators as ops
 from numba_tconv.torch_api.alias_free_operators import alias_free_activation, composed
 
@@ -203,3 +204,9 @@ def test_operator(dtype, activation, beta):
     dy = torch.randn(2, 3, 6, device="cuda").to(dtype)
     for parameters in (False, activation == "snake"):
         torch.library.opcheck(ops.alias_free_gradients, (dy, *tensors, *choices, parameters))
+
+
+def test_random_activations():
+    """Some of those of `python -m numba_tconv fuzz-activations`, whose kernels are mostly compiled first."""
+    for number in range(5):
+        fuzz_activations.draw(1, number).check()

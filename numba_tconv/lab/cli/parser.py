@@ -16,6 +16,7 @@ from numba_tconv import __version__
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.measure import bench, rows, search, sweep
 from numba_tconv.lab.measure.fuzz import run_fuzz
+from numba_tconv.lab.measure.fuzz_activations import run_fuzz_activations
 from numba_tconv.lab.measure.fuzz_steps import run_fuzz_steps
 from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, streaming, training
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
@@ -252,6 +253,11 @@ def parser() -> argparse.ArgumentParser:
     drawn(one, 20_000)
 
     one = command("fuzz-steps", run_fuzz_steps, "random streams, step by step, against the whole signal")
+    drawn(one, 2_000)
+
+    one = command(
+        "fuzz-activations", run_fuzz_activations, "random alias-free activations and gradients; tiny without a GPU"
+    )
     drawn(one, 2_000)
 
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
