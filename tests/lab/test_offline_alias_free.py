@@ -8,6 +8,7 @@ import pytest
 from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.gradients.alias_free import plan as gradient_plan
 from numba_tconv.gradients.alias_free import tile as gradient_tile
+from numba_tconv.gradients.alias_free.kernel import make_kernel
 from numba_tconv.kernels.alias_free import plan, tile
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.ptx import SIMULATOR
@@ -88,3 +89,14 @@ def test_sums_that_nobody_wants_cost_nothing():
     assert alone.shared_bytes < whole.shared_bytes
     ptx = [len(re.findall(r"fma\.rn\.f32", report.ptx)) for report in (whole, alone)]
     assert ptx[1] <= ptx[0] - 2 * 8 * 2
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("sizes", [(12, 12, 2, 2), (12, 9, 2, 3)], ids=str)
+@pytest.mark.parametrize("parameters", [False, True])
+def test_shared_arrays_are_whole_vectors(dtype, sizes, parameters):
+    """The compiler aligns each to one element, and places one behind the other."""
+    config = gradient_tile.Config(dtype, *sizes, "snake", parameters=parameters)
+    found = re.findall(r"\.shared .*\[(\d+)\];", make_kernel(config).kept_ptx(HOPPER))
+    assert len(found) == 5
+    assert all(int(size) % 16 == 0 for size in found)

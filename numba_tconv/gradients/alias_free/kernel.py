@@ -61,7 +61,7 @@ def make_kernel(config: Config) -> Kernel:
     fill, near_phase, far_phase, sine, cosine = trigonometry(wide)
     pointwise = slope.identity if is_snake else slope.POINTWISE[c.activation]
     takes_sums = is_snake and c.parameters
-    sums_room = 2 * threads if takes_sums else 1
+    sums_room = 2 * threads if takes_sums else vector
 
     @device_function
     def through_snake(t, u, grad, sums, constants):

@@ -84,10 +84,10 @@ class Config:
 
     @cached_property
     def grads(self) -> int:
-        """Samples of y's gradient of a tile in shared memory."""
+        """Samples of y's gradient of a tile in shared memory, in whole vectors: other arrays follow."""
         if self.by_windows:
             return self.positions - self.run + self.turned.window
-        return (self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2
+        return whole((self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2, self.vector)
 
     @cached_property
     def outputs(self) -> int:
