@@ -114,3 +114,18 @@ def test_operator_and_gradients():
 
     assert torch.autograd.gradcheck(function, (x, alpha, beta))
     assert torch.autograd.gradgradcheck(function, (x, alpha, beta))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_phases_in_16_bits(dtype):
+    """Snake lies between its input and its input + 1/b even where float32 has no phase left."""
+    x, _, _, alpha, beta = operands((2, 3, 500), torch.float32)
+    tap = torch.ones(1, device="cuda", dtype=dtype)
+    for scale in (1.0, 1e2, 3e4):
+        y = alias_free_activation(
+            (x * scale).clamp(-6e4, 6e4).to(dtype), tap, tap, alpha.to(dtype) + 8, beta.to(dtype), 1, 1, True, "snake"
+        ).float()
+        u, inverse = (x * scale).clamp(-6e4, 6e4).to(dtype).float(), torch.exp(-beta.to(dtype).float())[:, None]
+        slack = torch.finfo(dtype).eps * (u.abs() + inverse)
+        assert (y >= u - slack).all()
+        assert (y <= u + inverse + slack).all()
