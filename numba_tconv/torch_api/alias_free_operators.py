@@ -6,6 +6,7 @@ tensors, higher derivatives, forward mode and torch.func.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
@@ -20,11 +21,12 @@ from numba_tconv.gradients.alias_free import plan as gradient_plan
 from numba_tconv.gradients.alias_free import tile as gradient_tile
 from numba_tconv.gradients.sum import accumulator_of
 from numba_tconv.kernels.alias_free import plan, tile
-from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent
+from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent, are_adjacent
 from numba_tconv.runtime import device
-from numba_tconv.runtime.layout import room
+from numba_tconv.runtime.layout import Layout, room
 from numba_tconv.runtime.ready import Ready
 
+from . import fast_path as direct
 from . import flops
 
 NAME = "numba_tconv::alias_free_activation"
@@ -131,6 +133,51 @@ def ready(
     return Ready(shape, dtype, index, plan.prepare(sizes, strides, config))
 
 
+@lru_cache(maxsize=1024)
+def remembered(
+    x, up_filter, down_filter, alpha, beta, up_ratio: int, down_ratio: int, log_scale: bool, activation: str
+) -> direct.Call | None:
+    """The call for tensors of these layouts (tuples; None without alpha or beta); None if full checks must decide.
+
+    Filters, alpha and beta may have dimensions of size one where no gradient is wanted. Raises what ``check`` raises.
+    """
+    operands = [Layout(*one) for one in (up_filter, down_filter, alpha, beta) if one]
+    shape, strides, dtype, index, _ = x
+    if not (computes_on(index) and len(shape) == 3 and 0 not in shape and dtype in PRECISIONS):
+        return None
+    if activation not in ACTIVATIONS or (alpha is None) == (activation == "snake") or (beta and not alpha):
+        return None
+    sizes = [max(one.shape, default=0) for one in operands]
+    if not all(
+        (one.dtype, one.index) == (dtype, index) and one.is_contiguous and math.prod(one.shape) == size
+        for one, size in zip(operands, sizes, strict=True)
+    ):
+        return None
+    up_taps, down_taps, *channels = sizes
+    if any(count != shape[1] for count in channels) or not are_adjacent(shape, strides):
+        return None
+    problem = alias_free(shape, up_taps, down_taps, up_ratio, down_ratio)
+    made = ready(problem, tuple(strides), dtype, index, activation, log_scale)
+    if made is None:
+        return None
+
+    def tied(x, up_filter, down_filter, alpha, beta):
+        return made(x, up_filter, down_filter, alpha, alpha)
+
+    def without(x, up_filter, down_filter, alpha, beta):
+        return made(x, up_filter, down_filter, up_filter, up_filter)
+
+    def keep(ctx, *tensors):
+        _setup_context(ctx, (*tensors, up_ratio, down_ratio, log_scale, activation), None)
+
+    return direct.call(alias_free_activation, made if beta else tied if alpha else without, keep)
+
+
+def computes_on(index: int) -> bool:
+    """Whether kernels compute on torch's device ``index``: on GPUs."""
+    return index >= 0
+
+
 @torch.library.register_fake(NAME)
 def _fake(*arguments):
     sizes = check(*arguments)
@@ -180,6 +227,7 @@ def composed_gradients(grad_output, tensors, wanted, choices) -> list:
 
 
 torch.library.register_autograd(alias_free_activation, _backward, setup_context=_setup_context)
+direct.register(alias_free_activation, _backward, _setup_context)
 
 
 # The gradients of x, alpha and beta by kernels; of no element where alpha's and beta's are not computed
