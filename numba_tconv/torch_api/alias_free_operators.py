@@ -100,13 +100,13 @@ def apply(*arguments):
     return alias_free_activation(*arguments)
 
 
-@torch.library.impl(NAME, "cpu")
+@direct.implementation(alias_free_activation, "cpu")
 def _cpu(*arguments):
     sizes = check(*arguments)
     return composed(*arguments).contiguous() if sizes.rows else _fake(*arguments)
 
 
-@torch.library.impl(NAME, "cuda")
+@direct.implementation(alias_free_activation, "cuda")
 def _cuda(*arguments):
     sizes = check(*arguments)
     x, up_filter, down_filter, alpha, beta, _, _, log_scale, activation = arguments
