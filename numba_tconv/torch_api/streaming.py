@@ -25,7 +25,7 @@ from functools import lru_cache
 
 import torch
 
-from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.formula.precision import PRECISIONS, TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import plan, tile
 from numba_tconv.runtime import device
@@ -95,7 +95,7 @@ def step(
         bias: (C_out,) or None. Each output has it once.
         stride, groups, dilation: as for ``conv_transpose1d``.
         mask: (N,) bool, contiguous. Slots that are False keep their state, and their outputs are zeros.
-        precision: as for ``conv_transpose1d``.
+        precision: as for ``conv_transpose1d``, but a step in "tf32" may be exact.
 
     Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` without padding, all T frames together,
     within rounding. With CUDA tensors in "ieee" and "fp64" they are bit for bit those of its ``variant`` k2_polyphase,
@@ -280,6 +280,8 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
         of_x, of_weight, of_bias = (one and one.layout for one in (told[0], told[2], told[3]))
         return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p))
     variant = "k2_polyphase" if pinned else ""
+    if precision == "tf32":
+        precision = TF32_ALLOWED  # a step that no tensor core computes is exact, whatever its length
 
     def compute(x, state, weight, bias, mask):
         def convolve(frames, beyond):

@@ -9,6 +9,8 @@ import torch
 
 from numba_tconv.runtime.kernel import Prepared
 
+PACKING = "pack_weights", "pack_split", "k4_pack"  # kernels of the forward pass
+
 
 @pytest.fixture(autouse=True)
 def exact_torch():
@@ -27,11 +29,11 @@ def much_memory():
 
 @pytest.fixture
 def packings(monkeypatch):
-    """A list of the launches of packing kernels, each the Prepared that was called."""
+    """A list of the launches that pack weights for the forward pass, each the Prepared that was called."""
     seen, launch = [], Prepared.__call__
 
     def counted(prepared, *given):
-        if "pack" in prepared.kernel.name:
+        if prepared.kernel.name in PACKING:
             seen.append(prepared)
         return launch(prepared, *given)
 

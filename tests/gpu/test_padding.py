@@ -105,6 +105,8 @@ def test_every_gradient(rung, dtype, precision, name):
 def test_public_function(padding, dtype, precision, name):
     """An int's outputs, cropped or between bias."""
     layer = LAYERS[name]
+    if name == "depthwise" and precision == "tf32":
+        pytest.skip("no tensor core computes it")
     x, w, bias = operands(layer, dtype, "cuda")
     left, right = ends_of(padding, layer.kernel_size, layer.stride, layer.dilation)
     before, after = max(-left, 0), max(-right, 0)

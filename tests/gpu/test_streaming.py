@@ -127,10 +127,8 @@ def test_a_graph_replays_steps(reason):
 
 
 def test_counters_are_zero_after_every_launch():
-    s = stream(ALL["Mimi's first layer"], 33, 2, device="cuda")
-    for frames in (1, 2):
-        s.x = s.x[:, :, :frames].contiguous()
-        steps(s, (frames,), s.state())
+    s = stream(ALL["Mimi's first layer"], 33, 3, device="cuda")
+    steps(s, (1, 2), s.state())
     torch.cuda.synchronize()
     assert tickets._of_stream
     assert not any(counters.any() for counters in tickets._of_stream.values())

@@ -16,7 +16,8 @@ ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks ta
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
 MOST_NUMBERS = 32  # up-samples and samples of a thread's window, float32, that 64 registers hold
-RESIDENT_THREADS = 1024  # of a multiprocessor, with 64 registers each
+RESIDENT_THREADS = 1280  # of a multiprocessor, with 48 registers each
+MOST_BLOCKS_RESIDENT = 32
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
         if config.outputs >= sizes.out_length + config.aligned:
             break
     if config.run * config.up_ratio + config.up_window <= MOST_NUMBERS and dtype != torch.float64:
-        return replace(config, min_blocks=RESIDENT_THREADS // config.threads)
+        return replace(config, min_blocks=min(RESIDENT_THREADS // config.threads, MOST_BLOCKS_RESIDENT))
     return config
 
 
