@@ -20,6 +20,8 @@ from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent
 from numba_tconv.runtime import device
 from numba_tconv.runtime.ready import Ready
 
+from . import fast_path as direct
+
 NAME = "numba_tconv::alias_free_activation"
 TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
 CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
@@ -89,13 +91,13 @@ def apply(*arguments):
     return alias_free_activation(*arguments)
 
 
-@torch.library.impl(NAME, "cpu")
+@direct.implementation(alias_free_activation, "cpu")
 def _cpu(*arguments):
     sizes = check(*arguments)
     return composed(*arguments).contiguous() if sizes.rows else _fake(*arguments)
 
 
-@torch.library.impl(NAME, "cuda")
+@direct.implementation(alias_free_activation, "cuda")
 def _cuda(*arguments):
     sizes = check(*arguments)
     x, up_filter, down_filter, alpha, beta, _, _, log_scale, activation = arguments

@@ -224,7 +224,7 @@ def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Ca
     return y
 
 
-@torch.library.impl(NAME, "cpu")
+@direct.implementation(_operator, "cpu")
 def _cpu(x, state, weight, bias, mask, stride, groups, dilation, precision):
     problem = _problem(x, state, weight, bias, mask, stride, groups, dilation)
     _refuse_overlap(state, x=x, weight=weight, bias=bias, mask=mask)
@@ -235,7 +235,7 @@ def _cpu(x, state, weight, bias, mask, stride, groups, dilation, precision):
     return _by_convolution(x, state, weight, bias, mask, problem, convolve)
 
 
-@torch.library.impl(NAME, "cuda")
+@direct.implementation(_operator, "cuda")
 def _cuda(x, state, weight, bias, mask, stride, groups, dilation, precision):
     compute = _ready(
         *(layout_of(x), layout_of(state), layout_of(weight), bias is not None and layout_of(bias)),
