@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import cuda, int32, int64, types, uint8, uint64
+from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
 from numba_tconv.kernels.rung import SUM_CHANNELS
@@ -23,6 +23,8 @@ from numba_tconv.runtime.kernel import Kernel, flat
 
 from .arguments import Mask, Stream
 from .tile import Config
+
+READS = 8  # frames of a thread in flight, or one of each slot
 
 
 @device_function
@@ -39,24 +41,45 @@ def make_read(config: Config):
     """
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
-    load, accumulator, most = element.load, element.accumulator, config.group_count * config.in_per_group
+    load, storage, rows = element.load, element.storage, config.group_count * config.in_per_group * window
+    rows_at_once = max(1, min(READS // slots, -(-rows // threads)))
+    at_once = rows_at_once * slots
 
     @device_function
     def read(frames, x, state, first_channel, channels, first_slot, first_frame, stream):
-        e = int32(cuda.threadIdx.x)
+        values = cuda.local.array(at_once, dtype=storage)
         all_channels = stream.groups * in_per_group
-        while e < slots * most * window:
-            row, f = divmod(e, int32(window))
-            s, c = divmod(row, int32(most))
-            n, channel, t = first_slot + s, first_channel + c, first_frame + f - kept
-            value = accumulator(0)
-            if n < stream.batch and c < channels and t < stream.frames:
-                if t < 0:
-                    value = load(state[uint64((n * all_channels + channel) * kept + kept + t)])
-                else:
-                    value = load(x.data[uint64(n * x.stride_n + channel * x.stride_c + t * x.stride_l)])
-            frames[(c * window + f) * slots + s] = value
-            e = int32(e + threads)
+        of_state = (first_slot * all_channels + first_channel) * kept + first_frame
+        of_x = first_slot * x.stride_n + first_channel * x.stride_c + (first_frame - kept) * x.stride_l
+        old = int32(max(int64(0), kept - first_frame))  # so many frames are the state's
+        end = int32(min(int64(window), stream.frames - first_frame + kept))
+        last_slots = int32(min(int64(slots), stream.batch - first_slot))
+        first_row = int32(cuda.threadIdx.x)
+        while first_row < rows:
+            for z in range(rows_at_once):  # all loads before the first of them is needed
+                c, f = divmod(int32(first_row + z * threads), int32(window))
+                for s in range(slots):
+                    values[z * slots + s] = storage(0)
+                if c < channels and f < end:
+                    if f < old:
+                        at = of_state + c * int64(kept) + f
+                        for s in range(slots):
+                            if s < last_slots:
+                                values[z * slots + s] = state[uint64(at)]
+                            at += all_channels * kept
+                    else:
+                        at = of_x + c * x.stride_c + f * x.stride_l
+                        for s in range(slots):
+                            if s < last_slots:
+                                values[z * slots + s] = x.data[uint64(at)]
+                            at += x.stride_n
+            for z in range(rows_at_once):
+                row = int32(first_row + z * threads)
+                if row < rows:
+                    first = uint64(row) * uint64(slots)
+                    for s in range(slots):
+                        frames[first + uint64(s)] = load(values[z * slots + s])
+            first_row = int32(first_row + rows_at_once * threads)
 
     return read
 
@@ -83,7 +106,7 @@ def make_multiply(config: Config):
         for i in range(all_sums):
             sums[i] = accumulator(0)
         fetch(now, w, offset, count)
-        c = int32(0)
+        c, first = int32(0), uint64(at)
         while c < count:
             offset += ahead * w.stride_i
             fetch(after, w, offset, int32(count - c - ahead))
@@ -92,10 +115,10 @@ def make_multiply(config: Config):
                 if whole or c + z < count:
                     weight = load(now[z])
                     for i in range(all_sums):
-                        sums[i] += weight * frames[at + z * pitch + i]
+                        sums[i] += weight * frames[first + uint64(z * pitch + i)]
             for z in range(ahead):
                 now[z] = after[z]
-            at = int32(at + ahead * pitch)
+            first += uint64(ahead * pitch)
             c = int32(c + ahead)
 
     return multiply
@@ -192,7 +215,7 @@ def make_kernel(config: Config) -> Kernel:
                 count = int32(min(SUM_CHANNELS, in_per_group - c))
                 multiply(sums, now, after, shared, at, w, base + c * w.stride_i, count)
                 for i in range(all_sums):
-                    shared[window_size + (part * all_sums + i) * columns + column] = sums[i]
+                    shared[uint32(window_size + (part * all_sums + i) * columns + column)] = sums[i]
                 part = int32(part + lanes)
         cuda.syncthreads()
 
@@ -215,7 +238,7 @@ def make_kernel(config: Config) -> Kernel:
                     while k < kernel_size:
                         at = int32(window_size + (t * slots + s) * columns + row * kernel_size + k)
                         for _ in range(parts):
-                            total += shared[at]
+                            total += shared[uint32(at)]
                             at = int32(at + all_sums * columns)
                         k = int32(k + rows)
                 y[uint64((n * stream.groups * out_per_group + co) * out_length + o)] = store(total)
