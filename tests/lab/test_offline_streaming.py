@@ -21,6 +21,8 @@ CASES = {
     "one slot, bfloat16": (DENSE, 1, 1, BF16, HOPPER),
     "many slots": (DENSE, 64, 1, F32, HOPPER),
     "many frames, float64": (SMALL, 1, 8, F64, HOPPER),
+    "one slot, float64": (DENSE, 1, 1, F64, HOPPER),
+    "some slots, float64": (DENSE, 4, 1, F64, HOPPER),
     "many slots and frames": (SMALL, 64, 4, F32, HOPPER),
     "many frames, on Ampere": (DENSE, 1, 16, BF16, AMPERE),
     "depthwise": (DEPTHWISE, 1, 1, F32, HOPPER),

@@ -16,7 +16,7 @@ MOST_THREADS = 512
 COLUMNS = 32  # of a block with several blocks of input channels
 FEW_COLUMNS = 128  # of a block with one
 MOST_SUMS = 16  # 4-byte registers of a thread for sums
-AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer from so many sums on
+AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer of 8 bytes, or from so many sums on
 MOST_SHARED = 80 * 1024  # bytes of a block: two share a multiprocessor, from compute capability 9.0 and on 8.0
 MINIMUM_CC = 8, 0  # the first compute capability whose blocks may have so much
 
@@ -125,7 +125,7 @@ def _config(problem: Problem, dtype: torch.dtype, frames: int, slots: int) -> Co
     group_count = max(1, min(p.groups, columns // (taps * channels))) if channels == p.out_channels_per_group else 1
     lanes = max(1, min(parts, MOST_THREADS // (group_count * channels * taps)))
     config = Config(dtype, p.taps, *sizes, slots, frames, channels, group_count, lanes)
-    if config.sums >= MANY_SUMS:
+    if config.sums >= MANY_SUMS or dtype == torch.float64:
         config = replace(config, ahead=FEW_AHEAD)
     while config.group_count > 1 and config.shared_bytes > MOST_SHARED:
         config = replace(config, group_count=config.group_count // 2)
