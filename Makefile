@@ -83,8 +83,9 @@ bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv bench --direction grad_input
 	$(PY) -m numba_tconv bench --direction grad_weight
 	$(PY) -m numba_tconv bench --direction step
-	$(PY) -m numba_tconv sweep
-	$(PY) -m numba_tconv sweep --fixed batch
+	$(PY) -m numba_tconv sweep --precision tf32
+	$(PY) -m numba_tconv sweep --dtype bfloat16
+	$(PY) -m numba_tconv sweep --factor 4
 	$(PY) -m numba_tconv kernelbench
 	-$(PY) -m numba_tconv decoders
 
@@ -96,8 +97,10 @@ docs: $(DOCS_ENV) ## the API reference, in build/docs; fails where one of its li
 	$(PY) -m pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
 	$(PY) -m tests.links build/docs
 
-notebooks: $(TEST_ENV) ## run the notebooks again and keep their outputs
-	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute --inplace notebooks/*.ipynb
+# Without a GPU the outputs that one recorded stay.
+notebooks: $(TEST_ENV) ## run the notebooks again, and keep their outputs where there is a GPU
+	PYTHONPATH='$(CURDIR)' $(PY) -m jupyter execute \
+		$$($(PY) -c 'import torch; print("--inplace" * torch.cuda.is_available())') notebooks/*.ipynb
 
 lab: $(LAB_ENV) ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks

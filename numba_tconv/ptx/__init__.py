@@ -63,6 +63,7 @@ from .mma import (
     wgmma_fence,
     wgmma_wait,
 )
+from .sines import nearest_integer, sine_approx
 from .tensor_maps import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_4d,
@@ -126,6 +127,7 @@ __all__ = [
     "multiply_add",
     "multiply_runs",
     "multiply_window",
+    "nearest_integer",
     "nounroll",
     "opaque",
     "pack_bf16",
@@ -138,6 +140,7 @@ __all__ = [
     "setmaxnreg",
     "shared_address",
     "shared_base",
+    "sine_approx",
     "spread",
     "st_global_if",
     "st_global_vector",

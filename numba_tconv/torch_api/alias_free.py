@@ -10,8 +10,10 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from numba_tconv.formula.alias_free import ACTIVATIONS, MOST_RATIO, MOST_TAPS
+from numba_tconv.runtime.layout import layout_of
 
 from . import alias_free_operators as ops
+from . import fast_path as direct
 from .freezable import Freezable
 from .functional import autocasts, is_exporting
 
@@ -67,6 +69,10 @@ def alias_free_activation(
     torch.autocast casts all tensors as it does for convolutions. Tensors and modes with a ``__torch_function__``
     receive this function.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        y = _at_once(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation)
+        if y is not None:
+            return y
     tensors = x, alpha, beta, up_filter, down_filter
     if has_torch_function(tensors):
         return handle_torch_function(
@@ -78,6 +84,12 @@ def alias_free_activation(
             log_scale=log_scale,
             activation=activation,
         )
+    return computed(*tensors, up_ratio, down_ratio, log_scale, activation)
+
+
+def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_scale, activation) -> torch.Tensor:
+    """``alias_free_activation`` with all checks, for tensors and modes without a ``__torch_function__``."""
+    tensors = x, alpha, beta, up_filter, down_filter
     _check_types(*tensors, up_ratio, down_ratio, log_scale, activation)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -89,9 +101,37 @@ def alias_free_activation(
         *(up_ratio, down_ratio, log_scale, activation),
     )
     # Exported programs and empty batches have torch's operators too.
-    ours = x.is_cuda and x.shape[0] != 0 and not is_exporting()
+    ours = (x.is_cuda or ops.as_on_a_gpu.get()) and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
+
+
+def _at_once(
+    x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation
+) -> torch.Tensor | None:
+    """The output of a remembered call; None if the arguments need full checks."""
+    # True and 1.0 equal 1, but their types must be checked.
+    if not (type(up_ratio) is type(down_ratio) is int and type(log_scale) is bool and type(activation) is str):
+        return None
+    if up_filter is None or down_filter is None or torch._C._is_any_autocast_enabled():
+        return None
+    if not direct.is_clear(x, up_filter, down_filter, alpha, beta):
+        return None
+    if torch.is_grad_enabled() and direct.wants_gradient(x, up_filter, down_filter, alpha, beta):
+        up_filter, down_filter, alpha, beta = map(_flat, (up_filter, down_filter, alpha, beta))
+    # Passing a tuple with * is slower.
+    call = ops.remembered(
+        layout_of(x),
+        layout_of(up_filter),
+        layout_of(down_filter),
+        None if alpha is None else layout_of(alpha),
+        None if beta is None else layout_of(beta),
+        up_ratio,
+        down_ratio,
+        log_scale,
+        activation,
+    )
+    return call and call(x, up_filter, down_filter, alpha, beta)
 
 
 def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -241,7 +281,16 @@ class _Filter(nn.Module):
 
 def tensors_of(layer: nn.Module) -> tuple:
     """alpha, beta, up_filter and down_filter of a layer with the published names; None where it has none."""
-    down = getattr(layer.downsample, "lowpass", layer.downsample)
-    named = [getattr(layer.act, name, None) for name in ("alpha", "beta")]
-    alpha, beta = [None if isinstance(one, (int, float)) else one for one in named]  # ELU's alpha is a number
-    return alpha, beta, layer.upsample.filter, down.filter
+    parts = layer._modules  # faster than attributes
+    down, act = parts["downsample"], parts["act"]
+    down = down._modules.get("lowpass", down)
+    alpha, beta = _tensor(act, "alpha"), _tensor(act, "beta")
+    return alpha, beta, _tensor(parts["upsample"], "filter"), _tensor(down, "filter")
+
+
+def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:
+    for place in (module._parameters, module._buffers):
+        if name in place:
+            return place[name]
+    found = getattr(module, name, None)
+    return None if isinstance(found, (int, float)) else found  # ELU's alpha is a number

@@ -6,7 +6,9 @@ tensors, higher derivatives, forward mode and torch.func.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
@@ -15,12 +17,17 @@ from torch.autograd import forward_ad
 
 from numba_tconv.formula.alias_free import ACTIVATIONS, AliasFree, alias_free
 from numba_tconv.formula.precision import PRECISIONS
+from numba_tconv.gradients.alias_free import plan as gradient_plan
+from numba_tconv.gradients.alias_free import tile as gradient_tile
+from numba_tconv.gradients.sum import accumulator_of
 from numba_tconv.kernels.alias_free import plan, tile
-from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent
+from numba_tconv.kernels.rung import BFLOAT16_CC, adjacent, are_adjacent
 from numba_tconv.runtime import device
+from numba_tconv.runtime.layout import Layout, room
 from numba_tconv.runtime.ready import Ready
 
 from . import fast_path as direct
+from . import flops
 
 NAME = "numba_tconv::alias_free_activation"
 TENSORS = "Tensor x, Tensor up_filter, Tensor down_filter, Tensor? alpha, Tensor? beta"
@@ -29,6 +36,8 @@ CHOICES = "int up_ratio, int down_ratio, bool log_scale, str activation"
 torch.library.define(NAME, f"({TENSORS}, {CHOICES}) -> Tensor")
 alias_free_activation = torch.ops.numba_tconv.alias_free_activation.default
 
+# Whether the operator computes tensors of every device (noted.py).
+as_on_a_gpu = ContextVar("as_on_a_gpu", default=False)
 POINTWISE = {
     "silu": F.silu,
     "leaky_relu": F.leaky_relu,
@@ -124,6 +133,51 @@ def ready(
     return Ready(shape, dtype, index, plan.prepare(sizes, strides, config))
 
 
+@lru_cache(maxsize=1024)
+def remembered(
+    x, up_filter, down_filter, alpha, beta, up_ratio: int, down_ratio: int, log_scale: bool, activation: str
+) -> direct.Call | None:
+    """The call for tensors of these layouts (tuples; None without alpha or beta); None if full checks must decide.
+
+    Filters, alpha and beta may have dimensions of size one where no gradient is wanted. Raises what ``check`` raises.
+    """
+    operands = [Layout(*one) for one in (up_filter, down_filter, alpha, beta) if one]
+    shape, strides, dtype, index, _ = x
+    if not (computes_on(index) and len(shape) == 3 and 0 not in shape and dtype in PRECISIONS):
+        return None
+    if activation not in ACTIVATIONS or (alpha is None) == (activation == "snake") or (beta and not alpha):
+        return None
+    sizes = [max(one.shape, default=0) for one in operands]
+    if not all(
+        (one.dtype, one.index) == (dtype, index) and one.is_contiguous and math.prod(one.shape) == size
+        for one, size in zip(operands, sizes, strict=True)
+    ):
+        return None
+    up_taps, down_taps, *channels = sizes
+    if any(count != shape[1] for count in channels) or not are_adjacent(shape, strides):
+        return None
+    problem = alias_free(shape, up_taps, down_taps, up_ratio, down_ratio)
+    made = ready(problem, tuple(strides), dtype, index, activation, log_scale)
+    if made is None:
+        return None
+
+    def tied(x, up_filter, down_filter, alpha, beta):
+        return made(x, up_filter, down_filter, alpha, alpha)
+
+    def without(x, up_filter, down_filter, alpha, beta):
+        return made(x, up_filter, down_filter, up_filter, up_filter)
+
+    def keep(ctx, *tensors):
+        _setup_context(ctx, (*tensors, up_ratio, down_ratio, log_scale, activation), None)
+
+    return direct.call(alias_free_activation, made if beta else tied if alpha else without, keep)
+
+
+def computes_on(index: int) -> bool:
+    """Whether kernels compute on torch's device ``index``: on GPUs."""
+    return index >= 0
+
+
 @torch.library.register_fake(NAME)
 def _fake(*arguments):
     sizes = check(*arguments)
@@ -140,8 +194,22 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad_output):
     choices = ctx.up_ratio, ctx.down_ratio, ctx.log_scale, ctx.activation
-    wanted = ctx.needs_input_grad[:5]
-    return *composed_gradients(grad_output, ctx.saved_tensors, wanted, choices), *[None] * 4
+    tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[:5]
+    if torch.is_grad_enabled() or wanted[1] or wanted[2] or not _has_kernels(tensors, choices):
+        return *composed_gradients(grad_output, tensors, wanted, choices), *[None] * 4
+    parameters = wanted[3] or wanted[4]
+    for_x, for_alpha, for_beta = alias_free_gradients(grad_output, *tensors, *choices, parameters)
+    found = for_x, None, None, for_alpha, for_beta
+    return *(one if w else None for one, w in zip(found, wanted, strict=True)), *[None] * 4
+
+
+def _has_kernels(tensors, choices) -> bool:
+    """Whether kernels compute the gradients."""
+    x, *_ = tensors
+    if not x.is_cuda or (x.dtype == torch.bfloat16 and device.of(x.get_device()).cc < BFLOAT16_CC):
+        return False
+    sizes = check(*tensors, *choices)
+    return sizes.rows > 0 and gradient_plan.reason(sizes) is None
 
 
 def composed_gradients(grad_output, tensors, wanted, choices) -> list:
@@ -159,3 +227,66 @@ def composed_gradients(grad_output, tensors, wanted, choices) -> list:
 
 
 torch.library.register_autograd(alias_free_activation, _backward, setup_context=_setup_context)
+direct.register(alias_free_activation, _backward, _setup_context)
+
+
+# The gradients of x, alpha and beta by kernels; of no element where alpha's and beta's are not computed
+
+GRADIENTS = "numba_tconv::alias_free_gradients"
+
+torch.library.define(
+    GRADIENTS, f"(Tensor grad_output, {TENSORS}, {CHOICES}, bool parameters) -> (Tensor, Tensor, Tensor)"
+)
+alias_free_gradients = torch.ops.numba_tconv.alias_free_gradients.default
+
+
+@direct.implementation(alias_free_gradients, "cuda")
+def _gradients_cuda(grad_output, x, up_filter, down_filter, alpha, beta, *others):
+    sizes = check(x, up_filter, down_filter, alpha, beta, *others[:-1])
+    *_, log_scale, activation, parameters = others
+    x, grad_output = adjacent(x), adjacent(grad_output)
+    config = gradient_tile.choose(sizes, x.dtype, activation, log_scale, parameters)
+    compute = ready_gradients(sizes, x.stride(), grad_output.stride(), config, x.get_device(), beta is None)
+    beta = alpha if beta is None else beta
+    others = (up_filter if one is None else one for one in (up_filter, down_filter, alpha, beta))
+    return compute(x, grad_output, *(one.contiguous() for one in others))
+
+
+@lru_cache(maxsize=1024)
+def ready_gradients(
+    sizes: AliasFree, strides: tuple, grad_strides: tuple, config: gradient_tile.Config, index: int, tied: bool
+) -> Callable[..., tuple]:
+    """The function (x, grad_output, up_filter, down_filter, alpha, beta) -> the operator's results on GPU ``index``.
+
+    ``tied``: beta is alpha.
+    """
+    dtype, partials = config.dtype, gradient_plan.partials_of(sizes, config)
+    x_room = room((sizes.batch, sizes.channels, sizes.length), dtype, index)
+    has_alpha, has_beta = config.parameters, config.parameters and not tied
+    alpha_room, beta_room = (room((sizes.channels if has else 0,), dtype, index) for has in (has_alpha, has_beta))
+    partials_room = room((partials,), accumulator_of(dtype), index)
+    launch = gradient_plan.prepare(sizes, strides, grad_strides, config)
+    add_up = gradient_plan.prepare_parameters(sizes, config, tied) if config.parameters else None
+
+    def compute(x, grad_output, up_filter, down_filter, alpha, beta):
+        if not device.is_current(index):
+            with torch.cuda.device(index):
+                return compute(x, grad_output, up_filter, down_filter, alpha, beta)
+        found, sums = (x_room(), alpha_room(), beta_room()), partials_room()
+        launch(x, grad_output, up_filter, down_filter, alpha, beta, found[0], sums)
+        if add_up:
+            add_up(sums, alpha, beta, *found[1:])
+        return found
+
+    return compute
+
+
+@torch.library.register_fake(GRADIENTS)
+def _gradients_fake(grad_output, x, up_filter, down_filter, alpha, beta, *others):
+    sizes = check(x, up_filter, down_filter, alpha, beta, *others[:-1])
+    has_alpha, has_beta = others[-1], others[-1] and beta is not None
+    counts = (sizes.channels if has else 0 for has in (has_alpha, has_beta))
+    return x.new_empty((sizes.batch, sizes.channels, sizes.length)), *(x.new_empty((count,)) for count in counts)
+
+
+flops.register_activation(alias_free_activation, alias_free_gradients)

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.formula.problem import Problem
+from numba_tconv.gradients.alias_free import plan as activation_gradients
+from numba_tconv.kernels.alias_free import plan as activations
+from numba_tconv.kernels.rung import BFLOAT16_CC
 from numba_tconv.runtime import cache, workers
 from numba_tconv.runtime.device import Device
 from numba_tconv.runtime.kernel import Kernel
@@ -16,7 +20,7 @@ from numba_tconv.selection.forward import arithmetic, select
 from numba_tconv.selection.registry import RUNGS
 
 from . import operators as ops
-from .noted import Noted
+from .noted import Noted, NotedActivation
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,37 @@ class Call:
         return [step.kernel for step in rung.steps(config, self.problem, self.device)]
 
 
-def calls_of(noted: list[Noted], device: Device, direction: str = FORWARD) -> list[Call]:
+@dataclass(frozen=True)
+class ActivationCall:
+    """An alias-free activation of contiguous tensors; with its gradients if ``step``."""
+
+    sizes: AliasFree
+    dtype: torch.dtype
+    activation: str
+    log_scale: bool
+    tied: bool
+    step: bool
+
+    def kernels(self) -> list[Kernel]:
+        """Every kernel that may be launched, in order. A step's gradients are those of x, alpha and beta."""
+        chosen = self.sizes, self.dtype, self.activation, self.log_scale
+        steps = activations.steps(*chosen)
+        if self.step:
+            steps += activation_gradients.steps(*chosen, self.activation == "snake", self.tied)
+        return [step.kernel for step in steps]
+
+
+def calls_of(
+    noted: list[Noted | NotedActivation], device: Device, direction: str = FORWARD
+) -> list[Call | ActivationCall]:
     """Each call that ``noted`` leads to. Raises NotImplementedError for a variant that cannot do its problem."""
     found = []
-    for problem, dtype, variant, precision in noted:
+    for call in noted:
+        if isinstance(call, NotedActivation):
+            if call.dtype != torch.bfloat16 or device.cc >= BFLOAT16_CC:
+                found.append(ActivationCall(*call, step=direction == STEP))
+            continue
+        problem, dtype, variant, precision = call
         for one in parts(direction):
             if one != FORWARD or not variant:
                 found += selected(one, problem, dtype, precision, device)
@@ -71,7 +102,7 @@ def selected(direction: str, problem: Problem, dtype: torch.dtype, precision: st
     return [Call(rung.name, p, dtype, named, device)]
 
 
-def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
+def fill(calls: list[Call | ActivationCall], cc: tuple, jobs: int) -> tuple[int, int]:
     """Compile what the cache lacks, in up to ``jobs`` processes; returns how many kernels it lacked, and had."""
     needed = {(kernel.name, kernel.key): call for call in calls for kernel in call.kernels() if kernel.key}
     missing = [(call, name, key) for (name, key), call in needed.items() if not cache.holds(name, key, cc)]
@@ -79,6 +110,6 @@ def fill(calls: list[Call], cc: tuple, jobs: int) -> tuple[int, int]:
     return len(missing), len(needed) - len(missing)
 
 
-def _compile(call: Call, name: str, key: str, cc: tuple) -> None:
+def _compile(call: Call | ActivationCall, name: str, key: str, cc: tuple) -> None:
     (kernel,) = [kernel for kernel in call.kernels() if (kernel.name, kernel.key) == (name, key)]
     kernel.kept_ptx(cc)

@@ -1,11 +1,13 @@
 """``convert``: let this package compute the transposed convolutions and alias-free activations of a finished model.
 
-Only a layer's class changes. Parameters, buffers, hooks and training mode stay, and an optimizer keeps its references.
+Only a layer's class changes, and the padding of one whose output is cropped. Parameters, buffers, hooks and training
+mode stay, and an optimizer keeps its references.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import convert_activations
+from . import convert_activations, convert_cropping
 from .alias_free import AliasFreeActivation
 from .freeze import Freezing, check_frozen_mode
 from .freeze import freeze as freeze_layers
@@ -25,21 +27,24 @@ class Conversion:
     """Report of ``convert``; ``str`` gives it as text.
 
     ``replaced`` counts the replaced ConvTranspose1d; ``int(conversion)`` returns it. ``activations`` counts the
-    replaced alias-free activations. ``left`` maps each layer left as it was, by its name in ``model.named_modules()``,
-    to the reason. ``freezing`` is the report of ``freeze``, or None.
+    replaced alias-free activations, ``cropping`` the modules whose crop became their layer's padding. ``left`` maps
+    each of these modules that was left as it was, by its name in ``model.named_modules()``, to the reason. ``freezing``
+    is the report of ``freeze``, or None.
     """
 
     replaced: int
     left: dict[str, str] = field(default_factory=dict)
     freezing: Freezing | None = None
     activations: int = 0
+    cropping: int = 0
 
     def __int__(self) -> int:
         return self.replaced
 
     def __str__(self) -> str:
         both = f"{self.replaced} layers and {self.activations} activations" if self.activations else self.replaced
-        lines = [f"{both} replaced, {len(self.left)} left"]
+        cropping = f", {self.cropping} of them with their crop" if self.cropping else ""
+        lines = [f"{both} replaced{cropping}, {len(self.left)} left"]
         lines += [f"{name or 'the model itself'}: {why}" for name, why in self.left.items()]
         return "\n".join(lines + ([str(self.freezing)] if self.freezing else []))
 
@@ -56,6 +61,12 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
     * Alias-free activations (NVIDIA's and alias-free-torch's ``Activation1d``, transformers'): modules with children
       ``act``, ``upsample`` and ``downsample`` and their filters, if ``alias_free_activation`` gives the same numbers in
       float64 for copies on the CPU, to 1e-10 of the largest. NVIDIA's own kernel (``fused``) is replaced too.
+    * Modules that compute a layer and crop its output (transformers' ``EncodecConvTranspose1d``,
+      ``MimiConvTranspose1d`` and ``PocketTTSAudioTokenizerConvTranspose1d``, encodec's ``SConvTranspose1d``,
+      audiocraft's ``StreamableConvTranspose1d``): the layer's ``padding`` becomes the pair of crops, so that cropped
+      outputs are not computed, if that gives the same numbers in float64 and nothing else sees the layer's output: no
+      norm after it, no hook of the layer, no other module that holds it. Later changes of the module's attributes go
+      unseen.
     * Not counted: layers of this package.
     * Not seen: calls of ``torch.nn.functional.conv_transpose1d``; see ``routed``.
 
@@ -97,7 +108,15 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
             continue
         module.variant = module.precision = None
         replaced += 1
-    return Conversion(replaced, left, freeze_layers(model) if freeze else None, activations)
+    cropping = 0
+    owners = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    for name, module in model.named_modules():
+        if convert_cropping.is_one(module):
+            if reason := convert_cropping.obstacle(module, owners):
+                left[name] = reason
+            else:
+                cropping += 1
+    return Conversion(replaced, left, freeze_layers(model) if freeze else None, activations, cropping)
 
 
 def _is_one(module: nn.Module) -> bool:

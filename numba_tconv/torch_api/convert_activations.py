@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
-from .alias_free import SNAKE, AliasFreeActivation, Form, tensors_of
+from .alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
+from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
 
 PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too
 OTHERS = {
@@ -20,9 +21,8 @@ OTHERS = {
     nn.GELU: "gelu",
     nn.Identity: "identity",
 }
-MOST_ERROR = 1e-10  # of the largest output, in float64
 LENGTHS = 1, 11
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+IN_TWO = {torch.conv1d: torch.conv2d, torch.conv_transpose1d: torch.conv_transpose2d}
 
 
 def is_one(module: nn.Module) -> bool:
@@ -44,7 +44,7 @@ def obstacle(module: nn.Module) -> str | None:
     if form is None:
         return reason
     try:
-        module.__class__ = _counterpart(type(module))
+        module.__class__ = counterpart(AliasFreeActivation, type(module))
     except TypeError as error:
         return f"its class {type(module).__qualname__} takes no other base: {error}"
     module._form = form
@@ -80,11 +80,17 @@ def _form(module: nn.Module) -> tuple[Form | None, str]:
     scales = (True, False) if activation == SNAKE else (True,)
     errors = []
     # The global random state and autocast are the caller's; so is the default device.
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+        _OneFilter(),
+    ):
         cases = list(_cases(module))
         for log_scale in scales:
             form = Form(up, down, log_scale, activation)
-            errors.append(max(_error(copied, form, x, y) for copied, x, y in cases))
+            errors.append(max(_error(tensors, form, x, y) for tensors, x, y in cases))
             if errors[-1] <= MOST_ERROR:
                 return form, ""
     return None, f"it computes something else: in float64 the two differ by {min(errors):.1e} of the largest output"
@@ -97,23 +103,40 @@ def _ratio(sampler: nn.Module) -> int:
     raise AttributeError(f"{type(sampler).__qualname__} has no ratio")
 
 
-def _cases(module: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
-    """float64 copies of ``module`` on the CPU, with inputs and its own outputs.
+def _cases(module: nn.Module) -> Iterator[tuple[list, torch.Tensor, torch.Tensor]]:
+    """Tensors of a float64 copy of ``module`` on the CPU, with inputs and its own outputs.
 
-    Copies hold its numbers and random ones, which tell what each tensor is used for, in both modes.
+    The copy holds its numbers, then random ones, which tell what each tensor is used for, in both modes.
     """
     generator = torch.Generator().manual_seed(0)
-    alpha = tensors_of(module)[0]
-    channels = 3 if alpha is None else alpha.numel()
+    copied = _copied(module)
     for drawn in (False, True):
-        copied = _copied(module)
         if drawn:
             for one in (*copied.parameters(), *copied.buffers()):
-                one.copy_(0.3 + torch.rand(one.shape, dtype=torch.float64, generator=generator))
+                one.data = 0.3 + torch.rand(one.shape, dtype=torch.float64, generator=generator)
+        tensors = [one if one is None else one.detach() for one in tensors_of(copied)]
+        channels = 3 if tensors[0] is None else tensors[0].numel()
         for length in LENGTHS:
-            copied = copy.deepcopy(copied).train(length == LENGTHS[-1])
+            copied.train(length == LENGTHS[-1])
             x = torch.randn(2, channels, length, dtype=torch.float64, generator=generator)
-            yield copied, x, type(copied).forward(copied, x)
+            yield tensors, x, type(copied).forward(copied, x)
+
+
+class _OneFilter(TorchFunctionMode):
+    """Computes depthwise convolutions with one filter, expanded, in two dimensions: channels become rows of an image.
+
+    In float64 torch computes depthwise convolutions one channel at a time on CPUs.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in IN_TWO and len(args) == 2 and kwargs.keys() == {"stride", "groups"}:
+            (x, weight), stride = args, kwargs["stride"]
+            one = weight.dim() == 3 and weight.stride(0) == 0 and weight.shape[:2] == (kwargs["groups"], 1)
+            if one and x.dim() == 3 and x.shape[1] == len(weight) and type(stride) is int:
+                y = IN_TWO[func](x.reshape(1, 1, -1, x.shape[-1]), weight[:1, :, None], stride=(1, stride))
+                return y.view(*x.shape[:2], y.shape[-1])
+        return func(*args, **kwargs)
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -125,29 +148,5 @@ def _copied(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _error(copied: nn.Module, form: Form, x: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, in the largest output or 1; infinite for other shapes and NaN."""
-    ours = copy.copy(copied)
-    ours.__class__, ours._form = _counterpart(type(copied)), form
-    y = ours(x)
-    if y.shape != expected.shape:
-        return float("inf")
-    error = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
-    return error if error == error else float("inf")
-
-
-@cache
-def _counterpart(cls: type) -> type:
-    """A subclass of ``cls`` with this package's ``forward``."""
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__reduce_ex__": _reduce}
-    return type(cls.__name__, (AliasFreeActivation, cls), names)
-
-
-def _reduce(self, protocol):
-    """Loading or copying makes the class again."""
-    return _new, (type(self).__bases__[1],), self.__getstate__()
-
-
-def _new(cls: type) -> nn.Module:
-    made = _counterpart(cls)
-    return made.__new__(made)
+def _error(tensors: list, form: Form, x: torch.Tensor, expected: torch.Tensor) -> float:
+    return relative_error(computed(x, *tensors, *form), expected)

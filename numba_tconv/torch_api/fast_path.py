@@ -105,7 +105,13 @@ def register(operator: torch._ops.OpOverload, backward: Callable, setup_context:
     _ways[operator].setup_context = setup_context
 
 
-def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
+def is_clear(
+    first: torch.Tensor,
+    second: torch.Tensor | None = None,
+    third: torch.Tensor | None = None,
+    fourth: torch.Tensor | None = None,
+    fifth: torch.Tensor | None = None,
+) -> bool:
     """Whether the dispatcher would only call the implementation and record a gradient."""
     if (
         forward_ad._current_level >= 0
@@ -123,14 +129,24 @@ def is_clear(first: torch.Tensor, second: torch.Tensor | None = None, third: tor
         and not keys_of(first).raw_repr() & UNUSUAL
         and (second is None or (type(second) in PLAIN and not keys_of(second).raw_repr() & UNUSUAL))
         and (third is None or (type(third) in PLAIN and not keys_of(third).raw_repr() & UNUSUAL))
+        and (fourth is None or (type(fourth) in PLAIN and not keys_of(fourth).raw_repr() & UNUSUAL))
+        and (fifth is None or (type(fifth) in PLAIN and not keys_of(fifth).raw_repr() & UNUSUAL))
     )
 
 
-def wants_gradient(first: torch.Tensor, second: torch.Tensor | None = None, third: torch.Tensor | None = None) -> bool:
+def wants_gradient(
+    first: torch.Tensor,
+    second: torch.Tensor | None = None,
+    third: torch.Tensor | None = None,
+    fourth: torch.Tensor | None = None,
+    fifth: torch.Tensor | None = None,
+) -> bool:
     return torch.is_grad_enabled() and (
         first.requires_grad
         or (second is not None and second.requires_grad)
         or (third is not None and third.requires_grad)
+        or (fourth is not None and fourth.requires_grad)
+        or (fifth is not None and fifth.requires_grad)
     )
 
 

@@ -1,9 +1,11 @@
-"""The operators' FLOPs for torch.utils.flop_counter: those of torch's operators."""
+"""The operators' FLOPs for torch.utils.flop_counter: those of torch's operators, or of an activation's filters."""
 
 from __future__ import annotations
 
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from numba_tconv.formula.alias_free import alias_free
 
 
 def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
@@ -22,6 +24,19 @@ def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -
     def _grad_weight(grad_output, input, kernel_size, *parameters, out_shape):
         operands = [grad_output, input, out_shape, None]
         return _count("convolution_backward", operands, parameters, [None, out_shape, None], [False, True, False])
+
+
+def register_activation(activation: torch._ops.OpOverload, gradients: torch._ops.OpOverload) -> None:
+    """Register the formulas of the alias-free activation and of its gradients, which compute the up-samples again."""
+
+    @register_flop_formula(activation.overloadpacket)
+    def _forward(x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, *others, out_shape):
+        return alias_free(x, *up_filter, *down_filter, up_ratio, down_ratio).flops
+
+    @register_flop_formula(gradients.overloadpacket)
+    def _gradients(grad_output, x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, *others, out_shape):
+        sizes = alias_free(x, *up_filter, *down_filter, up_ratio, down_ratio)
+        return sizes.flops + 2 * sizes.rows * sizes.length * sizes.up_taps
 
 
 def _count(name: str, operands: list, parameters: tuple, result, *wanted: list[bool]) -> int:

@@ -1,4 +1,4 @@
-"""Find a function's transposed convolutions without computing them."""
+"""Find a function's transposed convolutions and alias-free activations without computing them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from numba_tconv.formula.alias_free import AliasFree
 from numba_tconv.formula.precision import PRECISIONS
 from numba_tconv.formula.problem import Problem
 
+from . import alias_free_operators as activations
 from . import operators as ops
 from .functional import default_precision
 
@@ -32,10 +34,25 @@ class Noted(NamedTuple):
     precision: str
 
 
-def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
-    """The 1-D transposed convolutions that ``function(*arguments, **keywords)`` computes, each once.
+class NotedActivation(NamedTuple):
+    """A call of the alias-free activation. ``tied``: beta is alpha."""
 
-    Finds torch's operator and ours, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep their values.
+    sizes: AliasFree
+    dtype: torch.dtype
+    activation: str
+    log_scale: bool
+    tied: bool
+
+
+def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
+    """``computations`` without alias-free activations."""
+    return [one for one in computations(function, *arguments, **keywords) if isinstance(one, Noted)]
+
+
+def computations(function: Callable, *arguments, **keywords) -> list[Noted | NotedActivation]:
+    """The 1-D transposed convolutions and activations that ``function(*arguments, **keywords)`` computes, each once.
+
+    Finds torch's convolution and ours, in dtypes of PRECISIONS, on fake tensors; small integer buffers keep values.
     Raises RuntimeError if the function asks for values or refuses its arguments, and for lazy parameters.
     """
     owner = getattr(function, "__self__", function)
@@ -47,8 +64,12 @@ def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[
     arguments, keywords = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, keywords))
     # Inference mode hides the parts of composite operators.
     plain = torch.inference_mode(False)
-    with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
-        function(*arguments, **keywords)
+    before = activations.as_on_a_gpu.set(True)
+    try:
+        with plain, torch.no_grad(), _as_if_not_called(modules, mode) as real, mode, _Noting(real) as noting:
+            function(*arguments, **keywords)
+    finally:
+        activations.as_on_a_gpu.reset(before)
     return list(dict.fromkeys(noting.found))
 
 
@@ -103,6 +124,10 @@ class _Noting(TorchDispatchMode):
         if func is ops.conv_transpose1d:
             x, weight, bias, *parameters, variant, precision = args
             self._note(x, weight, bias, parameters, variant, precision)
+        elif func is activations.alias_free_activation:
+            *_, beta, _, _, log_scale, activation = args
+            sizes = activations.check(*args)
+            self.found.append(NotedActivation(sizes, args[0].dtype, activation, log_scale, beta is None))
         elif func is torch.ops.aten.convolution.default:
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
             if transposed and x.dim() == 3 and x.dtype in PRECISIONS:

@@ -12,7 +12,7 @@ from numba_tconv.runtime.kernel import target
 from numba_tconv.selection.directions import FORWARD, STEP
 
 from . import compile_ahead
-from .noted import transposed_convolutions
+from .noted import computations
 
 
 def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = None, **keywords) -> int:
@@ -55,7 +55,7 @@ def warm(model: Callable, *inputs, training: bool = False, jobs: int | None = No
         raise RuntimeError("the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM")
     cache.writable()
     device = current_device()
-    noted = transposed_convolutions(model, *inputs, **keywords)
+    noted = computations(model, *inputs, **keywords)
     calls = compile_ahead.calls_of(noted, device, STEP if training else FORWARD)
     compiled, _ = compile_ahead.fill(calls, target(device.cc), jobs or os.cpu_count() or 1)
     return compiled

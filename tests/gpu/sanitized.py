@@ -44,6 +44,8 @@ from tests.gradient_parity import (
 from tests.parity import SMALL, operands, poisoned, verdict
 
 from .common import ARITHMETIC, LARGE, TENSOR_ARITHMETIC, TENSOR_CORES, in_float64
+from .sanitized_alias_free import RUNG as ACTIVATION
+from .sanitized_alias_free import activation_cases
 from .sanitized_depthwise import DEPTHWISE, depthwise_cases
 from .sanitized_doubles import double_cases
 from .sanitized_streaming import RUNG as STEP
@@ -366,7 +368,7 @@ def _of_gradients_on_tensor_cores():
 
 
 def main(argv: list[str] | None = None) -> int:
-    names = [*RUNGS, *GRADIENTS, STEP]
+    names = [*RUNGS, *GRADIENTS, STEP, ACTIVATION]
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitized", description=__doc__.partition("\n")[0])
     parser.add_argument("rung", nargs="*", help=f"of {', '.join(names)}; all if none is named")
     chosen = parser.parse_args(argv).rung or names
@@ -375,7 +377,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # read at the first allocation
     right = wrong = 0
     with as_if_large():
-        for case in (*cases(), *step_cases()):
+        for case in (*cases(), *step_cases(), *activation_cases()):
             if case.rung not in chosen:
                 continue
             if reason := case.refusal():

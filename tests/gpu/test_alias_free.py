@@ -24,14 +24,18 @@ def error(y, wanted):
 
 
 def assert_close(tensors, choices):
-    """At most twice torch's error in the same dtype; in 16 bits at most torch's, or half a unit of the largest."""
+    """At most twice torch's error in the same dtype; in 16 bits at most torch's, or half a unit of the largest.
+
+    In float64 both sums are rounded alike: four units.
+    """
     x = tensors[0]
     wanted = composed(*(one if one is None else one.double() for one in tensors), *choices)
     torch.full_like(wanted, torch.nan, dtype=x.dtype)  # freed: the result's memory
     ours = error(alias_free_activation(*tensors, *choices), wanted)
     theirs = error(composed(*tensors, *choices), wanted)
     largest, epsilon = float(wanted.abs().max()), torch.finfo(x.dtype).eps
-    assert ours <= max(theirs if x.dtype.itemsize == 2 else 2 * theirs, largest * epsilon)
+    units = 4 if x.dtype == torch.float64 else 1
+    assert ours <= max(theirs if x.dtype.itemsize == 2 else 2 * theirs, units * largest * epsilon)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +55,7 @@ def test_each_length_to_40(dtype):
 @pytest.mark.parametrize("taps", [(4, 1), (7, 12), (32, 32)], ids=str)
 def test_ratios_and_taps(ratios, taps):
     for length in (1, 5, 1500):
-        assert_close(operands((2, 2, length), torch.float32, "snake", *taps), (*ratios, True, "snake"))
+        assert_close(operands((64, 2, length), torch.float32, "snake", *taps), (*ratios, True, "snake"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -104,6 +108,24 @@ def test_operator_and_gradients():
     for one in (x, alpha, beta):
         one.requires_grad_()
     torch.library.opcheck(alias_free_activation, (x, up, down, alpha, beta, 2, 2, True, "snake"))
-    assert torch.autograd.gradcheck(
-        lambda *wanted: alias_free_activation(wanted[0], up, down, *wanted[1:], 2, 2, True, "snake"), (x, alpha, beta)
-    )
+
+    def function(x, alpha, beta):
+        return alias_free_activation(x, up, down, alpha, beta, 2, 2, True, "snake")
+
+    assert torch.autograd.gradcheck(function, (x, alpha, beta))
+    assert torch.autograd.gradgradcheck(function, (x, alpha, beta))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_phases_in_16_bits(dtype):
+    """Snake lies between its input and its input + 1/b even where float32 has no phase left."""
+    x, _, _, alpha, beta = operands((2, 3, 500), torch.float32)
+    tap = torch.ones(1, device="cuda", dtype=dtype)
+    for scale in (1.0, 1e2, 3e4):
+        y = alias_free_activation(
+            (x * scale).clamp(-6e4, 6e4).to(dtype), tap, tap, alpha.to(dtype) + 8, beta.to(dtype), 1, 1, True, "snake"
+        ).float()
+        u, inverse = (x * scale).clamp(-6e4, 6e4).to(dtype).float(), torch.exp(-beta.to(dtype).float())[:, None]
+        slack = torch.finfo(dtype).eps * (u.abs() + inverse)
+        assert (y >= u - slack).all()
+        assert (y <= u + inverse + slack).all()

@@ -28,7 +28,7 @@ from numba_tconv.selection.registry import RUNGS
 from numba_tconv.torch_api import compile_ahead
 from tests.conftest import GPU_TEST_LIMIT
 
-from .sanitized import STEP, Forward, as_if_large, cases
+from .sanitized import ACTIVATION, STEP, Forward, as_if_large, cases
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +49,7 @@ OPTIONS = {
 GROUPS = {
     "cuda_cores": [name for name in RUNGS if name not in ("k5_dmma", "k5_mma", "k6_wgmma")],
     STEP: [STEP],
+    ACTIVATION: [ACTIVATION],
     "k5_dmma": ["k5_dmma"],
     "k5_mma": ["k5_mma"],
     "k6_wgmma": ["k6_wgmma"],
@@ -97,7 +98,7 @@ def compiled(tmp_path_factory):
         compile_ahead.fill(calls, target(here.cc), os.cpu_count())
         if configs:
             search.compile_all(list(configs), os.cpu_count())
-        rungs.append(STEP)
+        rungs += [STEP, ACTIVATION]
         with ThreadPoolExecutor() as pool:
             for rung, (code, output) in zip(rungs, pool.map(lambda rung: run(command(rung), 500), rungs), strict=True):
                 assert code == 0, f"{rung}, without a sanitizer:\n{output}"

@@ -321,3 +321,13 @@ def test_a_gradient_that_begins_anywhere_is_not_written_in_vectors(monkeypatch, 
     result = torch.empty(math.prod(weight) + shift)[shift:].view(weight)
     GRADIENTS["grad_weight_wgmma"].prepare(*map(Layout.of, (g, x, result)), p, precision="tf32")
     assert seen == ([False, 1] if shift else [True])
+
+
+@every_precision
+@pytest.mark.parametrize(("padding", "output_padding"), [(0, 0), (0, -4), (2, 0), (2, -3), (5, 5)])
+def test_windows_beside_rows_are_cleared_where_either_end_is_cropped(precision, padding, output_padding):
+    problem = Problem(2, 128, 64, 8, 333, stride=4, padding=padding, output_padding=output_padding)
+    cropped = padding > 0 or padding - output_padding > 0
+    assert not grad_input_wgmma_choose.choose(problem, precision, 1).clears
+    for sheared in (2, 4):
+        assert grad_input_wgmma_choose.choose(problem, precision, sheared).clears == cropped

@@ -156,11 +156,6 @@ def test_slow_contestants_sit_out_rounds(monkeypatch):
     assert after_warm_up[:4] == [fast, medium, slow, fast]
 
 
-def test_powers_of_two():
-    assert bench.powers_of_two(1000, 4096) == [1024, 2048, 4096]
-    assert bench.powers_of_two(5, 7) == []
-
-
 TINY = Workload("tiny test", Problem(2, 4, 6, 4, 50, stride=2, padding=1, bias=True), "", "")
 X, W, Y, B = 2 * 4 * 50, 4 * 6 * 4, 2 * 6 * 100, 6  # elements of the problem's tensors
 

@@ -36,22 +36,6 @@ def places(tmp_path):
     return "--data", data, "--plots", tmp_path / "plots"
 
 
-@pytest.fixture
-def measuring(monkeypatch):
-    """Measurements return made-up rows, as if on a GPU; returns the workloads measured."""
-    seen = []
-
-    def measure(workload, rungs, dtype, precision, direction, *, weights, repeats, budget_s):
-        seen.append(workload.name)
-        return [row(workload, rung, direction=direction, weights=weights) for rung in rungs]
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(named, "current_device", lambda: H200)
-    monkeypatch.setattr(bench, "measure", measure)
-    return seen
-
-
 def test_bench_adds_rows_after_each_workload(capsys, measuring, tmp_path):
     out = tmp_path / "rows.csv"
     rows.append(out, [row("patch")])
@@ -87,23 +71,6 @@ def test_a_named_rung_is_left_out_where_it_cannot_do_one_of_several_workloads(ca
     assert code == 0
     assert [one.workload for one in rows.read(out)] == ["depthwise"]
     assert "left out: depthwise cannot do" in printed
-
-
-def test_sweep_names_what_was_held(capsys, measuring, tmp_path):
-    out = tmp_path / "rows.csv"
-    limits = ("--min", "2**10", "--max", "2**11", "--rung", "k1_gather", "--out", out)
-    assert run(capsys, "sweep", *limits)[0] == 0
-    assert run(capsys, "sweep", "--fixed", "batch", "--batch", "8", *limits)[0] == 0
-    assert [(one.workload, one.length) for one in rows.read(out)] == [
-        ("kb64@total", 1024), ("kb64@total", 2048), ("kb64@batch8", 1024), ("kb64@batch8", 2048)
-    ]  # fmt: skip
-
-
-def test_sweep_of_single_lengths(capsys, measuring, tmp_path):
-    out = tmp_path / "rows.csv"
-    lengths = ("--length", "65537", "--length", "2**16")
-    assert run(capsys, "sweep", "--fixed", "batch", *lengths, "--rung", "k1_gather", "--out", out)[0] == 0
-    assert [(one.workload, one.length) for one in rows.read(out)] == [("kb64@batch16", 65537), ("kb64@batch16", 65536)]
 
 
 def test_a_wrong_result_fails_but_keeps_what_is_right(capsys, measuring, tmp_path, monkeypatch):
@@ -144,8 +111,8 @@ def test_another_versions_rows_are_refused_before_anything_is_measured(capsys, m
 
 
 @pytest.mark.parametrize("weights", ["call", "frozen"])
-@pytest.mark.parametrize("command", [("bench", "kb64"), ("sweep", "--length", "1024")])
-def test_rows_say_where_weights_were_packed(capsys, measuring, tmp_path, command, weights):
+@pytest.mark.parametrize("command", [("bench", "kb64"), ("sweep", "kb64", "--length", "1024")])
+def test_rows_say_where_weights_were_packed(capsys, measuring, compiling, tmp_path, command, weights):
     out = tmp_path / "rows.csv"
     code, printed, _ = run(capsys, *command, "--rung", "auto", "--weights", weights, "--out", out)
     assert code == 0

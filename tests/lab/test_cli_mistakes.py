@@ -18,7 +18,7 @@ def test_every_command_has_help(capsys, verb):
 
 MISTAKES = {
     "unknown workload": (["bench", "kb65"], "no workload is called 'kb65'; did you mean kb64"),
-    "unknown workload to sweep": (["sweep", "--channels-of", "kb65"], "did you mean kb64"),
+    "unknown workload to sweep": (["sweep", "kb65"], "did you mean kb64"),
     "unknown workload to inspect": (["inspect", "k1_gather", "kb65"], "did you mean kb64"),
     "unknown rung": (["bench", "kb64", "--rung", "k9"], "no rung is called 'k9'"),
     "unknown rung to inspect": (["inspect", "k9"], "no rung is called 'k9'"),
@@ -88,8 +88,8 @@ MISTAKES = {
     },
     "no outputs to explain": (["explain", "kb64", "--batch", "0"], "has no outputs"),
     "nothing between": (["sweep", "--min", "5", "--max", "7"], "no power of two from 5 to 7"),
-    "length that does not divide": (["sweep", "--max", "2**23", "--min", "2**23"], "does not divide"),
-    "its own length does not divide": (["sweep", "--length", "2**16", "--length", "65537"], "65537 does not divide"),
+    "sizes beside a name": (["sweep", "kb64", "--stride", "2"], "name layers, or give sizes, not both"),
+    "too few sizes to sweep": (["sweep", "--in-channels", "4"], "give --out-channels, --kernel-size too"),
     "unknown decoder": (["decoders", "vits", "dacs"], "no decoder is called 'dacs'; there are encodec, dac, "),
     "unknown KernelBench problem": (["kernelbench", "63"], "no entry for problem 63; there are 64, 74, 79"),
 }

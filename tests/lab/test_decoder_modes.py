@@ -51,11 +51,12 @@ def on_the_cpu(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype):
-    (row,) = decoder_modes.measure("tiny", dtype, 2, 0.5, ["eager"], 2)
+    row, one = decoder_modes.measure("tiny", dtype, [2, 1], 0.5, ["eager"], 2)
     assert (row.decoder, row.mode, row.batch, row.activations) == ("tiny", "eager", 2, 37)
     assert 0 < row.relerr <= 2 * row.torch_relerr
     assert min(row.ms_p50, row.torch_ms_p50) > 0
     rows.append(tmp_path / "rows.csv", [row], decoder_modes.Timed)
+    assert (one.batch, one.mode) == (1, "eager")
     (read,) = rows.existing(tmp_path / "rows.csv", decoder_modes.Timed)
     assert read.decoder == "tiny"
 
@@ -69,9 +70,18 @@ def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
 
     monkeypatch.setattr(decoder_modes, "calls_of", wrong)
     with pytest.raises(bench.WrongResult, match="wrong on tiny eager tf32"):
-        decoder_modes.measure("tiny", torch.float32, 2, 0.5, ["eager"], 2)
+        list(decoder_modes.measure("tiny", torch.float32, [2], 0.5, ["eager"], 2))
 
 
 def test_an_unknown_decoder_is_answered_with_the_names():
     with pytest.raises(ValueError, match="no decoder is called 'dacs'"):
         decoder_modes.make("dacs", 1, 1.0)
+
+
+@torch.no_grad()
+def test_a_converted_decoder_is_one_graph():
+    model, x = tiny()
+    y = model(x)
+    convert(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y)

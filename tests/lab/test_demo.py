@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def places(tmp_path):
     """Directories for rows and figures; the first has rows."""
     data = tmp_path / "data"
-    rows.append(data / "some.csv", [*ladder(), *sweep()])
+    rows.append(data / "some.csv", [*ladder(), *sweep(16)])
     return "--data", data, "--plots", tmp_path / "plots"
 
 
@@ -92,9 +92,9 @@ def test_demo_with_a_gpu_measures_and_draws_its_own_figure_alone(capsys, places,
     assert code == 0
     (line,) = [line for line in out.splitlines() if line.startswith("kb64's channels")]
     assert all(f"{length}: " in line for length in demo.LIVE_LENGTHS)
-    floor = row(workloads.at_length(workloads.get("kb64"), demo.LIVE_LENGTHS[-1])).floor_ms
+    floor = row(workloads.at_length(workloads.get("kb64"), demo.LIVE_LENGTHS[-1], 16)).floor_ms
     assert f"(cuDNN {2.5 * floor:.3g})" in line
-    path = tmp_path / "plots" / "live" / "throughput_kb64_total_float32_ieee.png"
+    path = tmp_path / "plots" / "live" / "throughput_batch16_float32_ieee.png"
     assert out.splitlines()[-1] == f"Throughput against signal length: {path}"
     assert {one.stem for one in path.parent.iterdir()} == {path.stem}
     assert list((tmp_path / "plots").iterdir()) == [path.parent]

@@ -1,9 +1,10 @@
 """Figures and tables are drawn from rows alone, labelled, reproducible, and in step with the recorded rows."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
@@ -11,7 +12,7 @@ from numba_tconv.lab.measure import rows, search, workloads
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
 from numba_tconv.lab.report.figures import by_length, words
-from numba_tconv.lab.report.figures.style import LADDER, MARKERS, look
+from numba_tconv.lab.report.figures.style import AUTO, CONV1D, CUDNN, LADDER, MARKERS, NEW, TORCH, look
 from numba_tconv.lab.studies import decoder_times
 from numba_tconv.selection.directions import DIRECTIONS, rungs_of
 from tests.samples import SLOWER, ladder, row, sweep
@@ -29,7 +30,7 @@ def of_direction(direction, workload="kb64"):
 
 def swept(direction):
     lengths = (2**10, 2**14)
-    return [one for n in lengths for one in of_direction(direction, workloads.at_length(workloads.get("kb64"), n))]
+    return [one for n in lengths for one in of_direction(direction, workloads.at_length(workloads.get("kb64"), n, 16))]
 
 
 def text_of(path: Path) -> str:
@@ -40,7 +41,7 @@ def text_of(path: Path) -> str:
 def test_one_figure_a_sweep_and_those_at_full_size_each_as_svg_and_png(tmp_path):
     recorded = [*sweep(), *sweep(batch=16), *ladder("kb64"), *ladder("depthwise")]
     paths = plotting.draw_all(recorded, tmp_path / "new")
-    names = ("throughput_kb64_total_float32_ieee", "throughput_kb64_batch16_float32_ieee", "roofline_float32_ieee")
+    names = ("throughput_batch16_float32_ieee", "roofline_float32_ieee")
     names += ("errors", "intensity", "ladder_float32")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
     assert all(path.stat().st_size > 5000 for path in paths)
@@ -55,7 +56,7 @@ def test_one_length_is_no_sweep(tmp_path):
 def every_direction(tmp_path_factory):
     """SVG figures of all directions at full size, of a forward sweep and of a gradient's."""
     recorded = [one for direction in DIRECTIONS for one in of_direction(direction)]
-    paths = plotting.draw_all([*recorded, *sweep(), *swept("grad_input")], tmp_path_factory.mktemp("plots"))
+    paths = plotting.draw_all([*recorded, *sweep(16), *swept("grad_input")], tmp_path_factory.mktemp("plots"))
     return {path.stem: path for path in paths if path.suffix == ".svg"}
 
 
@@ -63,25 +64,25 @@ def test_every_direction_has_its_own_figures(every_direction):
     gradients = ("", "_grad_input", "_grad_weight")
     assert set(every_direction) == {
         *(f"roofline{direction}_float32_ieee" for direction in (*gradients, "_step")),
-        *(f"errors{direction}" for direction in (*gradients, "_step")),
-        *(f"intensity{direction}" for direction in gradients),
-        *(f"throughput_kb64_total{direction}_float32_ieee" for direction in ("", "_grad_input")),
-        "ladder_float32",
+        *(f"throughput_batch16{direction}_float32_ieee" for direction in ("", "_grad_input")),
+        *("errors", "intensity", "ladder_float32"),
     }
     for name, path in every_direction.items():
+        if name == "errors":
+            continue
         direction = next((other for other in DIRECTIONS[1:] if other in name), "forward")
         svg = text_of(path)
-        assert f"{direction}, float32 ieee" in svg or (f"{direction}; NVIDIA H200" in svg and "float32 ieee" in svg)
-        assert all(f">{rung}</text>" in svg for rung in {row.rung for row in of_direction(direction)} - {"auto"})
-        everything = name.startswith(("roofline", "throughput"))
-        assert (">conv1d</text>" in svg) == (direction == "forward" and everything)
-        assert (">auto</text>" in svg) == (direction == "step")
+        assert "float32 ieee" in svg
+        drawn = name.startswith(("roofline", "ladder", "intensity")) and direction == "forward"
+        assert all(f">{rung}</text>" in svg for rung in SLOWER) or not drawn
+        assert (">conv1d</text>" in svg) == (direction == "forward" and name.startswith("roofline"))
+    assert all(f">{direction}</text>" in text_of(every_direction["errors"]) for direction in DIRECTIONS)
 
 
 @pytest.mark.thorough
 def test_forward_is_drawn_as_if_it_were_alone(tmp_path, every_direction):
-    for path in plotting.draw_all([*of_direction("forward"), *sweep()], tmp_path):
-        if path.suffix == ".svg":
+    for path in plotting.draw_all([*of_direction("forward"), *sweep(16)], tmp_path):
+        if path.suffix == ".svg" and path.stem != "errors":
             assert path.read_bytes() == every_direction[path.stem].read_bytes()
 
 
@@ -91,20 +92,72 @@ def test_rungs_of_a_gradient_can_be_told_apart():
         assert len(set(looks)) == len(looks)
 
 
-def test_every_line_is_labelled_and_gpu_and_date_stand_below(tmp_path):
-    svg = text_of(plotting.draw_all(sweep(), tmp_path)[0])
-    for label in (*SLOWER, "cuDNN", "conv1d", "roofline"):
-        assert svg.count(f">{label}</text>") == 2, label  # once a panel
-    for label in (
-        "GB/s",
-        "TFLOP/s",
-        "NVIDIA H200",
-        "2026-01-02",
-        "numba-cuda 0.30.4",
-        "commit 0123abc",
-        "batch x length fixed",
-    ):
+def test_every_curve_is_labelled_and_gpu_and_date_stand_below(tmp_path):
+    svg = text_of(plotting.draw_all(sweep(16), tmp_path)[0])
+    for label in (*SLOWER, "torch", "roofline"):
+        assert svg.count(f">{label}</text>") == 1, label
+    for label in ("times as fast as torch", "samples of output", "NVIDIA H200", "2026-01-02", "numba-cuda 0.30.4"):
         assert label in svg, label
+    assert "0123abc" not in svg
+
+
+def curves_of(axes):
+    """The points of each curve, by its label."""
+    return dict(zip([label for _, label in axes.curves], [list(map(tuple, one.get_xydata())) for one in axes.lines],
+                    strict=True))  # fmt: skip
+
+
+def test_curves_are_speed_ups_of_each_row_over_the_faster_of_torchs_two():
+    of = {name: workloads.get(name) for name in ("hifigan_u1", "kb64", "depthwise")}
+    recorded = [
+        one
+        for layer in of.values()
+        for samples in (2**10, 2**15)
+        for one in ladder(workloads.at_length(layer, samples // layer.problem.stride, 16))
+    ]
+    figure = plotting.plans(recorded)["throughput_batch16_float32_ieee"].draw()
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["kb64", "hifigan_u1", "depthwise"]
+    for axes in figure.axes:
+        curves = curves_of(axes)
+        assert list(curves) == [*SLOWER, "roofline", "torch"]
+        for rung, slower in SLOWER.items():
+            assert curves[rung] == [(2**10, pytest.approx(1.6 / slower)), (2**15, pytest.approx(1.6 / slower))]
+        assert curves["roofline"] == [(2**10, pytest.approx(1.6)), (2**15, pytest.approx(1.6))]
+        assert all(low <= y <= high for low, high in [axes.get_ylim()] for one in curves.values() for _, y in one)
+
+
+def test_the_title_of_curves_is_what_their_rows_say():
+    def measured(name, *speedups):
+        layers = [workloads.at_length(workloads.get(name), 2**n, 16) for n in range(10, 10 + len(speedups))]
+        return [row(one, slower=1.6 / gain) for one, gain in zip(layers, speedups, strict=True)]
+
+    one = measured("kb64", 0.5, 2.0, 2.1, 2.1)
+    assert by_length.finding(one) == (
+        "2.0 to 2.1 times as fast as torch from 2,048 samples on (kb64, float32 ieee, batch 16)"
+    )
+    both = [*one, *measured("kb74", 9.0, 1.0, 2.5, 3.0)]
+    assert by_length.finding(both) == (
+        "2.1 to 3.0 times as fast as torch from 4,096 samples on (2 layers, float32 ieee, batch 16)"
+    )
+    slower = [replace(one, rung="k1_gather", ms_p50=9 * one.ms_p50) for one in both]
+    assert by_length.finding([*slower, *both]) == by_length.finding(both)
+    step = [replace(one, direction="step") for one in both]
+    assert by_length.finding(step).startswith("Training: 2.1 to 3.0 times")
+
+
+def test_the_selection_is_drawn_where_no_rung_is_as_fast():
+    def labels(*recorded):
+        (axes,) = plotting.plans(recorded)["roofline_float32_ieee"].draw().axes
+        return {
+            line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_marker() not in ("", "None")
+        }
+
+    names = ("kb64", "kb79", "mimi")
+    rungs, selected = [row(name) for name in names[:2]], [row(name, "auto", slower=1.38) for name in names]
+    assert labels(*rungs, *selected)["auto"] == [2]  # mimi has no other row
+    faster = replace(selected[1], ms_p50=selected[1].ms_p50 / 1.5)
+    assert labels(*rungs, selected[0], faster, selected[2])["auto"] == [1, 2]
+    assert "auto" not in labels(*rungs, *selected[:2])
 
 
 def test_shares_name_workloads_and_contestants(tmp_path):
@@ -114,18 +167,17 @@ def test_shares_name_workloads_and_contestants(tmp_path):
 
 
 def test_live_rows_are_drawn_beside_the_recorded_ones(tmp_path):
-    live = [replace(one, gpu="Another GPU", time="2026-05-06T00:00:00Z") for one in sweep()]
-    svg = text_of(plotting.draw_all(sweep(), tmp_path, live)[0])
+    live = [replace(one, gpu="Another GPU", time="2026-05-06T00:00:00Z") for one in sweep(16)]
+    svg = text_of(plotting.draw_all(sweep(16), tmp_path, live)[0])
     for label in ("k4_register_tile", "k4_register_tile, live", "live: Another GPU", "2026-05-06"):
         assert label in svg, label
 
 
 def test_live_rows_alone_and_without_a_roofline(tmp_path):
-    live = [replace(one, roofline=None, conv1d_ms_p50=None) for one in sweep()]
+    live = [replace(one, roofline=None, conv1d_ms_p50=None) for one in sweep(16)]
     svg = text_of(plotting.draw_all([], tmp_path, live)[0])
     assert ">roofline</text>" not in svg
-    assert ">conv1d</text>" not in svg
-    assert svg.count(">cuDNN</text>") == 2
+    assert svg.count(">torch</text>") == 1
 
 
 def test_files_that_would_not_change_are_left_alone(tmp_path):
@@ -137,8 +189,9 @@ def test_files_that_would_not_change_are_left_alone(tmp_path):
     assert len(paths) == len(before)
     assert plotting.draw_all(ladder(), tmp_path) == []
     assert written() == before
-    plotting.draw_all([replace(one, roofline=one.roofline / 2) for one in ladder()], tmp_path)
+    paths = plotting.draw_all([replace(one, roofline=one.roofline / 2) for one in ladder()], tmp_path)
     changed = {name for name, what in written().items() if what != before[name]}
+    assert changed == {path.name for path in paths}
     assert "roofline_float32_ieee.svg" in changed
     assert "errors.svg" not in changed
 
@@ -176,15 +229,49 @@ def test_an_unwritable_directory_is_named(tmp_path):
         plotting.draw_all(ladder(), tmp_path / "file")
 
 
-def test_rungs_can_be_told_apart_in_grey():
-    def lightness(color):
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color))
-        luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-        return 116 * luminance ** (1 / 3) - 16
+GREY_APART, COLOR_APART = 6, 8  # CIE lightness; CIELAB distance, of which 2.3 is just noticeable
+# Machado, Oliveira and Fernandes 2009: full protanopia, deuteranopia and tritanopia, of linear RGB.
+BLIND = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
 
-    steps = [lightness(color) for color in LADDER]
-    assert all(lighter - darker > 6 for lighter, darker in pairwise(steps))
+
+def lab(color, seen=None):
+    """CIELAB of a colour, as somebody with ``seen`` sees it."""
+    linear = np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)])
+    linear = np.clip(np.array(BLIND[seen]) @ linear, 0, 1) if seen else linear
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ linear / [0.9505, 1, 1.089]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_rungs_can_be_told_apart_in_grey():
+    steps = [lab(color)[0] for color in LADDER]
+    assert all(lighter - darker > GREY_APART for lighter, darker in pairwise(steps))
     assert len(set(MARKERS)) == len(MARKERS) == len(LADDER)
+
+
+@pytest.mark.parametrize("seen", [None, *BLIND])
+def test_contestants_can_be_told_apart_by_the_colour_blind(seen):
+    """By colour or, of rungs that are no neighbours on the ladder and of others, by marker or dashes."""
+    ladders = [dict(color=color, marker=marker, linestyle="-") for color, marker in zip(LADDER, MARKERS, strict=True)]
+    others = [look("depthwise"), AUTO, CUDNN, CONV1D, *(dict(color=c, marker=m, linestyle="-") for c, m in NEW)]
+    for one, other in combinations([*ladders, *others], 2):
+        far = np.linalg.norm(lab(one["color"], seen) - lab(other["color"], seen)) > COLOR_APART
+        assert far or (one["marker"], one["linestyle"]) != (other["marker"], other["linestyle"])
+    for one, other in pairwise(ladders):
+        assert np.linalg.norm(lab(one["color"], seen) - lab(other["color"], seen)) > COLOR_APART
+    for one in ladders:
+        assert np.linalg.norm(lab(one["color"], seen) - lab(TORCH["color"], seen)) > 3 * COLOR_APART
+
+
+def test_a_new_rung_has_a_look_of_its_own():
+    looks = [(look(name)["color"], look(name)["marker"]) for name in ("k2_polyphase", "k2_by_2", "k2_by_4", "mine")]
+    assert len(set(looks)) == 4
+    assert look("k2_by_2") == look("k2_by_2")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -312,6 +399,8 @@ def test_neighbours_of_powers_of_two_are_not_drawn():
     def lengths(figure):
         return {x for line in figure.axes[0].lines for x in line.get_xdata()}
 
-    beside = ladder(workloads.at_length(workloads.get("kb64"), 2**14 + 1, 16))
-    assert lengths(by_length.throughput([*sweep(16), *beside])) == {2**10, 2**14, 2**20}
-    assert lengths(by_length.throughput(beside)) == {2**14 + 1}
+    layer = workloads.get("hifigan_u1")
+    some = [one for n in (2**7, 2**8) for one in ladder(workloads.at_length(layer, n, 16))]
+    beside = ladder(workloads.at_length(layer, 2**7 + 1, 16))
+    assert lengths(by_length.throughput([*some, *beside])) == {2**10, 2**11}
+    assert lengths(by_length.throughput(beside)) == {2**10 + 8}

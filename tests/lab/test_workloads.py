@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from numba_tconv.lab.measure import workloads
+from numba_tconv.lab.measure import sweep, workloads
 from numba_tconv.lab.measure.workloads import AUDIO, KERNELBENCH, WORKLOADS
 
 # name: batch, in, out, kernel_size, stride, padding, dilation, length, groups, L_out
@@ -90,3 +90,33 @@ def test_a_row_leads_back_to_what_was_measured():
 def test_other_rows_lead_nowhere(name):
     assert workloads.of_row(name, 65536) is None
     assert workloads.of_row("kb64@total", 65537) is None
+
+
+def test_a_layer_of_sizes_is_named_after_them():
+    for workload in WORKLOADS.values():
+        named = workloads.of_sizes(workload.problem)
+        assert workloads.layer(named.name).problem.layer == workload.problem.layer
+        resized = workloads.at_length(named, 77, 3)
+        assert workloads.of_row(resized.name, 77).problem == resized.problem
+    names = {workloads.of_sizes(workload.problem).name: workload for workload in WORKLOADS.values()}
+    assert names["c32to64k3s2p1d2"].name == "kb79"
+    assert names["c512to512k4s2p1g512"].name == "depthwise"
+    assert workloads.layer("kb79") is WORKLOADS["kb79"]
+    assert workloads.of_row("c32to64k3s2p1d2", 64) is None
+    assert workloads.of_row("c32to63k3g2@batch1", 64) is None  # groups that do not divide
+
+
+def test_lengths_of_a_sweep_are_powers_of_two_of_output():
+    p = workloads.get("hifigan_u1").problem
+    assert sweep.lengths(p) == [2**n for n in range(7, 18)]
+    assert sweep.lengths(p, 1000, 5000, 4) == [128, 512]
+    assert sweep.lengths(p, 1, 16) == [1, 2]
+    assert sweep.neighbours([128, 256, 512, 1024]) == [255, 257, 511, 513, 1023, 1025]
+    assert sweep.neighbours([1]) == [2]
+    with pytest.raises(ValueError, match="no power of two from 5 to 7"):
+        sweep.lengths(p, 5, 7)
+
+
+def test_the_layers_that_are_swept_are_workloads():
+    assert set(sweep.LAYERS) <= set(WORKLOADS)
+    assert len(sweep.LAYERS) == 8

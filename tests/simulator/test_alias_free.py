@@ -42,9 +42,49 @@ def test_every_output(case, dtype, length):
     assert error <= tolerance * max(1, abs(wanted).max())
 
 
-def test_a_large_phase_is_reduced_in_float64():
-    x = torch.full((1, 1, 4), 3.0e7)
-    tap, alpha, beta = torch.ones(1), torch.tensor([1.0]), torch.tensor([1.0e-7])
-    y = computed(Config(x.dtype, 1, 1, 1, 1, "snake", False, threads=16), x, tap, tap, alpha, beta)
-    wanted = reference.alias_free_activation(x, tap, tap, alpha, beta, 1, 1, False)
-    assert abs(y.double() - torch.from_numpy(wanted)).max() <= 4
+def test_large_phases():
+    """Snake lies between its input and its input + 1/b; where float32 has no phase left, only that holds."""
+    tap, a, inverse = torch.ones(1), 3.0, 4.0
+    alpha, beta = torch.tensor([a]), torch.tensor([1 / inverse])
+    for scale in (1.0, 300.0, 1e5, 1e20):
+        x = torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(0)) * scale
+        y = computed(Config(x.dtype, 1, 1, 1, 1, "snake", False, threads=32), x, tap, tap, alpha, beta)
+        exact = x.double() + inverse * torch.sin(a * x.double()).square()
+        phase_error = (a * x.double()).abs() * 2.0**-23 + 2.0**-22
+        assert ((y - exact).abs() <= inverse * phase_error.clamp(max=1) + x.abs() * 2.0**-23).all()
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_vectors_of_x_and_single_samples(vectors, dtype):
+    """x from each place in 16 bytes; tiles in the middle of a row, at its ends and of a row shorter than a vector."""
+    for length in (3, 32 * 4 * vectors * 3):
+        for begin in (0, 1, 8):
+            torch.manual_seed(0)
+            x = torch.randn(1, 2, length + 8).to(dtype)[:, :, begin : begin + length]
+            up, down, alpha, beta = (torch.randn(n).to(dtype) for n in (12, 12, 2, 2))
+            y = computed(Config(dtype, 12, 12, 2, 2, "snake", threads=32, vectors=vectors), x, up, down, alpha, beta)
+            wanted = torch.from_numpy(reference.alias_free_activation(x, up, down, alpha, beta, 2, 2, True))
+            tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 1e-3}[dtype]
+            assert (y.double() - wanted).abs().max() <= tolerance * max(1, wanted.abs().max())
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_load_their_windows_from_all_banks(vectors, dtype):
+    """Eight threads load 16 bytes each at a time: from different groups of four banks."""
+    config = Config(dtype, 12, 12, 2, 2, "snake", vectors=vectors)
+    for g in range(0, config.up_window, config.vector):
+        for first in range(0, config.threads, 8):
+            places = [config.place((first + t) * config.run + g) for t in range(8)]
+            assert all(place % config.vector == 0 for place in places)
+            assert len({place // config.vector % 8 for place in places}) == 8
+
+
+def test_x_is_read_from_a_multiple_of_16_bytes():
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        for taps in range(2, 33):
+            for ratio in (1, 2, 3, 4):
+                config = Config(dtype, max(taps, ratio), taps, ratio, ratio, "snake")
+                assert (config.early + config.before) % config.lanes == 0
+                assert config.outputs % config.aligned == config.samples % config.lanes == 0

@@ -47,6 +47,7 @@ OTHER = {
     "no bias": lambda x, w, bias: ((x, w), {}),
     "dtype": lambda x, w, bias: ((x.float(), w.float(), bias.float()), {}),
     **{name: lambda x, w, bias, name=name: ((x, w, bias), {name: 3}) for name in ("stride", "padding", "dilation")},
+    **{str(one): lambda x, w, bias, one=one: ((x, w, bias), {"padding": one}) for one in ("causal", (0, 1), (1, 0))},
     "output_padding": lambda x, w, bias: ((x, w, bias), {"output_padding": 1}),
     "precision": lambda x, w, bias: ((x, w, bias), {"precision": "fp64"}),
     "variant": lambda x, w, bias: ((x, w, bias), {"variant": "k1_gather"}),
@@ -66,6 +67,30 @@ def test_other_calls_are_made_ready_for_themselves(made_ready, by_operator, what
     found = compute()
     assert len(made_ready) == 2
     assert_same(found, by_operator(compute))
+
+
+@pytest.mark.parametrize("padding", ["valid", "same", "causal", (1, 0), (0, 1), (3, -1)], ids=str)
+def test_a_pair_or_a_word_is_remembered(made_ready, padding):
+    sizes = parameters(PROBLEM) | {"padding": padding}
+    layer = numba_tconv.ConvTranspose1d(4, 6, 4, 2, padding=padding, groups=2)
+    tensors = tensors_of(PROBLEM, requires_grad=False)
+    x = tensors[0].float()
+    first, of_layer = numba_tconv.conv_transpose1d(*tensors, **sizes), layer(x)
+    count, known = len(made_ready), functional._call.cache_info().hits
+    assert_same([first, of_layer], [numba_tconv.conv_transpose1d(*tensors, **sizes), layer(x)])
+    assert len(made_ready) == count == 2
+    assert functional._call.cache_info().hits == known + 2
+
+
+@pytest.mark.usefixtures("made_ready")
+@pytest.mark.parametrize("padding", [(-1, 0), (2, -9), (-3, -20)], ids=str)
+def test_outputs_around_the_signal_are_there_at_each_call(by_operator, padding):
+    tensors, sizes = tensors_of(PROBLEM, requires_grad=False), parameters(PROBLEM) | {"padding": padding}
+
+    def compute():
+        return [numba_tconv.conv_transpose1d(*tensors, **sizes) for _ in range(2)]
+
+    assert_same(compute(), by_operator(compute))
 
 
 def test_torchs_switch_is_asked_at_every_call(made_ready, monkeypatch):

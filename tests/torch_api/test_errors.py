@@ -95,8 +95,16 @@ ODD_INTEGERS = [
 ]
 
 
-@pytest.mark.parametrize("value", ODD_INTEGERS, ids=repr)
-@pytest.mark.parametrize("name", INTEGERS)
+def is_own(name, value):
+    """Whether this package gives ``value`` a meaning that torch does not: test_padding.py."""
+    return name == "padding" and (isinstance(value, str) or (type(value) is tuple and value == (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in INTEGERS for value in ODD_INTEGERS if not is_own(name, value)],
+    ids=lambda one: one if isinstance(one, str) else repr(one),
+)
 def test_odd_integers(name, value, taken, watched):
     base = {"stride": 3} if name == "output_padding" else {}
     agree(call(**base, **{name: value}), watched, named=[name])

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from numba_tconv import convert
+from numba_tconv.torch_api import alias_free_operators
 from tests.around import PROBLEM, call, tensors_of
 from tests.parity import SMALL, parameters
 
@@ -52,3 +53,15 @@ def test_a_converted_model_counts_by_its_layers():
     converted = model()
     convert(converted)
     assert counted(converted) == counted(model())
+
+
+def test_an_activations_filters():
+    """Two for each product: 12 taps a sample of x, 8 an output; the gradients make up-samples again."""
+    x, alpha, up, down = (torch.empty(shape, device="meta") for shape in ((2, 3, 50), 3, 12, 8))
+    tensors, choices = (x, up, down, alpha, None), (2, 1, True, "snake")
+    with FlopCounterMode(display=False) as forward:
+        y = alias_free_operators.alias_free_activation(*tensors, *choices)
+    assert forward.get_total_flops() == 2 * 6 * (50 * 12 + 100 * 8)
+    with FlopCounterMode(display=False) as backward:
+        alias_free_operators.alias_free_gradients(y, *tensors, *choices, True)
+    assert backward.get_total_flops() == 2 * 6 * (2 * 50 * 12 + 100 * 8)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import torch
 import numba_tconv
 import reference
 from numba_tconv.formula.padding import WORDS, ends_of
+from numba_tconv.lab.explain.explain import explain
+from numba_tconv.lab.measure import fuzz
+from numba_tconv.torch_api import torchs
 from reference import lengths
 
 PAIRS = list(itertools.product((-9, -1, 0, 2, 6), repeat=2))
@@ -25,7 +29,7 @@ def tensors(length, taps):
 def test_outputs_and_gradients_are_the_references(padding):
     for length, taps, stride, dilation in itertools.product((1, 5), (1, 4, 7), (1, 3, 5), (1, 2)):
         x, w, bias = tensors(length, taps)
-        pair = ends_of(padding, taps, stride, dilation)
+        pair = padding if isinstance(padding, tuple) else ends_of(padding, taps, stride, dilation)
         numbers = x.detach().numpy(), w.detach().numpy()
         if (length - 1) * stride - sum(pair) + dilation * (taps - 1) + 1 < 1:
             with pytest.raises(RuntimeError, match="must leave at least one output"):
@@ -85,6 +89,46 @@ def test_the_layer(padding):
     assert {node.target.namespace for node in exported.graph.nodes if hasattr(node.target, "namespace")} == {"aten"}
     torch.testing.assert_close(exported.module()(x), y)
     torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), y)
+
+
+@pytest.mark.parametrize("padding", [*WORDS, (1, 3), (-2, -1)], ids=str)
+def test_forward_mode(padding):
+    x, w, bias = tensors(4, 4)
+    tangents = [torch.randn_like(one) for one in (x, w, bias)]
+
+    def call(x, w, bias):
+        return numba_tconv.conv_transpose1d(x, w, bias, 2, padding)
+
+    y, tangent = torch.func.jvp(call, (x, w, bias), tuple(tangents))
+    assert torch.equal(y, call(x, w, bias))
+    expected = call(tangents[0], w, None) + call(x, tangents[1], tangents[2])
+    torch.testing.assert_close(tangent, expected)
+
+
+@pytest.mark.parametrize("padding", [*WORDS, (1, 3), (-2, -1)], ids=str)
+def test_autocast(padding):
+    x, w, bias = (one.detach().float() for one in tensors(4, 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = numba_tconv.conv_transpose1d(x, w, bias, 2, padding)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, numba_tconv.conv_transpose1d(*(one.bfloat16() for one in (x, w, bias)), 2, padding))
+
+
+@pytest.mark.parametrize("padding", ["same", "causal", (1, 5)], ids=str)
+def test_explain(padding):
+    layer = numba_tconv.ConvTranspose1d(4, 6, 8, 4, padding)
+    found = explain(layer, (2, 4, 10)).problem
+    x = torch.randn(2, 4, 10)
+    sizes = found.stride, found.padding, found.output_padding, found.groups, found.dilation
+    torch.testing.assert_close(torchs.forward(x, layer.weight, layer.bias, *sizes), layer(x))
+
+
+def test_random_problems_have_every_kind_of_crop():
+    drawn = random.Random(0)
+    found = [fuzz._problem(drawn) for _ in range(300)]
+    assert any(one.output_padding < 0 for one in found)
+    assert any(one.output_padding >= max(one.stride, one.dilation) for one in found)
+    assert any(one.has_torchs_padding and one.padding for one in found)
 
 
 @pytest.mark.parametrize(

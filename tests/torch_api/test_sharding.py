@@ -28,6 +28,7 @@ CASES = {
     "channels, with groups": ((1, 0, "whole"), GROUPS, None),  # gathered first
     "batch that does not divide": ((0, "whole", "whole"), dict(DENSE, padding=2), 0),
 }
+PADDINGS = "causal", (1, 2), (-2, -3)
 
 
 def placement(how):
@@ -104,6 +105,11 @@ def work(rank, folder):
             with routed():
                 again = outcome(nn.functional.conv_transpose1d, tensors, parameters)
             found[name] = results[0].placements, whole(results), whole(again)
+        for padding in PADDINGS:
+            for name in ("batch", "output channels"):
+                places = CASES[name][0]
+                tensors = [distributed(*one) for one in zip(operands(name), [mesh] * 3, places, strict=True)]
+                found[padding, name] = whole(outcome(conv_transpose1d, tensors, dict(stride=2, padding=padding)))
         x = distributed(operands("batch")[0], mesh, "whole").requires_grad_()
         found["model"] = whole(trained(tensor_parallel(model(), mesh), x))
         torch.save(found, Path(folder) / str(rank))
@@ -128,6 +134,14 @@ def test_two_processes_compute_what_one_does(found, name):
         assert placed is None or placements == (placement(placed),)
         for some in (results, again):
             torch.testing.assert_close(some, expected)
+
+
+@pytest.mark.parametrize("name", ["batch", "output channels"])
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+def test_pairs_and_words_of_two_processes(found, padding, name):
+    expected = outcome(conv_transpose1d, operands(name), dict(stride=2, padding=padding))
+    for process in found:
+        torch.testing.assert_close(process[padding, name], expected)
 
 
 def test_a_tensor_parallel_model_has_the_gradients_of_one_process(found):

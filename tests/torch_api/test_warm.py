@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 
 import numba_tconv
+from numba_tconv.formula.padding import parts_of
 from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.lab.cli import named_calls
@@ -90,6 +91,16 @@ def test_of_this_package_on_a_gpu_variant_and_precision_are_noted():
     found = transposed_convolutions(function, x, w)
     first, second = Problem(2, 16, 24, 8, 100, 2, 1, 1, groups=2, dilation=3), Problem(2, 16, 12, 8, 100)
     assert found == [Noted(first, torch.float32, "", "tf32x3"), Noted(second, torch.float32, "k1_gather", "ieee")]
+
+
+@pytest.mark.parametrize("padding", ["same", "causal", (1, 5), (-1, 2)], ids=str)
+def test_a_pair_or_a_word_is_the_problem_that_the_kernels_compute(padding):
+    layer = numba_tconv.ConvTranspose1d(16, 24, 8, 4, padding)
+    (found,) = transposed_convolutions(layer, torch.empty(2, 16, 100))
+    parts = parts_of(padding, 8, 4, 0, 1)
+    sizes = dict(stride=4, padding=parts.padding, output_padding=parts.output_padding)
+    assert found.problem == Problem(2, 16, 24, 8, 100, **sizes, bias=True)
+    assert parts.before + found.problem.out_length + parts.after == layer(torch.zeros(2, 16, 100)).shape[-1]
 
 
 def test_equal_calls_are_one_on_tensors_without_values():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -14,6 +15,8 @@ from numba_tconv.runtime.elements import ELEMENTS
 ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks take more tiles
 MOST_PASSES = 4
 THREADS = (32, 64, 128)
+MOST_NUMBERS = 32  # up-samples and samples of a thread's window, float32, that 64 registers hold
+RESIDENT_THREADS = 1024  # of a multiprocessor, with 64 registers each
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Config:
     activation: str
     log_scale: bool = True
     threads: int = 128
-    run: int = 4  # positions, then outputs, of a thread; a multiple of ``vector``
+    vectors: int = 2  # of positions, then of outputs, of a thread: 1, 2, 4 or 8
     min_blocks: int = 1
 
     @cached_property
@@ -42,6 +45,16 @@ class Config:
         return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
 
     @cached_property
+    def run(self) -> int:
+        """Positions, then outputs, of a thread."""
+        return self.vectors * self.vector
+
+    @cached_property
+    def lanes(self) -> int:
+        """Elements in 16 bytes of x."""
+        return 16 // self.dtype.itemsize
+
+    @cached_property
     def aligned(self) -> int:
         """Outputs in a sector, at a multiple of which each tile begins in memory."""
         return SECTOR // self.dtype.itemsize
@@ -52,12 +65,31 @@ class Config:
 
     @cached_property
     def before(self) -> int:
+        """Samples before its own position in a thread's window.
+
+        With more than the least, tiles that begin at a multiple of ``aligned`` read x from a multiple of ``lanes``.
+        """
+        least = self.least_before
+        return least + -(least + self.early) % self.lanes if self.same_ratio else least
+
+    @cached_property
+    def least_before(self) -> int:
         """Samples before its own position that the up-samples of a position need."""
         return -((self.sizes.up_shift - self.up_taps + 1) // self.up_ratio)
 
     @cached_property
+    def early(self) -> int:
+        """Positions of a tile before its first output's."""
+        return (self.sizes.down_shift + self.lead) // self.down_ratio
+
+    @cached_property
     def after(self) -> int:
         return (self.up_ratio - 1 + self.sizes.up_shift) // self.up_ratio
+
+    @cached_property
+    def reads_zeros(self) -> bool:
+        """Whether up-samples of a row need samples beyond its repeated ends."""
+        return max(self.least_before, self.after) > self.sizes.pad
 
     @cached_property
     def positions(self) -> int:
@@ -71,8 +103,8 @@ class Config:
 
     @cached_property
     def samples(self) -> int:
-        """Samples of a tile in shared memory."""
-        return self.positions - self.run + self.up_window
+        """Samples of a tile in shared memory: whole vectors of x."""
+        return -(-(self.positions - self.run + self.up_window) // self.lanes) * self.lanes
 
     @cached_property
     def lead(self) -> int:
@@ -99,11 +131,30 @@ class Config:
         return self._whole(self.run + self.reach)
 
     @cached_property
-    def plane(self) -> int:
+    def entries(self) -> int:
         """Entries of a plane: up-sample ``n`` of a tile is entry ``n // down_ratio`` of plane ``n % down_ratio``."""
         written = self.positions * self.up_ratio // self.down_ratio + 1
-        read = self._whole(self.outputs + self.run) + self.down_window
+        read = -(-self.outputs // self.run) * self.run - self.run + self.down_window
         return self._whole(max(self.positions if self.same_ratio else written, read))
+
+    @cached_property
+    def plane(self) -> int:
+        """Accumulators from one plane to the next."""
+        return self.room(self.entries)
+
+    def room(self, count: int) -> int:
+        """Accumulators that the places of ``count`` entries take."""
+        block = 8 * self.vector
+        return -(-count // block) * block
+
+    @cached_property
+    def place(self) -> Callable[[int], int]:
+        """Where entry i of a row or plane lies in shared memory, for Python and for the kernel.
+
+        Threads load vectors that lie ``vectors`` apart. Exchanged within each 128 bytes, they come from all banks.
+        """
+        vector, block, most = self.vector, 8 * self.vector, self.vectors - 1
+        return lambda i: i ^ type(i)((i // type(i)(block) & type(i)(most)) * type(i)(vector))
 
     @cached_property
     def up_products(self) -> tuple:
@@ -137,6 +188,8 @@ def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: boo
         config = Config(dtype, *sizes[3:], activation, log_scale, threads)
         if config.outputs >= sizes.out_length + config.aligned:
             break
+    if config.run * config.up_ratio + config.up_window <= MOST_NUMBERS and dtype != torch.float64:
+        return replace(config, min_blocks=RESIDENT_THREADS // config.threads)
     return config
 
 

@@ -75,23 +75,12 @@ def named_precision(arguments) -> str:
     return checked_precision([arguments.dtype], arguments.precision) or "ieee"
 
 
-# --- bench, sweep -----------------------------------------------------------------------------------------------------
+# --- bench -----------------------------------------------------------------------------------------------------
 
 
 def run_bench(arguments) -> int:
     with mistakes():
         chosen = workloads.expand(arguments.workloads, arguments.batch)
-    return record(chosen, arguments)
-
-
-def run_sweep(arguments) -> int:
-    with mistakes():
-        base = workloads.get(arguments.channels_of)
-        batch = arguments.batch if arguments.fixed == "batch" else None
-        lengths = arguments.length or bench.powers_of_two(arguments.min, arguments.max)
-        if not lengths:
-            raise ValueError(f"there is no power of two from {arguments.min} to {arguments.max}")
-        chosen = [workloads.at_length(base, length, batch) for length in lengths]
     return record(chosen, arguments)
 
 
@@ -109,25 +98,27 @@ def record(chosen: list[Workload], arguments) -> int:
     for workload, (rungs, left_out) in zip(chosen, plans, strict=True):
         for line in left_out:
             print(f"left out: {line}")
-        if not rungs:
-            continue
-        try:
-            measured = bench.measure(
-                *(workload, rungs, *arithmetic, arguments.direction),
-                weights=arguments.weights,
-                repeats=arguments.repeats,
-                budget_s=arguments.budget,
-            )
-        except bench.WrongResult as error:
-            measured = error.rows
-            wrong.append(str(error))
-            print(f"numba_tconv: {error}", file=sys.stderr)
-        rows.append(arguments.out, measured)
-        for row in measured:
-            print(describe(row), flush=True)
-        torch.cuda.empty_cache()
+        if rungs:
+            record_one(workload, rungs, arguments, wrong)
+            torch.cuda.empty_cache()
     print(f"rows added to {arguments.out}")
     return FAILED if wrong else 0
+
+
+def record_one(workload: Workload, rungs: list[str], arguments, wrong: list[str]) -> list[rows.Row]:
+    """Measure, add the rows to --out and print them; what is wrong is added to ``wrong``."""
+    arithmetic = bench.DTYPES[arguments.dtype], named_precision(arguments)
+    how = dict(weights=arguments.weights, repeats=arguments.repeats, budget_s=arguments.budget)
+    try:
+        measured = bench.measure(workload, rungs, *arithmetic, arguments.direction, **how)
+    except bench.WrongResult as error:
+        measured = error.rows
+        wrong.append(str(error))
+        print(f"numba_tconv: {error}", file=sys.stderr)
+    rows.append(arguments.out, measured)
+    for row in measured:
+        print(describe(row), flush=True)
+    return measured
 
 
 def plan(names: list[str], problem: Problem, dtype: torch.dtype, precision: str, direction: str, workloads: int):
@@ -195,11 +186,11 @@ def problem_of(arguments, base: Problem) -> Problem:
 
 
 def given_sizes(arguments) -> dict:
-    return {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name)) is not None}
+    return {name: value for name in PROBLEM_FIELDS if (value := getattr(arguments, name, None)) is not None}
 
 
-def require_sizes(arguments) -> None:
-    given = given_sizes(arguments)
+def require_sizes(arguments, but: str = "") -> None:
+    given = {*given_sizes(arguments), but}
     if needed := [name for name in PROBLEM_FIELDS if name in NEEDED and name not in given]:
         flags = ", ".join("--" + name.replace("_", "-") for name in needed)
         raise Mistake(f"name a workload, or give {flags} too")

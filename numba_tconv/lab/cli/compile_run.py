@@ -19,7 +19,7 @@ from numba_tconv.runtime.device import Device, current_device
 from numba_tconv.runtime.kernel import architecture, target
 from numba_tconv.selection.directions import FORWARD, STEP
 from numba_tconv.torch_api import compile_ahead
-from numba_tconv.torch_api.noted import transposed_convolutions
+from numba_tconv.torch_api.noted import computations
 
 from . import commands, named_calls
 from .commands import Mistake
@@ -78,7 +78,7 @@ def _calls_of_problems(names: list[str], arguments, device: Device) -> list[comp
     return calls
 
 
-def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call]:
+def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.Call | compile_ahead.ActivationCall]:
     """Calls of the model and inputs that "module:function" returns."""
     if arguments.direction not in (FORWARD, STEP):
         raise Mistake(f"a model is compiled for the forward pass or a step, not for {arguments.direction} alone")
@@ -88,11 +88,13 @@ def _calls_of_model(name: str, arguments, device: Device) -> list[compile_ahead.
         raise Mistake(f"{name} must return a tuple of a model and the inputs of a call, not {type(made).__name__}")
     model, *inputs = made
     with _theirs(name):
-        noted = transposed_convolutions(model, *inputs)
+        noted = computations(model, *inputs)
     with commands.mistakes():
         calls = compile_ahead.calls_of(noted, device, arguments.direction)
     if not calls:
-        raise Mistake(f"the model of {name} has no transposed convolution that this package computes on such a GPU")
+        raise Mistake(
+            f"the model of {name} has no transposed convolution or activation that this package computes on such a GPU"
+        )
     return calls
 
 

@@ -12,6 +12,7 @@ import torch
 from numba_tconv.lab.machine_code import inspection, offline
 from numba_tconv.lab.measure import bench, check, rows, workloads
 from numba_tconv.lab.measure import contestants as named
+from numba_tconv.lab.measure.sweep import BATCH
 from numba_tconv.lab.report import summary
 from numba_tconv.lab.report import tables as table
 from numba_tconv.ptx import SIMULATOR
@@ -21,8 +22,8 @@ from numba_tconv.selection.registry import LADDER
 from . import commands
 
 LIVE_WORKLOAD = "kb64"
-FIGURE = f"throughput_{LIVE_WORKLOAD}_batch16_float32_tf32.png"
-LIVE_FIGURE = f"throughput_{LIVE_WORKLOAD}_total_float32_ieee.png"
+FIGURE = f"throughput_batch{BATCH}_float32_tf32.png"
+LIVE_FIGURE = f"throughput_batch{BATCH}_float32_ieee.png"
 LIVE_LENGTHS = (2**10, 2**13, 2**16, 2**19)
 LIVE_REPEATS, LIVE_BUDGET_S = 10, 0.2
 PRECISIONS = ("ieee", "tf32")  # a rung is compiled in its first
@@ -124,7 +125,7 @@ def compiled() -> str:
 def sweep() -> tuple[list[rows.Row], int]:
     fresh, code = [], 0
     for length in LIVE_LENGTHS:
-        workload = workloads.at_length(workloads.get(LIVE_WORKLOAD), length)
+        workload = workloads.at_length(workloads.get(LIVE_WORKLOAD), length, BATCH)
         names, _ = named.rungs_for(["all"], workload.problem, torch.float32, "ieee")
         try:
             measured = bench.measure(workload, names, repeats=LIVE_REPEATS, budget_s=LIVE_BUDGET_S)

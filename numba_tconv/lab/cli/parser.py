@@ -14,15 +14,16 @@ import torch
 
 from numba_tconv import __version__
 from numba_tconv.formula.problem import Problem
-from numba_tconv.lab.measure import bench, rows, search
+from numba_tconv.lab.measure import bench, rows, search, sweep
 from numba_tconv.lab.measure.fuzz import run_fuzz
+from numba_tconv.lab.measure.fuzz_activations import run_fuzz_activations
 from numba_tconv.lab.measure.fuzz_steps import run_fuzz_steps
 from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, streaming, training
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
-from . import commands, compile_run, decoder_run, streaming_run
+from . import commands, compile_run, decoder_run, streaming_run, sweep_run
 from .demo import run_demo
 
 # Problem's fields in words.
@@ -128,8 +129,10 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
                          help="of float32 products, torch's too except in tf32x3 (ieee)")  # fmt: skip
 
-    def sizes(one):
+    def sizes(one, but=()):
         for field in dataclasses.fields(Problem):
+            if field.name in but:
+                continue
             flag = "--" + field.name.replace("_", "-")
             if field.type == "bool":
                 one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
@@ -186,15 +189,21 @@ def parser() -> argparse.ArgumentParser:
     batch(one)
     measurement(one, DATA / "workloads.csv")
 
-    one = command("sweep", commands.run_sweep, "measure throughput against length, and add the rows to a file")
-    one.add_argument("--channels-of", default="kb64", metavar="WORKLOAD", help="whose channels and taps (kb64)")
-    one.add_argument("--min", type=positive, default=2**10, metavar="L", help="shortest length (2**10)")
-    one.add_argument("--max", type=positive, default=2**20, metavar="L", help="longest length (2**20)")
+    one = command("sweep", sweep_run.run_sweep, "measure throughput against length, and add the rows to a file")
+    one.add_argument("workloads", nargs="*", metavar="LAYER",
+                     help=f"names of workloads; or give sizes ({' '.join(sweep.LAYERS)})")  # fmt: skip
+    sizes(one, but=("batch", "length"))
+    one.add_argument(
+        "--batch", type=positive, default=sweep.BATCH, dest="samples", metavar="N", help=f"batch of all ({sweep.BATCH})"
+    )
+    one.add_argument(
+        "--min", type=positive, default=sweep.SHORTEST, metavar="N", help="fewest samples of output (2**10)"
+    )
+    one.add_argument("--max", type=positive, default=sweep.LONGEST, metavar="N", help="most samples of output (2**20)")
+    one.add_argument("--factor", type=positive, choices=(2, 4, 8, 16), default=2, help="from length to length (2)")
     one.add_argument("--length", type=positive, action="append", metavar="L",
-                     help="this length; may be repeated (the powers of two from --min to --max)")  # fmt: skip
-    one.add_argument("--fixed", choices=("total", "batch"), default="total",
-                     help="what all lengths share: batch*length, or the batch (total)")  # fmt: skip
-    one.add_argument("--batch", type=positive, default=16, metavar="N", help="the batch of --fixed batch (16)")
+                     help="this input length, instead; may be repeated")  # fmt: skip
+    one.add_argument("--neighbours", action="store_true", help="instead L - 1 and L + 1 of three of these lengths")
     measurement(one, DATA / "sweep.csv")
 
     one = command("figures", commands.run_figures, "draw the figures and fill README's tables from the recorded rows")
@@ -244,6 +253,11 @@ def parser() -> argparse.ArgumentParser:
     drawn(one, 20_000)
 
     one = command("fuzz-steps", run_fuzz_steps, "random streams, step by step, against the whole signal")
+    drawn(one, 2_000)
+
+    one = command(
+        "fuzz-activations", run_fuzz_activations, "random alias-free activations and gradients; tiny without a GPU"
+    )
     drawn(one, 2_000)
 
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")

@@ -7,7 +7,6 @@ wrong result gives no row.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -240,8 +239,3 @@ def _copy() -> Contestant:
     size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8)
     source, target = torch.ones(size // 4, device="cuda"), torch.empty(size // 4, device="cuda")
     return Contestant(lambda: target.copy_(source))
-
-
-def powers_of_two(shortest: int, longest: int) -> list[int]:
-    powers = (2**exponent for exponent in itertools.count())
-    return [n for n in itertools.takewhile(lambda n: n <= longest, powers) if n >= shortest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -59,6 +60,7 @@ def _commit() -> str:
     return f"{commit}{'+' if _output_of('git', 'status', '--porcelain') else ''}" if commit else "unknown"
 
 
+@cache  # asking takes longer than many a measurement
 def driver() -> str:
     versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return versions.splitlines()[0] if versions else "unknown"

@@ -80,12 +80,44 @@ AUDIO = ("hifigan_u1", "hifigan_u3", "dac_u1", "oobleck_u4", "depthwise")
 SETS = {"kernelbench": KERNELBENCH, "audio": AUDIO, "all": tuple(WORKLOADS)}
 
 
+NAMED_SIZES = re.compile(
+    r"c(?P<in_channels>\d+)to(?P<out_channels>\d+)k(?P<kernel_size>\d+)(s(?P<stride>\d+))?(p(?P<padding>\d+))?"
+    r"(op(?P<output_padding>\d+))?(d(?P<dilation>\d+))?(g(?P<groups>\d+))?(?P<bias>bias)?"
+)
+
+
 def get(name: str) -> Workload:
     """The workload ``name``, in any case. Raises ValueError."""
     if name.lower() not in WORKLOADS:
         close = difflib.get_close_matches(name.lower(), WORKLOADS, n=3) or sorted(WORKLOADS)
         raise ValueError(f"no workload is called {name!r}; did you mean {', '.join(close)}?")
     return WORKLOADS[name.lower()]
+
+
+def of_sizes(problem: Problem) -> Workload:
+    """A layer of no model, named after its sizes, such as "c128to64k4s2p1"; batch and length are not in the name."""
+    sizes = f"c{problem.in_channels}to{problem.out_channels}k{problem.kernel_size}"
+    for letter, value, default in (
+        ("s", problem.stride, 1),
+        ("p", problem.padding, 0),
+        ("op", problem.output_padding, 0),
+        ("d", problem.dilation, 1),
+        ("g", problem.groups, 1),
+    ):
+        sizes += f"{letter}{value}" if value != default else ""
+    return Workload(f"{sizes}{'bias' * problem.bias}", problem, "", "by its sizes")
+
+
+def layer(name: str) -> Workload:
+    """The workload called ``name``, or the layer of the sizes in a name of ``of_sizes``, one sample of minimal length.
+
+    Raises ValueError for another name.
+    """
+    if not (parts := NAMED_SIZES.fullmatch(name)):
+        return get(name)
+    numbers = {field: int(value) for field, value in parts.groupdict().items() if value and field != "bias"}
+    length = 2 * numbers.get("padding", 0) + 1
+    return of_sizes(Problem(1, length=length, bias=bool(parts["bias"]), **numbers))
 
 
 def expand(names: list[str], batch: int | None = None) -> list[Workload]:
@@ -113,9 +145,12 @@ def at_length(workload: Workload, length: int, batch: int | None = None) -> Work
 def of_row(name: str, length: int) -> Workload | None:
     """The row's workload; None if unknown or changed."""
     parts = re.fullmatch(r"(\w+)(@total|@batch(\d+))?", name)
-    if not parts or parts[1] not in WORKLOADS:
+    if not parts:
         return None
-    workload = WORKLOADS[parts[1]]
+    try:
+        workload = WORKLOADS[parts[1]] if parts[1] in WORKLOADS else layer(parts[1])
+    except (ValueError, RuntimeError):
+        return None
     if not parts[2]:
         return workload if workload.problem.length == length else None
     try:

@@ -45,7 +45,7 @@ def figures(planned: dict[str, plotting.Plan]) -> str:
         family = PLACES.index(name.partition("_")[0])
         direction = next((number for number, of in enumerate(DIRECTIONS) if f"_{of}" in name), 0)
         arithmetic = next((number for number, of in enumerate(ARITHMETICS) if name.endswith(of)), len(ARITHMETICS))
-        return family, direction, arithmetic, name
+        return family, direction, "batch1_" in name, arithmetic, name
 
     order = sorted(planned, key=place)
     return "\n\n".join(f"**{planned[name].title}**\n\n![{planned[name].title}]({name}.png)" for name in order)

@@ -8,10 +8,14 @@ Times are wall times of a call, until the GPU is idle, all modes and sides of a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import functools
 import gc
+import itertools
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +29,13 @@ from numba_tconv.lab.measure.timing import WARMUP_CALLS, quantile
 from numba_tconv.torch_api.convert import convert
 from numba_tconv.torch_api.freeze import freeze
 from numba_tconv.torch_api.routed import routed
+from numba_tconv.torch_api.warm import warm
 
 from . import bigvgan, decoders
 from .decoder_times import DEVICE, error
 
 FILE = Path("plots", "data", "decoders", "modes.csv")
+STARTED = time.perf_counter()
 MODES = "eager", "compile", "graph"
 NAMES = *decoders.DECODERS, *bigvgan.SIZES
 
@@ -70,10 +76,11 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
     Qwen2.5-Omni's decoder scales its input with a constant of the CPU and copies its output there, which a graph cannot
     hold: neither is captured.
     """
-    with mock.patch.object(torch.Tensor, "cpu", lambda self: self):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(torch.Tensor, "cpu", lambda self: self))
         if hasattr(model, "process_mel_spectrogram"):
             x.copy_(model.process_mel_spectrogram(x))
-            model.process_mel_spectrogram = lambda given: given
+            patches.enter_context(mock.patch.object(model, "process_mel_spectrogram", lambda given: given))
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(WARMUP_CALLS):
                 call()
@@ -106,43 +113,58 @@ def calls_of(model: nn.Module, x: torch.Tensor, mode: str, *, ours: bool) -> Cal
     return call
 
 
-def measure(name: str, dtype: torch.dtype, batch: int, seconds: float, modes: list[str], repeats: int) -> list[Timed]:
-    """A row for each mode. Raises ValueError for an unknown decoder and bench.WrongResult for a wrong waveform."""
+def measure(
+    name: str, dtype: torch.dtype, batches: list[int], seconds: float, modes: list[str], repeats: int
+) -> Iterator[Timed]:
+    """A row for each batch and mode.
+
+    Raises ValueError for an unknown decoder and bench.WrongResult for a wrong waveform.
+    """
     torch.manual_seed(0)
-    found = []
+    precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
     with torch.no_grad(), bench.torch_switches(dtype == torch.float32):
+        say(f"{name} {precision}: making it")
         with torch.device(DEVICE):
-            model, x = make(name, batch, seconds)
-        model, x = model.to(dtype), _to(x, dtype)
-        exact = decoders.decode(copy.deepcopy(model).double(), _to(x, torch.float64))
-        for mode in modes:
-            theirs, converted = copy.deepcopy(model), copy.deepcopy(model)
-            report = convert(converted)
-            freeze(converted)
-            sides = [calls_of(theirs, x.clone(), mode, ours=False), calls_of(converted, x.clone(), mode, ours=True)]
-            of_torch, of_ours = (error(side().to(exact.device), exact) for side in sides)
-            precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+            theirs, x = make(name, max(batches), seconds)
+        theirs, x = theirs.to(dtype), _to(x, dtype)
+        say("float64 reference")
+        exact = decoders.decode(copy.deepcopy(theirs).double(), _to(x, torch.float64)).reshape(len(x), -1)
+        say("converting it")
+        converted = copy.deepcopy(theirs)
+        report = convert(converted)
+        say(f"compiling kernels for {report.replaced} layers and {report.activations} activations")
+        if x.is_cuda:
+            warm(functools.partial(decoders.decode, converted), x)
+        freeze(converted)
+        for batch, mode in itertools.product(batches, modes):
+            say(f"{batch} inputs, {mode}")
+            sides = [calls_of(one, x[:batch].clone(), mode, ours=one is converted) for one in (theirs, converted)]
+            exactly = exact[:batch].flatten()  # some decoders drop dimensions of size one
+            of_torch, of_ours = (error(side().to(exact.device).flatten(), exactly) for side in sides)
             if not of_ours.within(of_torch, dtype, precision, terms=1):
                 raise bench.WrongResult(f"wrong on {name} {mode} {precision}: ours {of_ours}; torch's {of_torch}", [])
             torch_ms, ms = wall_times(sides, repeats)
-            found.append(
-                Timed(
-                    time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                    **asdict(machine.describe()),
-                    decoder=name,
-                    mode=mode,
-                    dtype=str(dtype).removeprefix("torch."),
-                    batch=batch,
-                    seconds=seconds,
-                    activations=report.activations,
-                    ms_p50=ms,
-                    torch_ms_p50=torch_ms,
-                    relerr=of_ours.norm,
-                    torch_relerr=of_torch.norm,
-                )
+            yield Timed(
+                time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                **asdict(machine.describe()),
+                decoder=name,
+                mode=mode,
+                dtype=str(dtype).removeprefix("torch."),
+                batch=batch,
+                seconds=seconds,
+                activations=report.activations,
+                ms_p50=ms,
+                torch_ms_p50=torch_ms,
+                relerr=of_ours.norm,
+                torch_relerr=of_torch.norm,
             )
-            del sides, theirs, converted
-    return found
+            del sides
+            torch.compiler.reset()
+
+
+def say(what: str) -> None:
+    """Print a step and the seconds since the study began, to stderr."""
+    print(f"{time.perf_counter() - STARTED:6.1f} s: {what}", file=sys.stderr, flush=True)
 
 
 def wall_times(calls: list[Callable], repeats: int) -> list[float]:
@@ -181,16 +203,15 @@ def main() -> None:
     rows.check_writable(given.out, Timed)
     for name in given.decoders or NAMES:
         for dtype in given.dtype:
-            for batch in given.batch:
-                for row in measure(name, getattr(torch, dtype), batch, given.seconds, given.mode, given.repeats):
-                    rows.append(given.out, [row], Timed)
-                    print(
-                        f"{name} {dtype} {batch} x {given.seconds:g} s, {row.mode}: {row.ms_p50:.4g} ms"
-                        f" (torch {row.torch_ms_p50:.4g}), {row.activations} activations,"
-                        f" error {row.relerr:.2e} (torch {row.torch_relerr:.2e})",
-                        flush=True,
-                    )
-                torch.cuda.empty_cache()
+            for row in measure(name, getattr(torch, dtype), given.batch, given.seconds, given.mode, given.repeats):
+                rows.append(given.out, [row], Timed)
+                print(
+                    f"{name} {dtype} {row.batch} x {given.seconds:g} s, {row.mode}: {row.ms_p50:.4g} ms"
+                    f" (torch {row.torch_ms_p50:.4g}), {row.activations} activations,"
+                    f" error {row.relerr:.2e} (torch {row.torch_relerr:.2e})",
+                    flush=True,
+                )
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

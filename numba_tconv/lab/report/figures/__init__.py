@@ -17,18 +17,18 @@ from numba_tconv.lab.measure.search import RUNG, Tried
 from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.runtime.progress import progress
-from numba_tconv.selection.directions import FORWARD, STEP
+from numba_tconv.selection.directions import FORWARD
 
-from . import by_rung, chosen
+from . import by_intensity, by_precision, by_rung, by_workload, chosen
 from .by_decoder import decoders
 from .by_intensity import intensity
-from .by_length import throughput
+from .by_length import finding, throughput
 from .by_precision import errors
 from .by_prediction import predicted
 from .by_rung import ladder
 from .by_workload import shares
 from .style import STYLE
-from .words import arithmetic, name_of, title_of
+from .words import arithmetic, name_of
 
 __all__ = [
     *("STYLE", "Plan", "decoders", "draw_all", "errors", "intensity", "ladder", "plans", "predicted", "shares"),
@@ -66,10 +66,11 @@ def plans(
 ) -> dict[str, Plan]:
     """The figures that the rows of the GPU with the most allow, by file name.
 
-    * throughput against length for each sweep; ``live`` rows have hollow markers
+    * speed against length for each batch; ``live`` rows have hollow markers
     * the ladder
     * shares of the roofline for each direction, dtype and precision at full size
-    * errors, and throughput against intensity (but for steps), for each direction
+    * errors of all directions
+    * throughput against intensity, forward
     * predictions for ``searched`` configurations
     * the decoders that were ``timed``
     """
@@ -84,21 +85,25 @@ def plans(
 
 
 def _sweeps(recorded: list[Row], live: list[Row]) -> dict[str, Plan]:
+    """A figure for each batch, direction and arithmetic, of all layers that have more than one length."""
+
     def key(row):
-        shown = chosen.swept(row) and chosen.drawn(row)
-        return (row.workload, row.direction, row.dtype, row.precision) if shown else None
+        fixed = row.workload.partition("@")[2]
+        known = fixed.startswith("batch") and chosen.drawn(row)
+        return (fixed, row.direction, row.dtype, row.precision) if known else None
 
     planned = {}
     groups, groups_live = chosen.grouped(recorded, key), chosen.grouped(live, key)
     for group in groups | groups_live:
-        if len({row.length for row in (*groups.get(group, ()), *groups_live.get(group, ()))}) == 1:
-            continue  # no sweep
-        workload, direction, *what = group
-        name = name_of(f"throughput_{workload.replace('@', '_')}", direction, arithmetic(*what))
-        name_of_layer, _, fixed = workload.partition("@")
-        held = "batch x length fixed" if fixed == "total" else f"batch {fixed.removeprefix('batch')}"
-        title = title_of(f"Throughput of {name_of_layer}'s channels against length, {held}", direction, *what)
-        planned[name] = Plan(title, partial(throughput, groups.get(group, []), groups_live.get(group, [])))
+        some, fresh = groups.get(group, []), groups_live.get(group, [])
+        lengths: dict[str, set[int]] = {}
+        for row in (*some, *fresh):
+            lengths.setdefault(row.workload, set()).add(row.length)
+        some, fresh = ([row for row in of if len(lengths[row.workload]) > 1] for of in (some, fresh))
+        if some or fresh:
+            fixed, direction, *what = group
+            name = name_of(f"throughput_{fixed}", direction, arithmetic(*what))
+            planned[name] = Plan(finding([*some, *fresh]), partial(throughput, some, fresh))
     return planned
 
 
@@ -106,16 +111,14 @@ def _at_full_size(recorded: list[Row]) -> dict[str, Plan]:
     planned = {}
     some = [row for row in recorded if chosen.at_full_size(row)]
     for (direction, *what), rows in chosen.grouped(some, lambda row: (row.direction, row.dtype, row.precision)).items():
-        title = title_of("Share of the roofline, layer by layer", direction, *what)
-        planned[name_of("roofline", direction, arithmetic(*what))] = Plan(title, partial(shares, rows))
-    for (direction,), rows in chosen.grouped(some, lambda row: (row.direction,)).items():
-        title = title_of("Errors against float64", direction)
-        planned[name_of("errors", direction)] = Plan(title, partial(errors, rows))
-        if direction != STEP:
-            title = title_of("Throughput against arithmetic intensity", direction)
-            planned[name_of("intensity", direction)] = Plan(title, partial(intensity, rows))
+        name = name_of("roofline", direction, arithmetic(*what))
+        planned[name] = Plan(by_workload.finding(rows), partial(shares, rows))
+    if some:
+        planned["errors"] = Plan(by_precision.finding(some), partial(errors, some))
+    if forward := [row for row in some if row.direction == FORWARD]:
+        planned["intensity"] = Plan(by_intensity.finding(forward), partial(intensity, forward))
     if steps := [row for row in some if row.direction == FORWARD and by_rung.shown(row)]:
-        planned["ladder_float32"] = Plan("The ladder in float32", partial(ladder, steps))
+        planned["ladder_float32"] = Plan(by_rung.finding(steps), partial(ladder, steps))
     return planned
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -10,7 +12,7 @@ from numba_tconv.formula.problem import COPY_BANDWIDTH, PEAK_FLOPS
 from numba_tconv.lab.measure.bench import DTYPES, peak_name
 from numba_tconv.lab.measure.rows import Row
 
-from .chosen import arithmetics, fastest, rungs, workloads
+from .chosen import arithmetics, fastest, marked, rungs, workloads
 from .style import CUDNN, ROOFLINE, SMALL, TINY, look, marks
 from .words import caption, measured_on, words
 
@@ -38,18 +40,31 @@ def intensity(rows: list[Row]) -> Figure:
     shown = sorted(names, key=lambda name: (name == "cuDNN", name))
     figure.legend(
         *([names[name] for name in shown], shown),
-        **dict(loc="outside upper center", ncols=5, frameon=False, fontsize=SMALL),
+        **dict(
+            loc="outside upper center", ncols=5, frameon=False, fontsize=SMALL, title=textwrap.fill(finding(rows), 100)
+        ),
     )
     caption(figure, f"{rows[0].direction}; {measured_on(rows)}")
     return figure
+
+
+def finding(rows: list[Row]) -> str:
+    """How many layers are bound by memory in each dtype and precision."""
+    said = []
+    for some in arithmetics(rows).values():
+        per_byte = {row.workload: _per_byte(row) for row in some}
+        bound = sum(one < _peak(some) / COPY_BANDWIDTH for one in per_byte.values())
+        said.append(f"{bound} of {len(per_byte)} in {words(some[0])}")
+    return f"Layers that memory bounds: {', '.join(said)}"
 
 
 def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tuple[float, float]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     _roofs(axes, _peak(rows), span)
-    for rung in rungs(rows):
-        points = [(_per_byte(row), row.tflops) for row in rows if row.rung == rung]
+    shown = marked(rows)
+    for rung in rungs(shown):
+        points = [(_per_byte(row), row.tflops) for row in shown if row.rung == rung]
         axes.plot(*zip(*points, strict=True), **marks(look(rung)), markersize=4.5, markeredgewidth=0.5, label=rung)
     best = {name: fastest(row for row in rows if row.workload == name) for name in workloads(rows)}
     theirs = [(_per_byte(row), row.tflops * row.ms_p50 / row.cudnn_ms_p50) for row in best.values()]

@@ -1,68 +1,133 @@
-"""Throughput against length, of one sweep."""
+"""Speed against length: a panel a layer, a curve a rung."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from numba_tconv.lab.measure.rows import Row
+from numba_tconv.lab.measure.workloads import of_row
+from numba_tconv.selection.directions import FORWARD, STEP
 
-from .chosen import rungs
+from .chosen import fastest, swept_layers, visible
 from .labels import label_points
-from .style import CONV1D, CUDNN, ROOFLINE, look
-from .words import caption, layer, measured_on, words
+from .style import ROOFLINE, SMALL, TORCH, look
+from .words import caption, held, layer, measured_on, words
+
+COLUMNS = 4
+STEADY = 0.9  # share of the speed-up at long lengths, from which on the title counts
 
 
 def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
-    """GB/s of minimum traffic on the left, TFLOP/s on the right."""
+    """How many times as fast as torch, against samples of output; a panel for each layer, and the roofline over it.
+
+    ``rows`` are of one direction, dtype, precision and batch, and so are ``live`` ones, which have hollow markers.
+    """
     rows, live = _on_the_grid(rows), _on_the_grid(live)
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _panel(left, rows, live, lambda row: row.gbps, "GB/s (minimum traffic / time)")
-    _panel(right, rows, live, lambda row: row.tflops, "TFLOP/s")
-    first = (rows or live)[0]
-    workload, _, fixed = first.workload.partition("@")
-    held = "batch x length fixed" if fixed == "total" else f"batch {fixed.removeprefix('batch')}"
-    figure.suptitle(f"{layer(workload)}, {held}, {first.direction}, {words(first)}", fontsize=10)
-    caption(figure, measured_on(rows, live))
+    layers = swept_layers([*rows, *live])
+    columns = min(COLUMNS, len(layers))
+    lines = -(-len(layers) // columns)
+    size = (2.7 * columns, 0.9 + 2.3 * lines) if lines > 1 or columns > 1 else (6.5, 4.2)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, name in zip(panels.flat, layers, strict=False):
+        _panel(axes, *([row for row in some if row.workload == name] for some in (rows, live)))
+    for axes in panels.flat[len(layers) :]:
+        axes.set_visible(False)
+    _fit([axes for axes in panels.flat if axes.get_visible()], [*rows, *live])
+    for axes, name in zip(panels.flat, layers, strict=False):
+        _label(axes, alone=len(layers) == 1)
+        axes.set_title(layer(name.partition("@")[0]) if len(layers) == 1 else name.partition("@")[0], fontsize=9)
+    figure.suptitle(finding([*rows, *live]), fontsize=10)
+    for axes in panels[-1]:
+        axes.set_xlabel("samples of output (logarithmic)", fontsize=SMALL)
+    figure.supylabel("times as fast as torch (logarithmic)", fontsize=9)
+    torch = "torch" if (rows or live)[0].direction == STEP else "torch: the faster of cuDNN and conv1d"
+    caption(figure, f"{torch}; roofline: floor time of the same run\n{measured_on(rows, live)}")
     return figure
 
 
+def finding(rows: Sequence[Row]) -> str:
+    """The speed-up of the fastest rung of each layer at length, and the samples from which on it holds."""
+    by_length: dict[int, list[float]] = {}
+    best: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        at = row.workload, samples(row)
+        best[at] = fastest([row, best[at]]) if at in best else row
+    for (_, length), row in best.items():
+        by_length.setdefault(length, []).append(row.opponent_ms / row.ms_p50)
+    lengths = sorted(by_length)
+    lowest = {start: min(min(by_length[n]) for n in lengths if n >= start) for start in lengths}
+    steady = STEADY * lowest[lengths[len(lengths) // 2]]
+    start = next(n for n in lengths if lowest[n] >= steady)
+    low, high = lowest[start], max(max(by_length[n]) for n in lengths if n >= start)
+    first, layers = rows[0], len(swept_layers(rows))
+    what = {FORWARD: "", STEP: "Training: "}.get(first.direction, f"{first.direction}: ")
+    times = f"{low:.1f}" if high < 1.05 * low else f"{low:.1f} to {high:.1f}"
+    whose = swept_layers(rows)[0].partition("@")[0] if layers == 1 else f"{layers} layers"
+    return f"{what}{times} times as fast as torch from {start:,} samples on ({whose}, {words(first)}, {held(first)})"
+
+
+def samples(row: Row) -> int:
+    """The output that the row's length stands for: ``stride`` samples a position, whatever the padding."""
+    workload = of_row(row.workload, row.length)
+    return row.length * (workload.problem.stride if workload else 1)
+
+
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows at powers of two, if any: their neighbours would overlap them."""
-    powers = [row for row in rows if row.length & (row.length - 1) == 0]
-    return powers or list(rows)
+    """The rows at powers of two of output, if any: their neighbours would overlap them."""
+
+    def on_it(row):
+        workload = of_row(row.workload, row.length)
+        stride = workload.problem.stride if workload else 1
+        power = 1 << (row.length * stride + stride - 1).bit_length() - 1
+        return row.length == max(1, power // stride)
+
+    return [row for row in rows if on_it(row)] or list(rows)
 
 
-def _panel(axes: Axes, rows: list[Row], live: Sequence[Row], value: Callable[[Row], float], unit: str) -> None:
+def _panel(axes: Axes, rows: list[Row], live: list[Row]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    labels = []
+    curves = axes.curves = []  # last point and label
 
     def line(points, label, style):
         points = sorted(points)
         if points:
-            axes.plot(*zip(*points, strict=True), markersize=4.5, **style)
-            labels.append((points[-1], label))
+            axes.plot(*zip(*points, strict=True), markersize=3.5, **style)
+            curves.append((points[-1], label))
 
-    for rung in rungs(rows):
-        line([(row.length, value(row)) for row in rows if row.rung == rung], rung, look(rung))
-    for rung in rungs(live):
-        style = look(rung) | {"linestyle": "-.", "markerfacecolor": "white"}
-        line([(row.length, value(row)) for row in live if row.rung == rung], f"{rung}, live", style)
-    # cuDNN, conv1d and the roofline are from the fastest row's run.
-    best = {}
+    for some, suffix, change in ((rows, "", {}), (live, ", live", {"linestyle": "-.", "markerfacecolor": "white"})):
+        for rung in visible(some):
+            own = [row for row in some if row.rung == rung]
+            line([(samples(row), row.opponent_ms / row.ms_p50) for row in own], rung + suffix, look(rung) | change)
+    best: dict[int, Row] = {}
     for row in sorted(rows or live, key=lambda row: -row.ms_p50):
-        best[row.length] = row
-    line([(n, value(r) * r.ms_p50 / r.cudnn_ms_p50) for n, r in best.items()], "cuDNN", CUDNN)
-    line([(n, value(r) * r.ms_p50 / r.conv1d_ms_p50) for n, r in best.items() if r.conv1d_ms_p50], "conv1d", CONV1D)
-    line([(n, value(r) / r.roofline) for n, r in best.items() if r.roofline], "roofline", ROOFLINE)
-    axes.set_xlabel("length (samples)")
-    axes.set_ylabel(unit)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    label_points(axes, labels)
+        best[samples(row)] = row
+    line([(n, row.opponent_ms / row.floor_ms) for n, row in best.items() if row.floor_ms], "roofline", ROOFLINE)
+    line([(n, 1.0) for n in best], "torch", TORCH)
+
+
+def _fit(panels: list[Axes], rows: Sequence[Row]) -> None:
+    """One scale for all panels, with room for labels behind the curves; at most a thousandfold."""
+    heights = [y for axes in panels for one in axes.lines for y in one.get_ydata()]
+    lengths = [samples(row) for row in rows]
+    room = (max(lengths) / min(lengths)) ** 0.42
+    panels[0].set_xlim(min(lengths) / 1.5, max(lengths) * room * 1.5)
+    top = max(heights)
+    panels[0].set_ylim(max(min(heights), top / 1000) / 1.3, top * 1.4)
+    panels[0].xaxis.set_major_locator(LogLocator(base=32))
+    panels[0].xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}" if n <= max(lengths) else ""))
+    panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    panels[0].yaxis.set_minor_formatter(NullFormatter())
+    for axes in panels:
+        axes.tick_params(labelsize=SMALL)
+
+
+def _label(axes: Axes, alone: bool) -> None:
+    names = [(point, name if alone else name.partition("_")[0]) for point, name in axes.curves]
+    label_points(axes, names)

@@ -18,7 +18,7 @@ from numba_tconv.runtime.device import H200
 from .chosen import grouped
 from .labels import label_points
 from .style import ROOFLINE, look, marks
-from .words import caption, commits
+from .words import caption
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
 FAR = 1.35  # choices off by this factor are named
@@ -51,7 +51,7 @@ def predicted(tried: Iterable[Tried]) -> Figure | None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     measured = [one.measured for one in known]
     newest = max(measured, key=lambda one: one.time)
-    caption(figure, f"{RUNG}, every configuration; {newest.gpu}, {newest.time[:10]}, {commits(measured)}")
+    caption(figure, f"{RUNG}, every configuration; {newest.gpu}, {newest.time[:10]}")
     return figure
 
 

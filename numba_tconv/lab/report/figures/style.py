@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from numba_tconv.selection.directions import OF_GRADIENTS, rungs_of
+from numba_tconv.selection.directions import DIRECTIONS, OF_GRADIENTS, rungs_of
+from numba_tconv.selection.directions import STEP as WHOLE_STEP
 
 STYLE = {
     "font.size": 9,
@@ -23,19 +24,33 @@ LADDER = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#35208e", "#20104f")
 MARKERS = "osDv^P"
 STEP = r"k(\d+)_"  # start of a ladder rung's name
 PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
+KNOWN = {name for of in DIRECTIONS if of != WHOLE_STEP for name in rungs_of(of)}
+_new: dict[str, int] = {}
 BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}}
 CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
 CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
+TORCH = {"color": "#D55E00", "linestyle": "--", "marker": ""}
+AUTO = {"color": "#b8860b", "linestyle": "-", "marker": "*", "markeredgecolor": "0.2"}
+# Rungs that are on no list yet, in the order in which they are drawn.
+NEW = (("#CC3311", "X"), ("#117733", "p"), ("#AA3377", "<"), ("#6b6b00", ">"))
 ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
 SMALL, TINY = 8, 7  # points: labels, captions
 
 
 def look(rung: str) -> dict:
-    """A rung's line style, by the number in its name or its place in its gradient; the darkest for others."""
-    number = re.match(STEP, rung)
-    step = int(number[1]) - 1 if number else PLACES.get(rung, len(LADDER) - 1)
-    own = {"color": LADDER[step % len(LADDER)], "marker": MARKERS[step % len(LADDER)]}
-    return {"linestyle": "-", "markeredgecolor": "0.2", **BESIDE.get(rung, own)}
+    """A rung's line style, by the number in its name or its place in its gradient; a new rung has one of NEW."""
+    if rung == "auto":
+        return AUTO
+    if rung in BESIDE:
+        own = BESIDE[rung]
+    elif rung in KNOWN:
+        number = re.match(STEP, rung)
+        step = int(number[1]) - 1 if number else PLACES[rung]
+        own = {"color": LADDER[step % len(LADDER)], "marker": MARKERS[step % len(LADDER)]}
+    else:
+        color, marker = NEW[_new.setdefault(rung, len(_new)) % len(NEW)]
+        own = {"color": color, "marker": marker}
+    return {"linestyle": "-", "markeredgecolor": "0.2", **own}
 
 
 def marks(of: dict) -> dict:

@@ -25,11 +25,6 @@ def name_of(figure: str, direction: str, *arithmetics: str) -> str:
     return "_".join([figure, *([] if direction == FORWARD else [direction]), *arithmetics])
 
 
-def title_of(shown: str, direction: str, *what: str) -> str:
-    named = [*([] if direction == FORWARD else [direction]), *([arithmetic(*what).replace("_", " ")] if what else [])]
-    return ": ".join([shown, ", ".join(named)]) if named else shown
-
-
 def words(row: Row) -> str:
     return arithmetic(row.dtype, row.precision).replace("_", " ")
 
@@ -41,15 +36,21 @@ def layer(workload: str) -> str:
     return f"{workload}'s {p.in_channels}->{p.out_channels} channels, {p.kernel_size} taps, stride {p.stride}"
 
 
+def held(row: Row) -> str:
+    """What a sweep's lengths share: "batch 16", or the batch times the length."""
+    fixed = row.workload.partition("@")[2]
+    return f"batch {fixed.removeprefix('batch')}" if fixed.startswith("batch") else "batch x length fixed"
+
+
 def measured_on(rows: list[Row], live: Iterable[Row] = ()) -> str:
-    """GPU, versions and date of the newest row, and all commits, recorded and live."""
+    """GPU, versions and date of the newest row, recorded and live."""
     parts = []
     for label, some in (("", rows), ("live: ", list(live))):
         if some:
             newest = max(some, key=lambda row: row.time)
             versions = f"driver {newest.driver}, torch {newest.torch}, cuDNN {newest.cudnn}"
             versions += f", numba-cuda {newest.numba_cuda}"
-            parts.append(f"{label}{newest.gpu}, {versions}, {newest.time[:10]}, {commits(some)}{_frozen(some)}")
+            parts.append(f"{label}{newest.gpu}, {versions}, {newest.time[:10]}{_frozen(some)}")
     return ";\n".join(parts)
 
 
@@ -57,11 +58,6 @@ def _frozen(rows: Iterable[Row | Timed]) -> str:
     """The rungs or decoders timed with weights packed before; empty without any."""
     names = sorted({row.rung if isinstance(row, Row) else row.decoder for row in rows if row.weights == FROZEN})
     return f"; weights packed before the call: {', '.join(names)}" if names else ""
-
-
-def commits(rows: Iterable) -> str:
-    names = list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.time)))
-    return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def caption(figure: Figure, text: str) -> None:

@@ -1,0 +1,122 @@
+"""Tiles of the alias-free activation's gradients: ``Config`` fixes the machine code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from numba_tconv.formula.alias_free import AliasFree
+from numba_tconv.kernels.alias_free.filters import Down, Up, whole
+from numba_tconv.kernels.common.sectors import SECTOR
+from numba_tconv.runtime.elements import ELEMENTS
+
+ENOUGH_BLOCKS = 2048  # several for every place on a large GPU, before blocks take more tiles
+MOST_PASSES = 4
+THREADS = (32, 64, 128)
+LANES = 1024  # of a multiprocessor: 64 registers each
+MOST_TAPS = 24  # of both filters, that leave room in so few registers
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile is ``threads * run`` positions of a row and the samples of x's gradient that their up-samples give.
+
+    The activation needs the up-samples of x again (``up``). Turned round, the filter down is a filter up, from y's
+    gradient to that of the activated up-samples (``turned``); the filter up is a filter down, to x's gradient
+    (``down``). ``parameters``: whether alpha's and beta's gradients are wanted.
+    """
+
+    dtype: torch.dtype
+    up_taps: int
+    down_taps: int
+    up_ratio: int
+    down_ratio: int
+    activation: str
+    log_scale: bool = True
+    parameters: bool = True
+    threads: int = 128
+    run: int = 4  # positions, then outputs, of a thread; a multiple of ``vector``
+    min_blocks: int = 1
+
+    @cached_property
+    def sizes(self) -> AliasFree:
+        """The index formula; its batch, channels and length have no meaning."""
+        return AliasFree(1, 1, 1, self.up_taps, self.down_taps, self.up_ratio, self.down_ratio)
+
+    @cached_property
+    def vector(self) -> int:
+        """Accumulators in 16 bytes."""
+        return 128 // ELEMENTS[self.dtype].accumulator.bitwidth
+
+    @cached_property
+    def aligned(self) -> int:
+        """Outputs in a sector, at a multiple of which each tile begins in memory."""
+        return SECTOR // self.dtype.itemsize
+
+    @cached_property
+    def up(self) -> Up:
+        return Up(self.up_taps, self.up_ratio, self.sizes.up_shift, self.run, self.vector)
+
+    @cached_property
+    def turned(self) -> Up:
+        return Up(self.down_taps, self.down_ratio, self.sizes.down_shift, self.run, self.vector)
+
+    @cached_property
+    def by_windows(self) -> bool:
+        """Whether ``turned`` is computed as ``up`` is; otherwise one up-sample at a time."""
+        return self.up_ratio == self.down_ratio
+
+    @cached_property
+    def down(self) -> Down:
+        return Down(self.up_taps, self.up_ratio, -self.sizes.up_shift % self.up_ratio, self.run, self.vector)
+
+    @cached_property
+    def positions(self) -> int:
+        """Positions of a tile."""
+        return self.threads * self.run
+
+    @cached_property
+    def samples(self) -> int:
+        """Samples of x of a tile in shared memory."""
+        return self.positions - self.run + self.up.window
+
+    @cached_property
+    def grads(self) -> int:
+        """Samples of y's gradient of a tile in shared memory, in whole vectors: other arrays follow."""
+        if self.by_windows:
+            return self.positions - self.run + self.turned.window
+        return whole((self.positions * self.up_ratio + self.down_taps) // self.down_ratio + 2, self.vector)
+
+    @cached_property
+    def outputs(self) -> int:
+        """Samples of x's gradient of a tile: whole sectors and runs."""
+        step = max(self.aligned, self.run)
+        return (self.positions - self.down.reach) // step * step
+
+    @cached_property
+    def plane(self) -> int:
+        """Entries of a plane."""
+        read = whole(self.outputs + self.run, self.vector) + self.down.window
+        return whole(max(self.positions, read), self.vector)
+
+
+@lru_cache(maxsize=1024)
+def choose(sizes: AliasFree, dtype: torch.dtype, activation: str, log_scale: bool, parameters: bool) -> Config:
+    """The smallest block that holds a row, otherwise the largest."""
+    full = dtype != torch.float64 and sizes.up_taps + sizes.down_taps <= MOST_TAPS
+    for threads in THREADS:
+        blocks = LANES // threads if full else 1
+        config = Config(dtype, *sizes[3:], activation, log_scale, parameters, threads, min_blocks=blocks)
+        if config.outputs >= sizes.length + config.aligned:
+            break
+    return config
+
+
+def tiles_of(sizes: AliasFree, config: Config) -> tuple[int, int]:
+    """Tiles of a block, and blocks of a row. A row that begins inside a sector has a tile that begins before it."""
+    ahead = 0 if sizes.length % config.aligned == 0 else config.aligned - 1
+    tiles = -(-(sizes.length + ahead) // config.outputs)
+    passes = max(1, min(MOST_PASSES, tiles, sizes.rows * tiles // ENOUGH_BLOCKS))
+    return passes, -(-tiles // passes)

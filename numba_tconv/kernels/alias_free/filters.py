@@ -1,0 +1,82 @@
+"""Which products a thread adds up: a filter between zeros (``Up``) and a filter with steps (``Down``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Up:
+    """A filter between zeros: up-sample ``m`` takes taps ``k`` of samples ``j`` with ``j*ratio + k = m + shift``.
+
+    A thread makes the up-samples of ``run`` positions from a window of samples; up-samples ``ratio * j`` to
+    ``ratio * j + ratio - 1`` belong to position ``j``. ``vector``: samples that are loaded at once.
+    """
+
+    taps: int
+    ratio: int
+    shift: int
+    run: int
+    vector: int
+
+    @cached_property
+    def before(self) -> int:
+        """Samples before its own position that a position's up-samples need."""
+        return -((self.shift - self.taps + 1) // self.ratio)
+
+    @cached_property
+    def window(self) -> int:
+        """Samples of a thread's window, in whole vectors."""
+        after = (self.ratio - 1 + self.shift) // self.ratio
+        return whole(self.run + self.before + after, self.vector)
+
+    @cached_property
+    def products(self) -> tuple:
+        """(value, tap, place in the window); values are ordered by phase, then by position."""
+        return tuple(
+            (p * self.run + z, k, z + (p + self.shift - k) // self.ratio + self.before)
+            for k in range(self.taps)
+            for z in range(self.run)
+            for p in range(self.ratio)
+            if (p + self.shift - k) % self.ratio == 0
+        )
+
+
+@dataclass(frozen=True)
+class Down:
+    """A filter with steps: output ``o`` takes taps ``k`` of up-samples ``o*ratio + k - shift``.
+
+    Up-sample ``n`` of a tile is entry ``n // ratio`` of plane ``n % ratio``. A tile's output ``o`` begins ``lead``
+    up-samples after ``o*ratio``. A thread makes ``run`` outputs from a window of each plane.
+    """
+
+    taps: int
+    ratio: int
+    lead: int
+    run: int
+    vector: int
+
+    @cached_property
+    def reach(self) -> int:
+        """Entries of a plane after its own that an output needs."""
+        return (self.taps - 1 + self.lead) // self.ratio
+
+    @cached_property
+    def window(self) -> int:
+        """Entries of each plane in a thread's window, in whole vectors."""
+        return whole(self.run + self.reach, self.vector)
+
+    @cached_property
+    def products(self) -> tuple:
+        """(output, tap, place in the windows of all planes)."""
+        return tuple(
+            (z, k, (k + self.lead) % self.ratio * self.window + z + (k + self.lead) // self.ratio)
+            for k in range(self.taps)
+            for z in range(self.run)
+        )
+
+
+def whole(count: int, vector: int) -> int:
+    """``count`` rounded up to whole vectors."""
+    return -(-count // vector) * vector

@@ -1,0 +1,50 @@
+"""Curves over length: a layer at a fixed batch and many lengths."""
+
+from __future__ import annotations
+
+from numba_tconv.formula.problem import Problem
+
+from . import workloads
+from .rows import Row
+from .timing import FEWEST_REPEATS, WARMUP_CALLS
+from .workloads import Workload
+
+# From KernelBench, from audio decoders, and one filter a channel.
+LAYERS = ("kb64", "kb74", "kb79", "hifigan_u1", "hifigan_u3", "dac_u1", "encodec_u4", "depthwise")
+BATCH = 16
+SHORTEST, LONGEST = 2**10, 2**20  # samples of output
+
+
+def lengths(problem: Problem, shortest: int = SHORTEST, longest: int = LONGEST, factor: int = 2) -> list[int]:
+    """Input lengths for powers of two from ``shortest`` to ``longest`` samples of output, ``factor`` apart.
+
+    An input position stands for ``stride`` samples, whatever the padding. Raises ValueError if there is no power.
+    """
+    samples = 1
+    while samples < shortest:
+        samples *= 2
+    found = []
+    while samples <= longest:
+        found.append(max(1, samples // problem.stride))
+        samples *= factor
+    if not found:
+        raise ValueError(f"there is no power of two from {shortest} to {longest}")
+    return list(dict.fromkeys(found))
+
+
+def neighbours(some: list[int]) -> list[int]:
+    """L - 1 and L + 1 at three of the lengths: a quarter, half and three quarters of the way."""
+    chosen = {some[len(some) * quarter // 4] for quarter in (1, 2, 3)}
+    return [one for length in sorted(chosen) for one in (length - 1, length + 1) if one]
+
+
+def curve(layer: Workload, some: list[int], batch: int = BATCH) -> list[Workload]:
+    """``layer`` at each length, shortest first."""
+    return [workloads.at_length(layer, length, batch) for length in sorted(some)]
+
+
+def affordable(names: list[str], before: list[Row], problem: Problem, budget_s: float) -> list[str]:
+    """The contestants whose fewest calls take at most ``budget_s`` seconds, by their rate in the rows ``before``; one
+    without a row is kept."""
+    calls, rates = WARMUP_CALLS + FEWEST_REPEATS, {row.rung: row.tflops for row in before}
+    return [name for name in names if name not in rates or calls * problem.flops / rates[name] <= 1e12 * budget_s]

@@ -1,0 +1,44 @@
+"""Random alias-free activations in the simulator: some are right, and a wrong kernel is found."""
+
+import pytest
+import torch
+
+from numba_tconv.lab.cli import parser as cli
+from numba_tconv.lab.measure import fuzz_activations as fuzz
+from numba_tconv.ptx import SIMULATOR
+
+pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
+
+
+def test_some_cases(capsys):
+    assert cli.main(["fuzz-activations", "--seed", "5", "--count", "8"]) == 0
+    assert "seed 5, cases 0 to 7: 0 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("wrong", range(4), ids=("y", "dx", "dalpha", "dbeta"))
+def test_one_wrong_element_is_found(wrong, dtype, monkeypatch):
+    """By the case's line too."""
+    drawn = (fuzz.draw(5, number) for number in range(500))
+    case = next(case for case in drawn if case.parameters and not case.tied and case.dtype == dtype)
+    computed = fuzz.Case.computed
+
+    def spoilt(*arguments):
+        found = computed(*arguments)
+        found[wrong].view(-1)[-1] += 0.5 + found[wrong].abs().max() / 4
+        return found
+
+    case.check()
+    monkeypatch.setattr(fuzz.Case, "computed", spoilt)
+    with pytest.raises(fuzz.Mismatch, match="elements of"):
+        case.check()
+    with pytest.raises(fuzz.Mismatch):
+        exec(case.line(), {})
+
+
+def test_everything_is_drawn():
+    cases = [fuzz.draw(5, number) for number in range(500)]
+    assert {case.activation for case in cases} == set(fuzz.ACTIVATIONS)
+    assert {fuzz.DTYPES[case.dtype] for case in cases} == {torch.float64, torch.float32, torch.float16}
+    for name in ("log_scale", "tied", "parameters", "turned"):
+        assert {getattr(case, name) for case in cases} == {False, True}

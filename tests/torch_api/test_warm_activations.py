@@ -1,0 +1,55 @@
+"""``warm`` finds alias-free activations too."""
+
+import contextlib
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import numba_tconv
+from numba_tconv.formula.alias_free import AliasFree
+from numba_tconv.ptx import SIMULATOR
+from numba_tconv.runtime.device import H200
+from numba_tconv.selection.directions import FORWARD, STEP
+from numba_tconv.torch_api.alias_free_operators import as_on_a_gpu
+from numba_tconv.torch_api.compile_ahead import calls_of
+from numba_tconv.torch_api.noted import NotedActivation, computations, transposed_convolutions
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+ACTIVATION = NotedActivation(AliasFree(2, 8, 100, 12, 12), torch.float32, "snake", True, False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+def test_activations_are_found_on_every_device(device):
+    """Not as the transposed convolutions that they contain."""
+    with FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
+        x, alpha, beta, taps = (torch.empty(shape, device=device) for shape in ((2, 8, 100), 8, 8, 12))
+
+    def function(x):
+        return numba_tconv.alias_free_activation(x, alpha, beta, up_filter=taps, down_filter=taps)
+
+    assert computations(function, x) == [ACTIVATION]
+    assert not as_on_a_gpu.get()
+
+
+def test_they_are_no_transposed_convolutions():
+    assert transposed_convolutions(numba_tconv.AliasFreeActivation(8), torch.empty(2, 8, 100)) == []
+
+
+@pytest.mark.parametrize("direction", [FORWARD, STEP])
+def test_an_activations_kernels(direction):
+    (call,) = pickle.loads(pickle.dumps(calls_of([ACTIVATION, ACTIVATION], H200, direction)))
+    gradients = ["alias_free_gradient", "alias_free_parameters"] if direction == STEP else []
+    assert [kernel.name for kernel in call.kernels()] == ["alias_free", *gradients]
+    half = ACTIVATION._replace(dtype=torch.bfloat16)
+    assert len(calls_of([half], H200)) == 1
+    assert calls_of([half], replace(H200, cc=(7, 5))) == []
+
+
+def test_warm_compiles_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_TCONV_CACHE", str(tmp_path))
+    layer, x = numba_tconv.AliasFreeActivation(8), torch.empty(2, 8, 100)
+    assert [numba_tconv.warm(layer, x, training=training, jobs=1) for training in (False, True, True)] == [1, 2, 0]
