@@ -5,6 +5,7 @@ from numba_tconv.lab.measure.rows import Row
 from numba_tconv.lab.report import readme
 from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.lab.studies.kernelbench_rows import Result
+from numba_tconv.lab.studies.streaming import Timed as Stepped
 
 SLOWER = {"k1_gather": 25.0, "k2_polyphase": 12.0, "k3_shared_tile": 4.5, "k4_register_tile": 1.4}
 WHERE = dict(
@@ -90,3 +91,10 @@ def timed(decoder="dac", dtype="float32", **values):
         torch_relerr=2e-4,
     )
     return Timed(**WHERE | made | values)
+
+
+def stepped(layer="mimi_1", **values):
+    """A step in a graph, three times as fast as by hand."""
+    sizes = dict(layer=layer, dtype="float32", batch=1, frames=1, mode="graph")
+    made = dict(us_p50=10.0, by_hand_us_p50=30.0, relerr=3e-7, by_hand_relerr=2e-4)
+    return Stepped(**WHERE | sizes | made | values)

@@ -11,10 +11,10 @@ from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.lab.report import claim, ladder, readme, summary
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
-from numba_tconv.lab.studies import decoder_times, kernelbench_rows
+from numba_tconv.lab.studies import decoder_times, kernelbench_rows, streaming
 from numba_tconv.selection.registry import RUNGS
 
-from .samples import EMPTY_README, result, row, sweep, timed
+from .samples import EMPTY_README, result, row, stepped, sweep, timed
 from .samples import ladder as of_ladder
 
 ROOT = Path(__file__).parent.parent
@@ -42,12 +42,14 @@ def test_every_section_stands_on_one_page(recorded_tables):
 
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
-    empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([]), "figures": ""}
+    empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([]), "figures": "", "streaming": ""}
     assert readme.tables(tmp_path) == empty
     measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
     rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
     rows.append(tmp_path / decoder_times.FILE, [timed()], decoder_times.Timed)
+    steps = [stepped(), stepped(mode="eager", us_p50=50.0), stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")]
+    rows.append(tmp_path / streaming.FILE, steps, streaming.Timed)
     assert readme.tables(tmp_path) == {
         "claim": claim.render(measured),
         "ladder": ladder.render(measured),
@@ -57,7 +59,17 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
         "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render([result()]),
         "decoders": decoder_times.render([timed()]),
+        "streaming": streaming.render(steps),
     }
+
+
+def test_a_line_of_steps_has_the_newest_times_eager_and_in_a_graph():
+    older = stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")
+    page = streaming.render([stepped(), stepped(mode="eager", us_p50=50.0, by_hand_us_p50=60.0), older])
+    cells = [cell.strip() for cell in page.splitlines()[-1].strip("|").split("|")]
+    assert cells == ["mimi_1", "float32", "1", "1", "30.0", "10.0", "3.0x", "60.0", "50.0"]
+    assert page.startswith("## Streaming\n\nMicroseconds")
+    assert "mimi_1" not in streaming.render([stepped()])  # no line without both
 
 
 def test_only_what_is_between_the_markers_changes(tmp_path):

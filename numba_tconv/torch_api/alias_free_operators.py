@@ -240,7 +240,7 @@ torch.library.define(
 alias_free_gradients = torch.ops.numba_tconv.alias_free_gradients.default
 
 
-@torch.library.impl(GRADIENTS, "cuda")
+@direct.implementation(alias_free_gradients, "cuda")
 def _gradients_cuda(grad_output, x, up_filter, down_filter, alpha, beta, *others):
     sizes = check(x, up_filter, down_filter, alpha, beta, *others[:-1])
     *_, log_scale, activation, parameters = others

@@ -23,7 +23,7 @@ from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
-from . import commands, compile_run, decoder_run, sweep_run
+from . import commands, compile_run, decoder_run, streaming_run, sweep_run
 from .demo import run_demo
 
 # Problem's fields in words.
@@ -273,7 +273,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
     one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
 
-    one = command("streaming", streaming.run_streaming, "time steps of decoders' layers against the form by hand")
+    one = command("streaming", streaming_run.run_streaming, "time steps of decoders' layers against the form by hand")
     one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")
     one.add_argument("--dtype", action="append", choices=streaming.DTYPES, help="may be repeated (both)")
     one.add_argument("--batch", action="append", type=positive, metavar="N", help="slots; may be repeated (1, 8, 64)")

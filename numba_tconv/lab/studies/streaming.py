@@ -16,7 +16,6 @@ import torch
 
 from numba_tconv import streaming
 from numba_tconv.formula.problem import Problem
-from numba_tconv.lab.cli import commands
 from numba_tconv.lab.measure import bench, machine, rows
 from numba_tconv.lab.measure.timing import quantile
 from numba_tconv.lab.report import tables as table
@@ -192,6 +191,14 @@ def markdown(results: list[Timed]) -> str:
     return table.markdown(HEADER, list(_cells(newest)))
 
 
+def render(results: list[Timed]) -> str:
+    """The section of the page of results; empty without rows."""
+    if not results:
+        return ""
+    said = "Microseconds a step (median), weights in the L2 cache where they fit"
+    return f"## Streaming\n\n{said}, {table.where(results)}.\n\n{markdown(results)}"
+
+
 def _cells(newest: dict[tuple, Timed]) -> Iterator[list[str]]:
     for (*step, mode), graph in newest.items():
         eager = newest.get((*step, EAGER))
@@ -199,22 +206,3 @@ def _cells(newest: dict[tuple, Timed]) -> Iterator[list[str]]:
             speed_up = graph.by_hand_us_p50 / graph.us_p50
             times = f"{graph.by_hand_us_p50:.1f}", f"{graph.us_p50:.1f}", f"{speed_up:.1f}x"
             yield [*map(str, step), *times, f"{eager.by_hand_us_p50:.1f}", f"{eager.us_p50:.1f}"]
-
-
-def run_streaming(arguments) -> int:
-    """The command: time steps and add rows."""
-    names = list(dict.fromkeys(arguments.layers or LAYERS))
-    if unknown := set(names) - set(LAYERS):
-        raise commands.Mistake(f"no layer {min(unknown)!r}; there are {', '.join(LAYERS)}")
-    commands.require_gpu()
-    rows.check_writable(arguments.out, Timed)
-    results = []
-    for name in names:
-        for dtype in arguments.dtype or DTYPES:
-            for batch in arguments.batch or BATCHES:
-                for frames in arguments.frames or FRAMES:
-                    results += (found := measure(name, dtype, batch, frames))
-                    rows.append(arguments.out, found, Timed)
-    print(markdown(results))
-    print(f"rows added to {arguments.out}")
-    return 0
