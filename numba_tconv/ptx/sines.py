@@ -27,5 +27,5 @@ def _sine(value):
 
 
 # Error 2^-21 within a period; beyond it that of the period's number, relative to the angle, too.
-sine_approx = _of_one("sin.approx.ftz.f32 $0, $1;", _sine)
+sine_approx = _of_one("sin.approx.f32 $0, $1;", _sine)
 nearest_integer = _of_one("cvt.rni.f32.f32 $0, $1;", lambda value: np.rint(np.float32(value)))

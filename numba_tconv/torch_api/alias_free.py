@@ -100,8 +100,10 @@ def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_s
         *(x.unsqueeze(0) if unbatched else x, _flat(up_filter), _flat(down_filter), _flat(alpha), _flat(beta)),
         *(up_ratio, down_ratio, log_scale, activation),
     )
+    # torch.compile cannot trace the variable.
+    on_gpu = x.is_cuda or (not torch.compiler.is_dynamo_compiling() and ops.as_on_a_gpu.get())
     # Exported programs and empty batches have torch's operators too.
-    ours = (x.is_cuda or ops.as_on_a_gpu.get()) and x.shape[0] != 0 and not is_exporting()
+    ours = on_gpu and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
 

@@ -78,7 +78,8 @@ def test_a_converted_decoder_decodes_the_same_and_loads_the_same_checkpoints(dec
     expected = decode(original, x)
     assert expected.shape[-1] > x.shape[-1]
     assert expected.std() > 0
-    assert torch.equal(decode(converted, x), expected)
+    # Crops become padding, with which torch rounds otherwise on CPUs.
+    torch.testing.assert_close(decode(converted, x), expected)
 
     state = {name: 0.7 * value if value.is_floating_point() else value for name, value in original.state_dict().items()}
     for one in (original, converted):
@@ -86,7 +87,7 @@ def test_a_converted_decoder_decodes_the_same_and_loads_the_same_checkpoints(dec
         assert all(torch.equal(value, state[name]) for name, value in one.state_dict().items())
     loaded = decode(original, x)
     assert not torch.equal(loaded, expected)
-    assert torch.equal(decode(converted, x), loaded)
+    torch.testing.assert_close(decode(converted, x), loaded)
 
 
 @needs_transformers
