@@ -88,11 +88,9 @@ REPLACEMENTS = {
         name: {label: _instead(value) for label, value in _INTEGERS.items()}
         for name in ("stride", "output_padding", "groups", "dilation")
     },
-    # torch refuses words and pairs; two numbers beyond 64 bits are refused in another order.
+    # torch refuses words and pairs.
     "padding": {
-        label: _instead(value)
-        for label, value in _INTEGERS.items()
-        if label not in ("'same'", "'1'", "(3, 1)") and "1180591620717411303424" not in label
+        label: _instead(value) for label, value in _INTEGERS.items() if label not in ("'same'", "'1'", "(3, 1)")
     },
 }
 FEW = 14  # calls for each pair of arguments and good call

@@ -85,7 +85,8 @@ def check_output_padding(output_padding, stride, dilation) -> None:
 def integers(*arguments) -> list[int]:
     """The arguments named by INTEGERS as ints; all but groups may be sequences of one.
 
-    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges, then lengths.
+    Raises torch's first error: types (of a sequence's first item), then 64-bit ranges from the last argument back, then
+    lengths.
     """
     plain = []
     for value in arguments:
@@ -106,7 +107,7 @@ def integers(*arguments) -> list[int]:
     for name, values, _ in given:
         for value in values[:1]:
             integer(name, value)
-    for name, values, too_large in given:
+    for name, values, too_large in reversed(given):
         for value in values:
             if not fits(integer(name, value)):
                 raise too_large(f"{name} must fit in 64 bits, got {value}")

@@ -45,7 +45,8 @@ def gradients(function, tensors, choices, dy=None, wanted=(0, 3, 4), **kind):
 def assert_close(tensors, choices=CHOICES):
     """At most twice torch's error in the same dtype, in norm and in the largest element.
 
-    Where torch's is small by luck, one rounding of the result is allowed, in float64 that of its sum.
+    Where torch's is small by luck, one rounding of the result is allowed, in float64 that of its sum. The gradients of
+    alpha and beta have one number a channel: of a few numbers, torch's error is often small by luck.
     """
     x = tensors[0]
     y = composed(*tensors, *choices)
@@ -82,7 +83,7 @@ def test_beta_is_alpha(dtype, log_scale):
 @dtypes
 def test_each_length_to_40(dtype):
     for length in range(1, 41):
-        assert_close(operands((64, 2, length), dtype))
+        assert_close(operands((2, 64, length), dtype))
 
 
 @pytest.mark.parametrize("ratios", [(1, 1), (2, 2), (3, 3), (4, 4), (2, 1), (1, 2), (3, 4), (4, 3)], ids=str)
@@ -90,11 +91,11 @@ def test_each_length_to_40(dtype):
 def test_ratios_and_taps(ratios, taps):
     choices = *ratios, True, "snake"
     for length in (1, 5, 1500):
-        assert_close(operands((64, 2, length), torch.float32, choices, taps), choices)
+        assert_close(operands((2, 64, length), torch.float32, choices, taps), choices)
 
 
 @dtypes
-@pytest.mark.parametrize("shape", [(4, 768, 2000), (2, 24, 96_001), (1, 1, 1_000_003), (20_000, 2, 9)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 768, 2000), (2, 24, 96_001), (1, 32, 100_003), (600, 64, 9)], ids=str)
 def test_large_shapes_and_long_sums(dtype, shape):
     assert_close(operands(shape, dtype))
 

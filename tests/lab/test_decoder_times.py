@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from numba_tconv.lab.cli import commands, decoder_run
 from numba_tconv.lab.cli import parser as cli
-from numba_tconv.lab.measure import bench, rows, workloads
+from numba_tconv.lab.measure import bench, rows, timing, workloads
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.studies import decoder_times, decoders
@@ -116,7 +116,7 @@ def test_the_wall_time_is_of_the_model_and_of_its_converted_copy(on_the_cpu, mon
 
         return call
 
-    monkeypatch.setattr(decoder_times.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(module, "conv_transpose1d", counted(2, module.conv_transpose1d))
     monkeypatch.setattr(torch.nn.ConvTranspose1d, "forward", counted(1, torch.nn.ConvTranspose1d.forward))
     row = decoder_times.measure("double", batch=2, seconds=1.0)

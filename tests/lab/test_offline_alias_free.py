@@ -74,13 +74,13 @@ def test_gradients_move_vectors(name):
 @needs_sass
 @dtypes
 def test_gradients_multiply_as_often_as_they_must(name):
-    """The rest is the activation, in two paths, and the ends of rows."""
+    """The rest is the activation, in two paths, the ends of rows, and in float64 a row's exponentials and division."""
     config, report = gradient_report(name)
     multiply = "DFMA" if DTYPES[name] == F64 else "FFMA"
     found = offline.instructions(report.sass)[multiply]
-    sine_and_cosine = 27 if DTYPES[name] == F64 else 9
+    sine_and_cosine = 23 if DTYPES[name] == F64 else 9
     ups = config.run * config.up_ratio
-    assert found - products(config) <= 2 * ups * (sine_and_cosine + 7) + 40
+    assert found - products(config) <= 2 * ups * (sine_and_cosine + 7) + (100 if DTYPES[name] == F64 else 40)
 
 
 def test_sums_that_nobody_wants_cost_nothing():

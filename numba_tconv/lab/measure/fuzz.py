@@ -9,7 +9,9 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -174,12 +176,17 @@ def _layout(drawn: random.Random) -> Layout:
 
 
 def run_fuzz(arguments) -> int:
-    """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python.
+    """Check random problems on all rungs and gradients."""
+    if not (SIMULATOR or torch.cuda.is_available()):
+        return commands.in_simulator(arguments.argv)
+    return check_cases(draw, arguments)
+
+
+def check_cases(draw: Callable[[int, int], Any], arguments) -> int:
+    """Check ``count`` cases ``draw(seed, number)`` from number ``first``; print the wrong ones as Python.
 
     Other exceptions end the run: they may spoil the GPU's context.
     """
-    if not (SIMULATOR or torch.cuda.is_available()):
-        return commands.in_simulator(arguments.argv)
     seed, number, wrong, said = arguments.seed, arguments.first, 0, time.monotonic()
     end = number + arguments.count
     try:

@@ -18,7 +18,7 @@ from numba_tconv.ptx import SIMULATOR
 from numba_tconv.torch_api import alias_free_operators as ops
 
 from .bench import DTYPES
-from .fuzz import Mismatch
+from .fuzz import Mismatch, check_cases
 
 SUMS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-20, torch.float16: 2.0**-20}
 UNITS = 32  # of SUMS, for the longest sums of products, and for phases
@@ -130,19 +130,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 def run_fuzz_activations(arguments) -> int:
-    """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python."""
+    """Check random activations and their gradients."""
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)
-    wrong, end = 0, arguments.first + arguments.count
-    for number in range(arguments.first, end):
-        case = draw(arguments.seed, number)
-        try:
-            case.check()
-        except Mismatch as error:
-            wrong += 1
-            print(f"case {number}: {error}\n{case.line()}", flush=True)
-        except Exception:
-            print(f"case {number} is not computed\n{case.line()}", flush=True)
-            raise
-    print(f"seed {arguments.seed}, cases {arguments.first} to {end - 1}: {wrong} wrong")
-    return commands.FAILED if wrong else 0
+    return check_cases(draw, arguments)

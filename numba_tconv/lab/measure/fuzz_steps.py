@@ -17,7 +17,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.torch_api.functional import conv_transpose1d
 
 from .bench import DTYPES
-from .fuzz import STRUCTURES, TINY_STRUCTURES, Mismatch, bound
+from .fuzz import STRUCTURES, TINY_STRUCTURES, Mismatch, bound, check_cases
 
 MOST_SLOTS, MOST_STEPS, MOST_NEW = 20, 6, 40
 EXACT = "ieee", "fp64"
@@ -115,18 +115,6 @@ def draw(seed: int, number: int) -> Case:
 
 
 def run_fuzz_steps(arguments) -> int:
-    """Check ``count`` cases of a seed from number ``first``; print the wrong ones as Python."""
-    wrong, end = 0, arguments.first + arguments.count
+    """Check random streams."""
     with torch.no_grad():
-        for number in range(arguments.first, end):
-            case = draw(arguments.seed, number)
-            try:
-                case.check()
-            except Mismatch as error:
-                wrong += 1
-                print(f"case {number}: {error}\n{case.line()}", flush=True)
-            except Exception:
-                print(f"case {number} is not computed\n{case.line()}", flush=True)
-                raise
-    print(f"seed {arguments.seed}, cases {arguments.first} to {end - 1}: {wrong} wrong")
-    return 1 if wrong else 0
+        return check_cases(draw, arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,3 +82,22 @@ def interleave(
 
 def quantile(times: list[float], share: float) -> float:
     return torch.tensor(times, dtype=torch.float64).quantile(share).item()
+
+
+def wall_times(calls: list[Callable], repeats: int) -> list[float]:
+    """Median ms of each call until the GPU is idle, in turns."""
+    taken = [[] for _ in calls]
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(WARMUP_CALLS + repeats):
+            for call, times in zip(calls, taken, strict=True):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                if turn >= WARMUP_CALLS:
+                    times.append(1e3 * (time.perf_counter() - start))
+    finally:
+        gc.enable()
+    return [quantile(times, 0.5) for times in taken]

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import copy
 import functools
-import gc
 import itertools
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 from numba_tconv.lab.measure import bench, machine, rows
-from numba_tconv.lab.measure.timing import WARMUP_CALLS, quantile
+from numba_tconv.lab.measure.timing import WARMUP_CALLS, wall_times
 from numba_tconv.torch_api.convert import convert
 from numba_tconv.torch_api.freeze import freeze
 from numba_tconv.torch_api.routed import routed
@@ -165,25 +164,6 @@ def measure(
 def say(what: str) -> None:
     """Print a step and the seconds since the study began, to stderr."""
     print(f"{time.perf_counter() - STARTED:6.1f} s: {what}", file=sys.stderr, flush=True)
-
-
-def wall_times(calls: list[Callable], repeats: int) -> list[float]:
-    """Median ms of each call until the GPU is idle, in turns."""
-    taken = [[] for _ in calls]
-    gc.collect()
-    gc.disable()
-    try:
-        for turn in range(WARMUP_CALLS + repeats):
-            for call, times in zip(calls, taken, strict=True):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                call()
-                torch.cuda.synchronize()
-                if turn >= WARMUP_CALLS:
-                    times.append(1e3 * (time.perf_counter() - start))
-    finally:
-        gc.enable()
-    return [quantile(times, 0.5) for times in taken]
 
 
 def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

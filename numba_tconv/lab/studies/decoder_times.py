@@ -7,8 +7,6 @@ and ``routed``.
 from __future__ import annotations
 
 import copy
-import gc
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from numba_tconv.lab.measure import bench, machine, rows
 from numba_tconv.lab.measure.accuracy import Error
-from numba_tconv.lab.measure.timing import FLUSHES, WARMUP_CALLS, Contestant, interleave, quantile
+from numba_tconv.lab.measure.timing import FLUSHES, Contestant, interleave, quantile, wall_times
 from numba_tconv.lab.report import tables as table
 from numba_tconv.torch_api import functional
 from numba_tconv.torch_api.convert import convert
@@ -139,8 +137,14 @@ def measure(
         with bench.torch_switches(tf32), routed():
             whole = error(decoders.decode(converted, x), exact)
         del in_float64, exact, theirs.output, ours.output
+
+        def routed_call():
+            with routed():
+                return decoders.decode(converted, x)
+
+        calls = [lambda: decoders.decode(model, x), routed_call]
         with bench.torch_switches(tf32):
-            torch_wall, wall = wall_times(model, converted, x, max(repeats, FEWEST_WALLS))
+            torch_wall, wall = wall_times(calls, max(repeats, FEWEST_WALLS))
     precision = "tf32" if tf32 else str(dtype).removeprefix("torch.")
     for one in (found, whole):
         if not one.within(of_torch, dtype, precision, terms=1):
@@ -167,31 +171,6 @@ def measure(
         wall_ms_p50=wall,
         torch_wall_ms_p50=torch_wall,
     )
-
-
-def wall_times(model: torch.nn.Module, converted: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
-    """Median ms until the GPU is idle, of ``model`` and of ``converted`` under ``routed``."""
-
-    def routed_call():
-        with routed():
-            return decoders.decode(converted, x)
-
-    calls = (lambda: decoders.decode(model, x)), routed_call
-    taken = [[], []]
-    gc.collect()
-    gc.disable()
-    try:
-        for turn in range(WARMUP_CALLS + repeats):
-            for call, times in zip(calls, taken, strict=True):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                call()
-                torch.cuda.synchronize()
-                if turn >= WARMUP_CALLS:
-                    times.append(1e3 * (time.perf_counter() - start))
-    finally:
-        gc.enable()
-    return [quantile(times, 0.5) for times in taken]
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
