@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
-from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
+from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, relative_error
 
 PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too
 OTHERS = {
@@ -85,6 +85,7 @@ def _form(module: nn.Module) -> tuple[Form | None, str]:
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
         torch.device("cpu"),
+        one_thread(),
         _OneFilter(),
     ):
         cases = list(_cases(module))

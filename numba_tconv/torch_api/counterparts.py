@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 
 import torch
@@ -23,6 +24,17 @@ def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
         return float("inf")
     largest = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
     return largest if largest == largest else float("inf")
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Let torch compute on one thread of the CPU: for tiny tensors several mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _reduce(self, protocol):

@@ -204,6 +204,20 @@ def test_it_is_compared_in_the_callers_dtype_of_nothing():
         assert convert(Activation1d(Snake(C))).activations == 1
 
 
+def test_it_is_compared_on_one_thread(monkeypatch):
+    seen, forward, before = [], Activation1d.forward, torch.get_num_threads()
+    monkeypatch.setattr(
+        Activation1d, "forward", lambda self, x: seen.append(torch.get_num_threads()) or forward(self, x)
+    )
+    torch.set_num_threads(2)
+    try:
+        assert convert(nn.Sequential(Activation1d(Snake(3)))).activations == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
 def test_autocast_casts_as_torchs_convolutions_do():
     module = Activation1d(Snake(C))
     converted = copy.deepcopy(module)
