@@ -263,7 +263,7 @@ class _Told:
 
 @lru_cache(maxsize=1024)  # one look-up for a repeated step
 def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) -> Callable[..., torch.Tensor]:
-    """The function (x, state, weight, bias, mask) -> outputs for tensors of these layouts; False: there is none.
+    """The function (x, state, weight, bias, mask) -> outputs for tensors of these layouts.
 
     Raises what the operator raises.
     """
