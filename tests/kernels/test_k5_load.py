@@ -15,6 +15,7 @@ from numba_tconv.kernels.k5_mma import producer as k5_load
 from numba_tconv.kernels.k5_mma.mainloop import NEXT
 from numba_tconv.lab.measure import workloads
 from numba_tconv.runtime.device import A100, H200
+from tests.thorough import thorough
 
 from .k6_wgmma.test_k6_bulk import same
 from .test_tensor_store import cast_quickly
@@ -163,7 +164,7 @@ EVERY_WAY = [(*case, 0, True) for case in CASES] + [(*case, False) for case in A
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize(("p", "precision", "offset", "aligned"), EVERY_WAY, ids=str)
+@pytest.mark.parametrize(("p", "precision", "offset", "aligned"), thorough(EVERY_WAY, always=EVERY_WAY[::2]), ids=str)
 def test_every_stage_is_the_window_of_its_tile(copies, p, precision, offset, aligned, place):
     config = resident(p, precision, aligned)
     tile, (first, columns) = config.tile, config.tile.columns(p)
@@ -225,7 +226,9 @@ STREAMED = [
 ]
 
 
-@pytest.mark.parametrize(("p", "precision", "offset", "aligned"), STREAMED, ids=str)
+@pytest.mark.parametrize(
+    ("p", "precision", "offset", "aligned"), thorough(STREAMED, always=STREAMED[:3] + STREAMED[5:7]), ids=str
+)
 def test_every_stage_beside_streamed_weights(copies, p, precision, offset, aligned):
     config = k5_choice.choose(p, precision, H200, aligned)
     assert not config.resident_weights

@@ -46,7 +46,7 @@ CASES = [
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("rounds_of", ["all", 8])
-@pytest.mark.parametrize(("p", "shift", "at_once"), thorough(CASES, always=CASES[1:5]), ids=str)
+@pytest.mark.parametrize(("p", "shift", "at_once"), thorough(CASES, always=CASES[1:3]), ids=str)
 def test_every_output_is_its_own_sum(k5_in_python, p, shift, at_once, rounds_of, aligned):
     config = k5_choice.choose(p, "tf32")
     assert config.tile.aligned, "of few input channels"

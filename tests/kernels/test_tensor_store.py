@@ -19,6 +19,7 @@ from numba_tconv.kernels.common.tensor_core import store_runs as tensor_runs
 from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging, Thread
 from numba_tconv.kernels.common.tensor_core.tile import SECTOR
 from numba_tconv.kernels.k6_wgmma import tile as k6_config
+from tests.thorough import thorough
 
 WARPS, LANES = 4, 32
 # Stride, kernel size, dilation, output channels: one phase, two, eight; phases without taps; a dilation; parts; single.
@@ -113,7 +114,11 @@ def code(sample, column, channel, row):
 
 
 @pytest.mark.parametrize(("precision", "aligned"), [("tf32", True), ("tf32", False), ("bf16", True)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    thorough(SHAPES, always=SHAPES[2:3] + SHAPES[4::2], tuples=True),
+    ids=str,
+)
 def test_every_output_is_its_own_sum(in_python, shape, precision, aligned):
     @hypothesis.settings(max_examples=6, suppress_health_check=hypothesis.HealthCheck, deadline=None)
     @hypothesis.given(data=st.data())

@@ -278,11 +278,8 @@ EVERY_MATRIX_PRODUCT = [
     # A tile with a share of a long stride's phases, stored from registers; partial sums in bfloat16.
     *(("k6_wgmma", *case) for case in (("waveglow", "bf16"), ("waveglow", "tf32x3"), ("head", "bf16"))),
 ]
-# `make test` compiles these: resident weights, streamed weights, split operands.
-ALWAYS = [
-    ("k5_mma", "kb74", "tf32x3"),
-    *[("k6_wgmma", *case) for case in (("hifigan_u1", "tf32"), ("oobleck_u4", "bf16"))],
-]
+# `make test` compiles these.
+ALWAYS = [("k5_mma", "kb74", "tf32x3"), ("k6_wgmma", "hifigan_u1", "tf32")]
 matrix_products = pytest.mark.parametrize(
     ("name", "workload", "precision"), thorough(EVERY_MATRIX_PRODUCT, always=ALWAYS)
 )
@@ -351,11 +348,9 @@ def test_k5_compiles_for_ampere(workload, resident):
     assert "mma.sync.aligned.m16n8k8" in report.ptx
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("workload", "precision", "resident"),
-    thorough(
-        [("kb74", "tf32", True), ("kb64", "bf16", True), ("dac_u3", "bf16", False)], always=[("dac_u3", "bf16", False)]
-    ),
+    ("workload", "precision", "resident"), [("kb74", "tf32", True), ("kb64", "bf16", True), ("dac_u3", "bf16", False)]
 )
 def test_k5_copies_rows_that_begin_anywhere_in_words(workload, precision, resident):
     """Without a spill; only the ends of a signal are copied by elements."""

@@ -1,5 +1,6 @@
 """The alias-free activation's kernels as compiled, with BigVGAN's sizes: few registers, vectors, no spill."""
 
+import itertools
 import re
 from functools import cache
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 SIZES = AliasFree(4, 24, 96_000, 12, 12)
 FEW_REGISTERS = 64  # with them 1024 threads fit on a multiprocessor
 DTYPES = {"float32": F32, "float64": F64, "bfloat16": BF16, "float16": F16}
-dtypes = pytest.mark.parametrize("name", thorough(DTYPES, always=("float32", "bfloat16", "float64")))
+dtypes = pytest.mark.parametrize("name", thorough(DTYPES, always=("float32", "bfloat16")))
 
 
 @cache
@@ -91,9 +92,14 @@ def test_sums_that_nobody_wants_cost_nothing():
     assert ptx[1] <= ptx[0] - 2 * 8 * 2
 
 
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("sizes", [(12, 12, 2, 2), (12, 9, 2, 3)], ids=str)
-@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "parameters"),
+    thorough(
+        itertools.product([F32, F64], [(12, 12, 2, 2), (12, 9, 2, 3)], [False, True]),
+        always=[(F32, (12, 12, 2, 2), True), (F64, (12, 9, 2, 3), False)],
+    ),
+    ids=str,
+)
 def test_shared_arrays_are_whole_vectors(dtype, sizes, parameters):
     """The compiler aligns each to one element, and places one behind the other."""
     config = gradient_tile.Config(dtype, *sizes, "snake", parameters=parameters)

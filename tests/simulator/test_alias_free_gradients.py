@@ -11,6 +11,7 @@ from numba_tconv.gradients.alias_free.tile import Config, choose
 from numba_tconv.gradients.sum import accumulator_of
 from numba_tconv.torch_api import alias_free_operators
 from numba_tconv.torch_api.alias_free_operators import composed
+from tests.thorough import thorough
 
 CASES = [
     # up taps, down taps, up ratio, down ratio, activation, beta is given, logarithms
@@ -75,7 +76,7 @@ def assert_close(config, case, length, **others):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", thorough(CASES, always=CASES[::2], tuples=True), ids=str)
 def test_every_gradient(case, dtype):
     *sizes, activation, _, log_scale = case
     config = Config(dtype, *sizes, activation, log_scale, threads=32, parameters=activation == "snake")

@@ -6,6 +6,7 @@ import torch
 from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import fuzz_activations as fuzz
 from numba_tconv.ptx import SIMULATOR
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASIM=1")
 
@@ -15,7 +16,7 @@ def test_some_cases(capsys):
     assert "seed 5, cases 0 to 7: 0 wrong" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", thorough(["float16", "float32", "float64"], always=["float32"]))
 @pytest.mark.parametrize("wrong", range(4), ids=("y", "dx", "dalpha", "dbeta"))
 def test_one_wrong_element_is_found(wrong, dtype, monkeypatch):
     """By the case's line too."""

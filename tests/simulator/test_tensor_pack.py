@@ -95,7 +95,7 @@ def tile_of(problem, precision, order):
         always=[("wgmma", "bf16"), ("mma", "tf32")],
     ),
 )
-@pytest.mark.parametrize("what", PROBLEMS)
+@pytest.mark.parametrize("what", thorough(PROBLEMS, always=[*PROBLEMS][::2]))
 def test_every_weight_is_in_its_place(what, order, precision):
     problem = PROBLEMS[what]
     tile = tile_of(problem, precision, order)
@@ -217,7 +217,7 @@ def weights(problem, dtype, strides=None, offset=0):
 
 
 @pytest.mark.parametrize("order", ["wgmma", "mma"])
-@pytest.mark.parametrize("what", WAYS)
+@pytest.mark.parametrize("what", thorough(WAYS, always=[*WAYS][::2]))
 def test_vectors_are_copied_where_weights_lie_so(copied, what, order):
     problem, precision, strides, way = WAYS[what]
     tile = tile_of(problem, precision, order)
