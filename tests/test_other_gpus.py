@@ -105,7 +105,8 @@ def test_what_is_selected_stays_in_its_registers(name, precision, cc):
     check(report, device, blocks_of(rung, config))
 
 
-@pytest.mark.parametrize(("of", "precision", "cc"), thorough(GRADIENTS, always=[("grad_input", "bf16", (12, 0))]))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("of", "precision", "cc"), GRADIENTS)
 def test_gradients_stay_in_their_registers(of, precision, cc):
     """Except gradients that torch computes."""
     device, problem, dtype = BY_CC[cc], workloads.get("hifigan_u3").problem, DTYPES[precision]

@@ -71,6 +71,7 @@ def test_early_where_the_gpu_can(reason):
         assert config.early_launch == early
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 def test_windows_are_copied_while_weights_are_packed():
     """The main kernel waits between its first window, copied by elements, and its first weights, in vectors."""

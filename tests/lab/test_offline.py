@@ -334,9 +334,8 @@ def test_tensor_core_rungs_multiply_on_tensor_cores(name, workload, precision):
         assert any(instruction.startswith(sass) for instruction in report.instruction_mix)
 
 
-@pytest.mark.parametrize(
-    ("workload", "resident"), thorough([("kb74", True), ("hifigan_u1", False)], always=[("kb74", True)])
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("workload", "resident"), [("kb74", True), ("hifigan_u1", False)])
 def test_k5_compiles_for_ampere(workload, resident):
     """With resident and with streamed weights."""
     rung, problem = RUNGS["k5_mma"], workloads.get(workload).problem
@@ -384,6 +383,7 @@ def test_split_operands_are_split_once(name, workload):
     assert ptx.count("fma.rn.f32") % sums == 0 < ptx.count("fma.rn.f32")
 
 
+@pytest.mark.thorough
 def test_k6_loads_biases_together():
     """Single loads would each wait for the stores before."""
     _, report, _ = matrix_report("k6_wgmma", "oobleck_u4", "bf16")

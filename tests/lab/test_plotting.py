@@ -180,6 +180,7 @@ def test_live_rows_alone_and_without_a_roofline(tmp_path):
     assert svg.count(">torch</text>") == 1
 
 
+@pytest.mark.thorough
 def test_files_that_would_not_change_are_left_alone(tmp_path):
     def written():
         return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
