@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from numba_tconv.selection.directions import FORWARD
@@ -30,20 +28,28 @@ def adamw(model):
 
 
 def zero(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import, as below
+
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, fused=True)
 
 
 def sharded(module):
+    from torch.distributed.fsdp import fully_shard
+
     return fully_shard(module, reshard_after_forward=True)
 
 
 def sharded_and_kept(module):
     """The whole weight stays from the forward to the backward pass."""
+    from torch.distributed.fsdp import fully_shard
+
     return fully_shard(module, reshard_after_forward=False)
 
 
 def sharded_and_cast(module):
     """float32 parameters, gathered in bfloat16."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return fully_shard(module.float(), mp_policy=policy)
 
