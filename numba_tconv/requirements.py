@@ -17,7 +17,6 @@ THEIRS = ("numba-cuda", "numba", "torch")  # their own requirements are checked 
 
 
 def version(package: str) -> str | None:
-    """The installed version of ``package``, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +66,6 @@ def holds(condition: str) -> bool:
 
 
 def fits(requirement: str, installed: str) -> bool:
-    """Whether ``requirement`` allows the version ``installed``."""
     try:
         from packaging.requirements import Requirement
     except ImportError:

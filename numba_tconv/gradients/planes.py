@@ -45,7 +45,6 @@ class Config:
 
     @property
     def elements(self) -> int:
-        """Elements of a word, at least 1."""
         return max(1, WORD // self.itemsize)
 
     @property
@@ -114,7 +113,6 @@ def pairs_of(problem: Problem) -> int:
 
 
 def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
-    """Why grad_output has no planes, or None."""
     if dtype.itemsize > WORD and make_config(problem, dtype).turned:
         return f"it takes up to {MOST_PHASES} phases of 64-bit elements apart, not {problem.taps.rows}"
     return too_many_rows(problem)

@@ -15,7 +15,6 @@ FEWEST_CHANNELS = 16  # of a group, and pairs of a channel and a phase or tap, f
 
 
 def too_few(channels: int) -> str:
-    """Why tensor cores want more channels."""
     return f"it is for at least {FEWEST_CHANNELS} channels a group, not {channels}: most of its products would be zeros"
 
 

@@ -41,7 +41,6 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which kernels sum ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -74,7 +74,6 @@ class Ring:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile's products."""
         return BLOCK * self.blocks * (1 if self.alternate else CONSUMERS)
 
     def width_of(self, elements: int) -> int:
@@ -98,17 +97,14 @@ class Ring:
 
     @property
     def spacing(self) -> int:
-        """Bytes between boxes."""
         return -(-self.box_bytes // 128) * 128
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that arrive a stage."""
         return self.b_bytes + self.boxes * self.box_bytes
 
     @property
     def arriving(self) -> float:
-        """Estimated clocks of a stage's arrival."""
         return max(self.stage_bytes / ARRIVING, (self.boxes + 1) * BOX_CLOCKS)
 
     @property
@@ -175,8 +171,6 @@ class Thread(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer's warpgroup, warp in it, and lane."""
-
     warpgroup: int
     warp: int
     lane: int
@@ -196,8 +190,6 @@ class Operands(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What a stage's products share."""
-
     sums: tuple
     registers: tuple
     lane: tuple
@@ -287,18 +279,14 @@ def template_of_rows(g: torch.Tensor, config: Ring) -> tuple[int, ...]:
 
 
 def template_of_b(b: torch.Tensor, config: Ring) -> tuple[int, ...]:
-    """The map of B at any address."""
     return _template(b.shape, b.stride(), config.precision, 1, (ROW // config.itemsize, config.channels), True)
 
 
 class WgmmaGradient(GradientRung):
-    """A gradient on wgmma."""
-
     tensor_cores = True
     exact_cc = (9, 0)
 
     def no_tile(self, problem: Problem, precision: str) -> str | None:
-        """Why there is no tile, or None."""
         raise NotImplementedError
 
     def supports(self, problem, dtype, precision):

@@ -39,7 +39,6 @@ class Config:
 
 
 def window(problem, config) -> int:
-    """Input positions that a tile reads."""
     last_shift = problem.taps.shift(problem.kernel_size - 1)
     return (config.outputs - 2) // problem.stride + 2 + last_shift
 

@@ -98,8 +98,6 @@ def round_tf32(typingctx, value):
 
 @instruction(lambda value: np.float32(value).view(np.int32))
 def bits_of(typingctx, value):
-    """A float32's bits."""
-
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], i32)
 
@@ -108,8 +106,6 @@ def bits_of(typingctx, value):
 
 @instruction(lambda bits: np.int32(bits).view(np.float32))
 def float_of(typingctx, bits):
-    """The float32 of these bits."""
-
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], ir.FloatType())
 

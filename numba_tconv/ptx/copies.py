@@ -68,8 +68,6 @@ def cp_async_wait(pending):
 # Addresses are int32, in bytes of the block's shared memory.
 @instruction(no_meaning)
 def shared_address(typingctx, shared, index):
-    """The shared address of ``shared[index]``."""
-
     def codegen(context, builder, sig, args):
         window = ir.PointerType(context.get_value_type(shared.dtype), SHARED)
         return builder.ptrtoint(builder.addrspacecast(item(context, builder, sig.args[0], *args), window), i32)
@@ -150,8 +148,6 @@ def cp_async_to(size):
 
 @instruction(address)
 def global_address(typingctx, source, g):
-    """The global address of ``source[g]``."""
-
     def codegen(context, builder, sig, args):
         return builder.ptrtoint(item(context, builder, sig.args[0], *args), i64)
 

@@ -82,7 +82,6 @@ def _path(folder: Path, name: str, key: str, cc: tuple) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The PTX; None if missing or damaged."""
     try:
         digest, _, text = path.read_text().partition("\n")
     except (OSError, UnicodeDecodeError):

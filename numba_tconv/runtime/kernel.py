@@ -47,12 +47,10 @@ STATIC_SHARED_LIMIT = 48 * 1024  # bytes, static and dynamic, that a block gets 
 
 
 def strided(storage: types.Type, ndim: int) -> types.Array:
-    """An argument read through its strides."""
     return types.Array(storage, ndim, "A")
 
 
 def contiguous(storage: types.Type, ndim: int) -> types.Array:
-    """A contiguous argument."""
     return types.Array(storage, ndim, "C")
 
 
@@ -157,7 +155,6 @@ class Kernel:
         return int(function)
 
     def launch(self, blocks: int | tuple[int, int, int], *arguments, shared_bytes: int | None = None):
-        """Run on torch's current stream and device."""
         tensors = [value for kind, value in _leaves(self.signature, arguments) if isinstance(kind, types.Array)]
         self.prepare(blocks, *arguments, shared_bytes=shared_bytes)(*tensors)
 
@@ -316,7 +313,6 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 def _tensor_slots(kind: types.Array, tensor: torch.Tensor) -> tuple[int, ...]:
-    """Numba's layout of a tensor."""
     itemsize = tensor.element_size()
     if _is_flat(kind):  # an expanded tensor has more elements than memory
         span = _span(tensor)

@@ -31,7 +31,6 @@ class Decision:
 
 
 def select(problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> Rung | None:
-    """The rung of ``decide``."""
     return decide(problem, dtype, precision, device).rung
 
 

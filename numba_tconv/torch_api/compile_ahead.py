@@ -34,7 +34,6 @@ class Call:
     device: Device
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that may be launched, in order."""
         rung = RUNGS.get(self.rung) or gradients.GRADIENTS[self.rung]
         config = rung.config_on(self.device, self.problem, self.dtype, self.precision)
         return [step.kernel for step in rung.steps(config, self.problem, self.device)]

@@ -126,7 +126,6 @@ def _is_one(module: nn.Module) -> bool:
 
 
 def _obstacle(module: nn.Module) -> str | None:
-    """Why a layer cannot be converted, or None."""
     if not isinstance(module, nn.ConvTranspose1d):
         return f"it is no torch.nn.ConvTranspose1d but a {type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, LazyModuleMixin):

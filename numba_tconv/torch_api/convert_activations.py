@@ -52,7 +52,6 @@ def obstacle(module: nn.Module) -> str | None:
 
 
 def _unusual(module: nn.Module) -> str | None:
-    """Why ``module`` is no plain activation, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted"
     if isinstance(module, torch.fx.GraphModule):

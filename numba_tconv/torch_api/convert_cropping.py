@@ -29,7 +29,6 @@ class Cropping(nn.Module):
     """Base of converted modules; the module's own class follows it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The cropped output."""
         return layer_of(self)(x)
 
 

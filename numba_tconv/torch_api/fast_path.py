@@ -74,7 +74,6 @@ class Call(NamedTuple):
     record: Callable[..., torch.Tensor]  # (*tensors, call) -> recorded result
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        """The result for clear tensors."""
         if torch.is_grad_enabled() and wants_gradient(*tensors):  # the first is faster
             return self.record(*tensors, self)
         return self.compute(*tensors)
@@ -172,7 +171,6 @@ def route(operator: torch._ops.OpOverload, arguments: tuple) -> Callable:
 
 @cache
 def _tensors(operator: torch._ops.OpOverload) -> int:
-    """Tensor arguments, which come first."""
     return sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 

@@ -16,7 +16,6 @@ class Freezable:
         )
 
     def _unfreeze(self) -> None:
-        """Use the weights as they are."""
         if (frozen := vars(self).pop("_frozen", None)) is not None:
             frozen.restore(self)
 

@@ -110,7 +110,6 @@ def unfreeze(model: nn.Module) -> int:
 
 
 def check_frozen_mode(model: nn.Module) -> None:
-    """Raise what ``freeze`` raises."""
     _check_module(model)
     for name, module in model.named_modules():
         if module.training and (module is model or isinstance(module, (nn.ConvTranspose1d, Freezable))):

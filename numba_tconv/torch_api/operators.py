@@ -175,7 +175,6 @@ def ready_input(grad_output, weight, length, *parameters) -> Callable:
 
 @lru_cache(maxsize=1024)
 def ready_weight(grad_output, input, kernel_size, *parameters) -> Callable:
-    """As ``ready_input``, for grad_weight."""
     problem = grad_ops.problem_of(grad_output[0], *input[0][1:], kernel_size, parameters)
     return _ready("grad_weight", problem, grad_output, input, precision=parameters[-1]) or (
         lambda grad_output, input: grad_ops.torchs_weight(grad_output, input, kernel_size, parameters)
@@ -184,7 +183,6 @@ def ready_weight(grad_output, input, kernel_size, *parameters) -> Callable:
 
 @lru_cache(maxsize=1024)
 def ready_bias(grad_output, precision) -> Callable:
-    """As ``ready_input``, for grad_bias."""
     shape, *_ = grad_output
     if 0 in shape:
         return lambda grad_output: grad_output.new_zeros((shape[1],))

@@ -118,7 +118,6 @@ def integers(*arguments) -> list[int]:
 
 
 def fits(number: int) -> bool:
-    """Whether ``number`` fits in 64 signed bits."""
     return -(2**63) <= number < 2**63
 
 

@@ -30,7 +30,6 @@ MOST_WEIGHTS = 1 << 20  # in 16 bits with few phases: each call reorders weights
 
 
 def reads_grad_output(problem: Problem) -> bool:
-    """Whether grad_output itself is read, not planes."""
     p = problem
     return p.stride == 1 and p.output_padding == 0 and p.padding <= p.dilation * (p.kernel_size - 1)
 
@@ -93,7 +92,6 @@ class InputPlanes(GradientRung):
         return None
 
     def forward_rung(self, problem, dtype, precision, device) -> Rung:
-        """The rung of the transposed convolution."""
         able = [r for r in FORWARD if r.refusal(adjoint(problem), dtype, precision, device) is None]
         return next((r for r in able if not r.unsuited(adjoint(problem), dtype, precision, device)), able[-1])
 
@@ -137,7 +135,6 @@ class InputPlanes(GradientRung):
 
 
 def _precision_of(dtype: torch.dtype) -> str:
-    """The fastest precision of a dtype."""
     return "fp64" if dtype == torch.float64 else default_precision(dtype)
 
 

@@ -52,7 +52,6 @@ class Config(Meeting):
 
     @property
     def products(self) -> tuple:
-        """(position, tap, place in the window) of every product."""
         return self.meetings
 
 

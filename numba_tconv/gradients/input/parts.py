@@ -27,7 +27,6 @@ def summed(problem: Problem) -> Problem:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Numbers of splits."""
     channels, sums = problem.out_channels_per_group, problem.batch * problem.in_channels * problem.length
     return [
         splits
@@ -38,5 +37,4 @@ def numbers_of_parts(problem: Problem) -> list[int]:
 
 
 def second_stage(problem: Problem, dtype: torch.dtype, splits: int, early: bool) -> split_sums.SecondStage | None:
-    """The second stage; None for one split."""
     return split_sums.second_stage(summed(problem), dtype, splits, has_bias=False, early=early)

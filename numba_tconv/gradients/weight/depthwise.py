@@ -186,7 +186,6 @@ def make(problem: Problem, dtype: torch.dtype, **tile) -> Config:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The configuration, by registers."""
     config = make(problem, dtype)
     words = (config.window + problem.kernel_size + config.positions) * (2 if dtype == torch.float64 else 1)
     blocks = next((b for limit, b in ((36, 8), (56, 6), (80, 4)) if words <= limit), 3)

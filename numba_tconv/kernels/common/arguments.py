@@ -72,7 +72,7 @@ def layer_of(problem: Problem) -> Layer:
 
 
 def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
-    """Type of a NamedTuple ``fields`` of int64 and ``tensors``."""
+    """Type of a NamedTuple ``fields``: ``tensors``, the others int64."""
     return named(fields, **(dict.fromkeys(fields._fields, types.int64) | tensors))
 
 
@@ -82,10 +82,8 @@ def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
 
 
 def signal_like(x: Layout) -> Signal:
-    """A signal laid out as ``x``."""
     return Signal(alike(x.shape, x.dtype, x.strides), *x.strides)
 
 
 def weights_like(w: Layout) -> Weights:
-    """Weights laid out as ``w``."""
     return Weights(alike(w.shape, w.dtype, w.strides), *w.strides)

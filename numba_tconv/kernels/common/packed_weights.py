@@ -68,8 +68,6 @@ class FrozenWeights:
 
 
 class _Packings:
-    """The packed forms of one tensor."""
-
     def __init__(self):
         self.kept: dict[Packing, _Packed] = {}
         self._lock = threading.Lock()

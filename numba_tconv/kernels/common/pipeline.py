@@ -55,7 +55,6 @@ def stage_before(pipe, slot):
 
 @device_function
 def advance(pipe, slot):
-    """The next slot."""
     stage, parity = int32(slot.stage + 1), slot.parity
     if stage == pipe.stages:
         stage, parity = int32(0), int32(parity ^ 1)

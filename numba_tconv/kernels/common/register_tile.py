@@ -25,12 +25,10 @@ class ThreadTile:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of an element in shared memory."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @cached_property
     def vector(self) -> int:
-        """Elements in 16 bytes."""
         return 16 // self.itemsize
 
 

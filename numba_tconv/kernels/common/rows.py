@@ -75,7 +75,6 @@ def make_kernel(dtype: torch.dtype) -> Kernel:
 
 
 def kernels_of(dtype: torch.dtype) -> list[Kernel]:
-    """The kernels of a copy."""
     return [make_kernel(dtype)]
 
 
@@ -83,7 +82,6 @@ def kernels_of(dtype: torch.dtype) -> list[Kernel]:
 def _prepared(
     shape: tuple[int, int, int], strides: tuple, dtype: torch.dtype, offset: int, pitch: int, first: int
 ) -> Prepared:
-    """The launch that fills rows of ``pitch`` elements."""
     (outer, inner, length), vectors = shape, pitch * dtype.itemsize // ALIGNMENT
     rows = outer * inner
     layers = -(-rows * vectors // LAYER)

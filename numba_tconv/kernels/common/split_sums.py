@@ -67,7 +67,6 @@ def worthwhile(problem: Problem, share: float, rounds: int = 2) -> list[int]:
 
 
 def partial_sums(problem: Problem, splits: int) -> int:
-    """The number of partial sums."""
     return splits * problem.batch * problem.out_channels * problem.out_length
 
 
@@ -153,7 +152,6 @@ def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
 
 
 def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
-    """The second stage's steps; none without a split."""
     return [] if splits == 1 else [Step("add up", make_kernel(dtype, early))]
 
 
@@ -176,8 +174,6 @@ def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, e
 
 @dataclass(frozen=True)
 class SecondStage:
-    """The launch that adds up ``sums`` partial sums."""
-
     sums: int
     launch: Prepared
 
@@ -196,7 +192,6 @@ class SecondStage:
 def second_stage(
     problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False
 ) -> SecondStage | None:
-    """The second stage; None for one part."""
     if splits == 1:
         return None
     return SecondStage(partial_sums(problem, splits), prepare(problem, dtype, splits, has_bias, early))

@@ -36,7 +36,6 @@ class Box:
 
     @property
     def vector(self) -> int:
-        """Elements in 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @property
@@ -72,8 +71,6 @@ class Pitch(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many of a box exist."""
-
     inputs: int
     outputs: int
     phases: int
@@ -110,7 +107,6 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def copy_runs(shared, w, source, stride_i, vectors, inputs_left):
-        """Copy ``vectors`` of each input channel."""
         e, end = int32(cuda.threadIdx.x), int32(min(inputs_left, depth) * vectors)
         while e < end:
             k, p = divided(e, vectors)
@@ -160,7 +156,6 @@ def make_copies(box: Box, threads: int) -> tuple:
 
 
 def make_load_box(box: Box, threads: int) -> LoadBox:
-    """Build them for blocks of ``threads``."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     itemsize, by_phases, of_channel, all_channels = (
         box.dtype.itemsize,

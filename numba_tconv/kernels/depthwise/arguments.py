@@ -11,8 +11,6 @@ from numba_tconv.runtime.kernel import flat
 
 
 class Input(NamedTuple):
-    """A tensor (N, C_in, L)."""
-
     data: object
     offset: int  # from a multiple of 16 bytes
     stride_n: int

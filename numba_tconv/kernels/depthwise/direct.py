@@ -52,7 +52,6 @@ class DirectConfig:
 
     @property
     def granule(self) -> int:
-        """Inputs in one load."""
         return VECTOR // self.families
 
     @cached_property
@@ -66,15 +65,12 @@ class DirectConfig:
         return -(-(self.window + self.granule - 1) // self.granule)
 
     def shared_bytes(self, passes: int) -> int:
-        """Shared bytes of a block."""
         return 0
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """Arguments behind those of all forms."""
         return rows, passes
 
     def work(self) -> str:
-        """The work of a block, in words."""
         return f"{VECTOR} outputs a thread in each pass, {self.lanes} threads a row; all in registers"
 
     @cached_property
@@ -180,7 +176,6 @@ def make_kernel(config: DirectConfig) -> Kernel:
 
 
 def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
-    """The configurations of ``sizes`` that compute ``problem``."""
     p = problem
     if p.in_channels_per_group > 1 or p.last_sample >= MOST_SAMPLES:
         return []
@@ -190,19 +185,16 @@ def tiles(problem: Problem, dtype: torch.dtype, sizes) -> list[DirectConfig]:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> DirectConfig | None:
-    """The configuration, or None."""
     found = tiles(problem, dtype, [{"lanes": lanes} for lanes in LANES])
     full = [config for config in found if config.step <= problem.out_length]
     return next(iter(full), found[-1] if found else None)
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[DirectConfig]:
-    """As Rung.tiny_configs."""
     sizes = (4, 8, 2, 1), (4, 4, 4, 2)
     names = "lanes", "threads", "passes", "runs"
     return tiles(problem, dtype, [{**dict(zip(names, each, strict=True)), "min_blocks": 1} for each in sizes])
 
 
 def plan(problem: Problem, config: DirectConfig) -> tuple[int, int]:
-    """Passes of a team, and stretches of a row."""
     return split(problem.batch * problem.groups, -(-(problem.out_length + VECTOR - 1) // VECTOR), config)

@@ -56,17 +56,14 @@ class LongConfig:
 
     @property
     def lanes(self) -> int:
-        """Threads of a row."""
         return self.threads
 
     @property
     def vector(self) -> int:
-        """Elements in 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a sum, or weight."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 8
 
     @property
@@ -76,7 +73,6 @@ class LongConfig:
 
     @property
     def span(self) -> int:
-        """Columns of a block."""
         return self.threads * self.columns
 
     @property
@@ -85,7 +81,6 @@ class LongConfig:
 
     @property
     def last_taps(self) -> int:
-        """Taps after full chunks."""
         return self.taps.kernel_size % self.chunk
 
     @property
@@ -156,17 +151,14 @@ class LongConfig:
         return self.in_per_group * self.weight_pitch * self.sum_bytes + max(inputs, outputs)
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """None behind those of all forms."""
         return ()
 
     def work(self) -> str:
-        """The work of a block, in words."""
         sums = self.columns * self.taps.stride * self.out_per_group
         return f"{self.threads} threads, {sums} sums each; inputs and weights in shared memory"
 
 
 def fits(config: LongConfig) -> bool:
-    """Whether the kernel can be made."""
     each = 16 // config.sum_bytes
     whole = config.chunk % config.taps.rows == 0 and config.hop % GRANULE == 0
     whole = whole and config.chunk * config.out_per_group % each == 0
@@ -209,7 +201,6 @@ def tiles(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
 
 
 def _adds_apart(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether sums are taken in pieces."""
     return dtype == torch.float32 and terms(problem) > LONGEST_SUM
 
 
@@ -226,7 +217,6 @@ def terms(problem: Problem) -> int:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
-    """The configuration, or None."""
     if depthwise_config.choose(problem, dtype).keeps_weights:
         return None
     found = tiles(problem, dtype)

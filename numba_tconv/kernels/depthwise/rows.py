@@ -30,7 +30,6 @@ class Meeting:
 
     @cached_property
     def vector(self) -> int:
-        """Elements in 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @cached_property
@@ -46,7 +45,7 @@ class Meeting:
 
 
 def reason(problem) -> str | None:
-    """Why no such kernel takes ``problem``, or None."""
+    """Why no depthwise kernel takes ``problem``, or None."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > MOST_CHANNELS:
         return f"it takes up to {MOST_CHANNELS} input and {MOST_CHANNELS} output channels a group"
     if problem.kernel_size > MOST_TAPS:
@@ -73,7 +72,7 @@ def split(rows: int, vectors: int, config) -> tuple[int, int]:
 
 
 def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
-    """Rows along x, their stretches along y and z."""
+    """Blocks: rows along x, their stretches along y and z."""
     planes = -(-stretches // GRID_AXIS)
     return -(-rows // teams), -(-stretches // planes), planes
 

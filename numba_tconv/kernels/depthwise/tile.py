@@ -34,7 +34,6 @@ class Config:
 
     @property
     def words(self) -> int:
-        """Registers of an accumulator."""
         return ELEMENTS[self.dtype].accumulator.bitwidth // 32
 
     @cached_property
@@ -90,15 +89,12 @@ class Config:
         return -(-(self.halo + columns + self.vector - 1) // self.vector) * self.vector
 
     def shared_bytes(self, passes: int) -> int:
-        """Shared bytes of a block."""
         return self.threads // self.lanes * self.in_per_group * self.width(passes) * 4 * self.words
 
     def arguments(self, rows: int, passes: int) -> tuple:
-        """Arguments behind those of all forms."""
         return rows, passes, self.width(passes)
 
     def work(self) -> str:
-        """The work of a block, in words."""
         weights = "registers" if self.keeps_weights else "the caches"
         teams = self.threads // self.lanes
         windows = "a window of inputs" if teams == 1 else f"{teams} windows of inputs"
@@ -120,7 +116,6 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 @lru_cache(maxsize=1024)
 def plan(problem: Problem, config: Config) -> tuple[int, int]:
-    """Passes of a team, and stretches of a row."""
     outputs = problem.out_length + config.vector - 1  # the first vector may begin before the row
     vectors = problem.batch * problem.groups * outputs // config.vector
     passes = min(config.stretch // config.step, vectors // (config.threads * depthwise_rows.ENOUGH_BLOCKS))

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class Sizes(NamedTuple):
-    """Sizes of the problem."""
-
     batch: int
     length: int
     out_length: int
@@ -18,8 +16,6 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How the matrix product is divided."""
-
     columns: int  # of a sample
     first_column: int  # of a sample
     row_tiles: int
@@ -29,8 +25,6 @@ class Grid(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The work of a block."""
-
     shared: object
     base: int  # address of ``shared``
     offsets: object  # shared: where each vector of the window lies in x at channel 0; -1 outside the signal
@@ -51,8 +45,6 @@ class Lane(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Local arrays of a thread."""
-
     sums: object
     window: object
     weights: object
@@ -75,8 +67,6 @@ class Progress(NamedTuple):
 
 
 class OutputTile(NamedTuple):
-    """A block's outputs, staged."""
-
     shared: object
     start: object  # as in Block
     first_channel: int  # of all groups

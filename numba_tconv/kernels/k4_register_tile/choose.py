@@ -109,12 +109,10 @@ def clearly_better(problem: Problem, usual: Config, x_vector: int, device: Devic
 
 
 def register_window(device: Device) -> int:
-    """Window elements that 128 registers hold."""
     return WINDOW_LIMIT if device.cc >= (9, 0) else 8  # before Hopper, addresses take more registers
 
 
 def spills(config: Config, device: Device) -> bool:
-    """Whether 128 registers spill."""
     if config.thread_m * config.thread_n < 64 or REGISTERS // (config.threads * config.min_blocks) > 128:
         return False
     if config.x_vector == 1:
@@ -195,7 +193,7 @@ def rounds(problem: Problem, config: Config, device: Device) -> tuple[int, int]:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds, second stage included, launch excluded."""
+    """Estimated milliseconds with the second stage, without the launch."""
     c, part = config, split(problem, config.splits)
     stages = c.channel_chunks(part) * c.tap_chunks(part)
     copies = c.x_stage / c.x_vector + c.w_stage / c.vector
@@ -232,7 +230,7 @@ def busiest_rounds(problem: Problem, config: Config, device: Device) -> Iterator
 
 
 def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds of few blocks, second stage excluded."""
+    """Estimated milliseconds of few blocks, without the second stage."""
     c = config
     alike = [r for r in busiest_rounds(problem, c, device) if r[0]]
     taps = c.multiplied_taps(problem) if c.apart else c.tap_chunk  # with one phase a block, the longest row decides
@@ -252,6 +250,5 @@ def few_milliseconds(problem: Problem, config: Config, device: Device) -> float:
 
 
 def few_cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds of few blocks, second stage included."""
     first = few_milliseconds(split(problem, config.splits), config, device)
     return first + second_stage_ms(problem, config.splits, config.itemsize)

@@ -27,7 +27,6 @@ def make_store(config: Config):
 
     @device_function
     def store(y, tile, values, bias, sizes, grid):
-        """Consecutive threads write consecutive outputs."""
         columns, out_channels, shared = grid.columns, sizes.out_per_group * sizes.groups, tile.shared
         first_n, first_column = tile.start[0], tile.start[1]
         thread = int32(cuda.threadIdx.x)

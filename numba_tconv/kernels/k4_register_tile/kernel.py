@@ -65,7 +65,6 @@ def make_advance(config: Config, multiply: Callable):
 
     @device_function
     def load_weights(block, slot, packed, offset):
-        """Start the copies of a stage's weights."""
         thread = int32(cuda.threadIdx.x)
         target, source = int32(slot + x_stage + thread * vector), offset + thread * vector
         for j in range(w_copies):

@@ -47,13 +47,10 @@ class Order:
 
     @property
     def stage(self) -> int:
-        """Packed weights of a stage."""
         return self.block_k * self.tap_chunk * self.block_m
 
 
 class PackGrid(NamedTuple):
-    """How packed weights are divided, and the sizes."""
-
     row_tiles: int
     tap_chunks: int
     channel_chunks: int
@@ -64,8 +61,6 @@ class PackGrid(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A stage's weight."""
-
     k: int
     channel: int
     tap: int
@@ -126,7 +121,6 @@ def make_kernel(order: Order) -> Kernel:
 
     @device_function
     def weight_of(e):
-        """The weight of packed element ``e``."""
         k, tap, m = place(e)
         channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
         return Weight(int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases)
@@ -174,8 +168,6 @@ def make_kernel(order: Order) -> Kernel:
 
 @dataclass(frozen=True, eq=False)
 class TilePacking(Packing):
-    """Packed in ``order``."""
-
     weights: Layout
     order: Order
     groups: int
@@ -216,6 +208,5 @@ class TilePacking(Packing):
 
 
 def packing_of(problem: Problem, config: Config, weights: Layout) -> TilePacking:
-    """The packing for ``config``."""
     chunks = config.tap_chunks(problem), config.channel_chunks(problem)
     return unique(TilePacking, weights, order_of(config), problem.groups, config.row_tiles(problem), *chunks)

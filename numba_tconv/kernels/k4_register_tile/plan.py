@@ -82,7 +82,6 @@ def plan_of(
 
 
 def kernel_of(name: str, function: Callable, config: Config, threads: int) -> Kernel:
-    """A kernel with ``plan_of``'s signature."""
     stored = flat(ELEMENTS[config.dtype].storage)
     x, bias = arguments(Signal, data=stored), arguments(Bias, data=stored)
     signature = (x, stored, bias, stored, arguments(Sizes), arguments(Grid))
@@ -99,6 +98,5 @@ def vector_of(x: Layout) -> int:
 
 
 def vectors_align(x: Layout, v: int) -> bool:
-    """Whether vectors of ``v`` elements are so."""
     contiguous_rows = x.strides[2] == 1 and x.strides[0] % v == 0 and x.strides[1] % v == 0
     return contiguous_rows and x.shape[2] % v == 0 and x.offset % (v * x.dtype.itemsize) == 0

@@ -51,7 +51,6 @@ class Config(WarpTile):
 
     @property
     def phases(self) -> int:
-        """Rows of an output channel in a block."""
         return 1 if self.one_phase else min(self.taps.rows, self.block_m)
 
     @property
@@ -61,7 +60,6 @@ class Config(WarpTile):
 
     @property
     def channels(self) -> int:
-        """Output channels in a block."""
         return self.block_m // self.phases
 
     @property
@@ -106,17 +104,14 @@ class Config(WarpTile):
 
     @property
     def window(self) -> int:
-        """Columns of a thread's window."""
         return self.thread_n + self.halo
 
     @property
     def x_stage(self) -> int:
-        """Elements of x in a stage."""
         return self.block_k * self.width
 
     @property
     def w_stage(self) -> int:
-        """Packed weights in a stage."""
         return self.block_k * self.tap_chunk * self.block_m
 
     @property
@@ -206,7 +201,6 @@ def make(problem: Problem, dtype: torch.dtype, block_k: int, **tile) -> Config:
 
 
 def storing_vectors(config: Config, problem: Problem) -> Config:
-    """``config`` with vector stores exactly where ``problem`` aligns them."""
     if problem.stride > 1:
         return config
     first, columns = config.columns(problem)
@@ -216,13 +210,11 @@ def storing_vectors(config: Config, problem: Problem) -> Config:
 
 
 def fits(config: Config, device: Device) -> bool:
-    """Whether ``min_blocks`` blocks fit in shared memory."""
     need = config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
     return config.min_blocks * need <= device.shared_per_multiprocessor
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Small configurations for tests."""
     one_phase = problem.kernel_size % problem.taps.rows != 0
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (

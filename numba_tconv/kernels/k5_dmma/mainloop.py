@@ -52,7 +52,6 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def depth_of(stage, z):
-        """The ``z``-th product depth."""
         return Stage(stage.shared, int32(stage.window + z * fours * x_four), int32(stage.weights + z * fours * w_four))
 
     @device_function

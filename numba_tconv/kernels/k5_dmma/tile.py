@@ -57,19 +57,16 @@ class Config(k4_config.Config):
 
     @property
     def fours(self) -> int:
-        """Groups of four channels in a product."""
         return max(1, self.depth // CHANNELS)
 
     @property
     def at_once(self) -> int:
-        """Product depths in a turn of the loop."""
         step = self.thread_m // 2 * (self.thread_n // 2) * self.fours * self.tap_chunk
         steps = self.block_k // (CHANNELS * self.fours)
         return max(z for z in range(1, steps + 1) if steps % z == 0 and (z == 1 or z * step <= TURN_PRODUCTS))
 
     @property
     def barriers(self) -> int:
-        """mbarriers: two a stage of a ring."""
         return 2 * self.stages if self.ring else 0
 
     @property
@@ -84,7 +81,6 @@ class Config(k4_config.Config):
 
     @property
     def pitch(self) -> int:
-        """Row length of the staged tile, against bank conflicts."""
         return self.block_n + 8
 
 
@@ -143,7 +139,6 @@ def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
 
 
 def cost(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds, launch excluded."""
     c = config
     stages = c.channel_chunks(problem) * c.tap_chunks(problem)
     products = stages * c.block_m * c.block_n * c.block_k * c.multiplied_taps(problem)

@@ -53,8 +53,6 @@ class Thread(NamedTuple):
 
 
 class RowTile(NamedTuple):
-    """The rows of a block's tiles."""
-
     group: int
     first_row: int  # row of taps
     first_channel: int  # of all groups
@@ -62,7 +60,6 @@ class RowTile(NamedTuple):
 
 
 def types_of(config: Config) -> tuple:
-    """Numba's types of the kernels' arguments."""
     stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
     bits = flat(bits_type(config))
 

@@ -114,7 +114,6 @@ def _config(problem: Problem, base: Tile, known: dict[int, int], most: int, x_ve
 
 
 def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration with streamed weights, or None."""
     config = _config(problem, base, FRAGMENTS[base.parts], MOST_FRAGMENTS[base.parts], x_vector)
     # With empty slots to store, split operands leave registers for half the sums.
     if base.parts == 2 and base.span > base.phases:
@@ -160,7 +159,6 @@ def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _carried(tile: Tile) -> int:
-    """Extra registers of resident weights, estimated."""
     if tile.span == 1 and tile.itemsize == 4:
         return 16
     return 48 if tile.itemsize == 2 and tile.phases > 1 else 32

@@ -80,7 +80,6 @@ def _make_multiply(config: Config):
 
 
 def _make_thread_of(config: Config):
-    """Build ``thread_of`` a thread's number."""
     tile_warps = config.tile_warps
 
     @device_function

@@ -56,7 +56,6 @@ def make_load_ahead(config: Config) -> LoadAhead:
 
     @device_function
     def begin(n, j, chunk, columns):
-        """Sample and column where a window begins."""
         c = int32(j - before - chunk * shift)
         while c < 0:
             n, c = int32(n - 1), int32(c + columns)

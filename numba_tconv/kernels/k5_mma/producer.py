@@ -41,15 +41,11 @@ class GroupInput(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A thread's window in x."""
-
     address: int  # of its first copy at the first channel
     last_channel: int  # the last at which a stage copied in steps begins; or -1
 
 
 class Share(NamedTuple):
-    """A thread's copies of a stage."""
-
     row: int  # its first row
     first_copy: int  # of each row
 

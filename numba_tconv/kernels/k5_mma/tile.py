@@ -49,7 +49,6 @@ class Config:
 
     @property
     def tile_warps(self) -> int:
-        """Warps of a tile."""
         return self.row_warps * COLUMN_WARPS
 
     @property
@@ -68,12 +67,10 @@ class Config:
 
     @property
     def depth(self) -> int:
-        """Channels of a stage."""
         return self.tile.depth * self.chunks
 
     @property
     def width(self) -> int:
-        """Columns of a stage."""
         return self.tile.lead + COLUMNS + (self.tiles - 1) * self.tile.advance
 
     @property
@@ -121,7 +118,6 @@ class Config:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of a tile's staging."""
         return self.tile.staging * 4 + (32 if self.by_rows else 0)
 
     @property
@@ -153,12 +149,10 @@ class Config:
 
     @property
     def team_bytes(self) -> int:
-        """Bytes of a team's ring and staging."""
         return self.stages * self.x_stage + self.staging_bytes
 
     @property
     def channels_at_once(self) -> int:
-        """Channels stored at a time."""
         steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
         most = max(1, MOST_STORES // max(1, steps))  # channels of a warp
         rounds = {c: -(-c // self.tile_warps) for c in range(1, self.tile.round_channels + 1)}
@@ -172,7 +166,7 @@ class Config:
 
     @property
     def table(self) -> int:
-        """Byte offset of the table."""
+        """Byte offset of the table of sources."""
         return self.stages * (self.x_stage + self.w_stage)
 
     @property
@@ -184,7 +178,6 @@ class Config:
 
     @property
     def registers(self) -> int:
-        """A lane's registers, estimated."""
         parts = self.tile.parts
         return parts * (self.fragments * RUN * 4 + 2 * self.window) + OTHER_REGISTERS[parts]
 

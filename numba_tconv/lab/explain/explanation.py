@@ -60,7 +60,7 @@ class Explanation:
 
     @property
     def flops(self) -> int:
-        """Operations, two a product."""
+        """Multiplications and additions."""
         return self.problem.flops
 
     @property
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def floor_ms(self) -> float:
-        """The roofline's time on an H200."""
+        """Milliseconds of the roofline with the H200's peaks."""
         return self.problem.floor_ms(self.dtype.itemsize, self.precision)
 
     @property
@@ -81,7 +81,7 @@ class Explanation:
 
     @property
     def predicted_ms(self) -> float | None:
-        """The taken rung's, or None."""
+        """The taken rung's, in ms, or None."""
         return self.taken and self.taken.predicted_ms
 
     @property
@@ -96,7 +96,7 @@ class Explanation:
 
     @property
     def recorded_roofline(self) -> float | None:
-        """That row's roofline share, by its run's copy bandwidth."""
+        """Roofline share of ``recorded_ms``, by the copy bandwidth of its run."""
         return self.taken and self.taken.recorded and self.taken.recorded.roofline
 
     def __str__(self) -> str:

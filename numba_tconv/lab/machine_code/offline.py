@@ -135,7 +135,6 @@ def _processor_seconds() -> float:
 
 
 def instructions(sass: str) -> Counter:
-    """SASS instructions with modifiers, counted."""
     return Counter(re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass))
 
 

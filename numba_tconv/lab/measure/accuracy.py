@@ -39,8 +39,8 @@ class Error:
     def within(self, of_torch: Error, dtype: torch.dtype, precision: str, terms: int) -> bool:
         """Whether both measures are at most twice torch's in the same precision.
 
-        Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR. It is at least the dtype's spacing; in
-        float64, whose reference is rounded too, times the root of ``terms``, the longest sum's products.
+        The limit is at least the dtype's spacing; in float64, whose reference is rounded too, times the root of
+        ``terms``, the products of the longest sum. Where cuDNN did not use an allowed TF32, the limit is TF32_ERROR.
         """
         if precision == "tf32" and of_torch.norm < NO_TF32:
             return self.at_most(TF32_ERROR)
@@ -58,7 +58,7 @@ TF32_ERROR = Error(4e-4, 6e-4)
 
 
 def right(result: str, error: Error, of_torch: Error, operands: Operands, precision: str, p: Problem) -> bool:
-    """Within torch's error, or ``rounding`` for float32 sums of at most FEW_TERMS products."""
+    """Whether the error is within torch's, or within ``rounding`` for float32 sums of at most FEW_TERMS products."""
     if result == "grad_bias":
         precision = "ieee"
     dtype = operands.x.dtype
@@ -71,7 +71,7 @@ def right(result: str, error: Error, of_torch: Error, operands: Operands, precis
 def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Error:
     """Relative error that float32 arithmetic in ``precision`` may cost a result.
 
-    Errors are independent: an element's grows with the root of the sum of its products' squares.
+    Rounding errors are taken as independent: an element's grows with the root of the sum of its squared products.
     """
     terms = p.terms(result)
     spread = math.hypot(OPERANDS_SPREAD.get(precision, 0), 2**-24 * math.sqrt(min(terms, FEW_TERMS) / 6))

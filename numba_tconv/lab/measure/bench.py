@@ -1,6 +1,6 @@
-"""Measurement: rungs, torch's op, conv1d and a device copy take turns in one run (timing.py) and are checked.
+"""Measurement: rungs, torch's op, conv1d and a device copy take turns in one run (timing.py), and are checked.
 
-The copy's bandwidth gives the roofline. Our results start as NaN; the last call's are compared with float64, and a
+The copy's bandwidth gives the roofline. Our results start as NaN; those of the last call are compared with float64. A
 wrong result gives no row.
 """
 
@@ -202,7 +202,7 @@ def _rows(
     found: dict[str, dict[str, Error]],
     bandwidth: float,
 ) -> list[Row]:
-    """The rows of ``names``; ``bandwidth`` is the copy's, in bytes/s."""
+    """Rows of ``names``; ``bandwidth`` is the copy's, in bytes/s."""
     costs, itemsize, peak = costs_of(direction, workload.problem), dtype.itemsize, peak_name(dtype, precision)
     where, dtype_name = machine.describe(), str(dtype).removeprefix("torch.")
     known = where.gpu in PEAKS_KNOWN

@@ -48,7 +48,6 @@ class Outcome:
 
 
 def where() -> str:
-    """The GPU's name, or the simulator."""
     return "in the CUDA simulator" if SIMULATOR else f"on {torch.cuda.get_device_name()}"
 
 

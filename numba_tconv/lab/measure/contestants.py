@@ -20,11 +20,11 @@ def rungs_for(
     device: Device | None = None,
     direction: str = FORWARD,
 ) -> tuple[list[str], list[str]]:
-    """The contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
+    """Contestants that ``names`` stand for in ``direction``, and a line for each rung that "all" leaves out.
 
-    "all" is ``auto`` (the selection) and every able rung on ``device`` (None: torch's current GPU, else an H200), or
-    ``cudnn`` where none has ``precision``. Raises ValueError for a name unknown or of another direction,
-    NotImplementedError where a rung named alone, or ``auto``, cannot do the problem.
+    "all" is ``auto`` (the selection) and every able rung on ``device`` (None: torch's current GPU, else the H200), or
+    ``cudnn`` where none has ``precision``. Raises ValueError for a name that is unknown or of another direction,
+    NotImplementedError where ``auto`` or a named rung cannot do the problem.
     """
     peak, device = peak_name(dtype, precision), device or current_device()
     rungs = rungs_of(FORWARD if direction == STEP else direction)

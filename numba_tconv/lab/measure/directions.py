@@ -16,8 +16,6 @@ from numba_tconv.torch_api import gradient_operators as grad_ops
 
 
 class Operands(NamedTuple):
-    """Operands of all results."""
-
     x: torch.Tensor  # (N, C_in, L)
     weight: torch.Tensor  # (C_in, C_out/groups, K)
     bias: torch.Tensor | None  # (C_out,)
@@ -93,7 +91,6 @@ def by_selection(result: str, operands: Operands, p: Problem, precision: str) ->
 
 
 def by_autograd(forward: Callable, operands: Operands, p: Problem) -> dict[str, torch.Tensor]:
-    """A step's results by torch.autograd."""
     inputs = [tensor if tensor is None else tensor.detach().requires_grad_() for tensor in operands[:3]]
     with torch.enable_grad():
         y = forward(*inputs)

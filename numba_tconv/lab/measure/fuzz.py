@@ -83,7 +83,6 @@ class Case:
         return f"from numba_tconv.lab.measure.fuzz import *; {self!r}.check()"
 
     def check(self) -> None:
-        """Compute the case. Raises Mismatch."""
         p, dtype, where = self.problem, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
         shapes = shape_of("grad_input", p), shape_of("grad_weight", p), shape_of(FORWARD, p)
@@ -102,7 +101,6 @@ class Case:
 
 
 def in_float64(of: str, operands, problem: Problem) -> torch.Tensor:
-    """The oracle of the result ``of``."""
     p = problem
     first, *others = (None if t is None else t.double() for t in operands)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation
@@ -176,7 +174,6 @@ def _layout(drawn: random.Random) -> Layout:
 
 
 def run_fuzz(arguments) -> int:
-    """Check random problems on all rungs and gradients."""
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)
     return check_cases(draw, arguments)

@@ -42,7 +42,6 @@ class Case:
         return f"from numba_tconv.lab.measure.fuzz_activations import *; {self!r}.check()"
 
     def check(self) -> None:
-        """Compute it. Raises Mismatch if a result is wrong."""
         x, up, down, alpha, beta, dy = self.operands()
         choices = self.sizes.up_ratio, self.sizes.down_ratio, self.log_scale, self.activation
         exact = [one if one is None else one.double().clone().requires_grad_() for one in (x, up, down, alpha, beta)]
@@ -76,7 +75,6 @@ class Case:
         return signal(s.length), *filters, alpha, None if self.tied else beta, signal(s.out_length)
 
     def computed(self, x, up, down, alpha, beta, dy):
-        """y, and the gradients of x, alpha and beta."""
         first = up if alpha is None else alpha
         others = up, down, first, first if beta is None else beta
         index = -1 if SIMULATOR else x.get_device()
@@ -130,7 +128,6 @@ def draw(seed: int, number: int) -> Case:
 
 
 def run_fuzz_activations(arguments) -> int:
-    """Check random activations and their gradients."""
     if not (SIMULATOR or torch.cuda.is_available()):
         return commands.in_simulator(arguments.argv)
     return check_cases(draw, arguments)

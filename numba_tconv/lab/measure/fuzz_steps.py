@@ -115,6 +115,5 @@ def draw(seed: int, number: int) -> Case:
 
 
 def run_fuzz_steps(arguments) -> int:
-    """Check random streams."""
     with torch.no_grad():
         return check_cases(draw, arguments)

@@ -15,8 +15,6 @@ from numba_tconv import requirements
 
 @dataclass(frozen=True)
 class Machine:
-    """A run's columns."""
-
     commit: str
     gpu: str
     driver: str

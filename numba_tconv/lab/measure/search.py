@@ -29,8 +29,6 @@ REPEATS, BUDGET_S = 9, 0.3
 
 @dataclass(frozen=True)
 class Tried:
-    """A configuration of a workload and its median ms."""
-
     time: str
     commit: str
     gpu: str
@@ -80,7 +78,6 @@ def described(config: Config) -> dict:
 
 
 def is_of(tried: Tried, config: Config) -> bool:
-    """Whether the row has that configuration."""
     return all(getattr(tried, column) == value for column, value in described(config).items())
 
 

@@ -39,12 +39,11 @@ def neighbours(some: list[int]) -> list[int]:
 
 
 def curve(layer: Workload, some: list[int], batch: int = BATCH) -> list[Workload]:
-    """``layer`` at each length, shortest first."""
     return [workloads.at_length(layer, length, batch) for length in sorted(some)]
 
 
 def affordable(names: list[str], before: list[Row], problem: Problem, budget_s: float) -> list[str]:
-    """The contestants whose fewest calls take at most ``budget_s`` seconds, by their rate in the rows ``before``; one
-    without a row is kept."""
+    """The contestants whose fewest calls take at most ``budget_s`` seconds, by their rate in the rows ``before``, and
+    those without a row."""
     calls, rates = WARMUP_CALLS + FEWEST_REPEATS, {row.rung: row.tflops for row in before}
     return [name for name in names if name not in rates or calls * problem.flops / rates[name] <= 1e12 * budget_s]

@@ -46,7 +46,6 @@ class Flush:
 
 
 def timed_call(contestant: Contestant, flush: Flush) -> None:
-    """Call once between two events, on a cold cache."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     contestant.output = None
     contestant.prepare()

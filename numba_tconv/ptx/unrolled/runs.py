@@ -19,7 +19,6 @@ PACK = {
 
 
 def pure(builder, result, arguments, text, constraints):
-    """Inline assembly without side effects."""
     function = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), arguments)
 
@@ -133,7 +132,6 @@ def load_guarded(element, count):
 
 
 def pack_vector(builder, element, numbers):
-    """The numbers as a vector."""
     if element.storage.bitwidth == 16:
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         numbers = [pure(builder, i32, [b, a], PACK[element.name], "=r,f,f") for a, b in pairs]

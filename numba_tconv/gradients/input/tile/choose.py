@@ -77,7 +77,6 @@ MULTIPLY_ADDS = 250e6  # of a multiprocessor a millisecond
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The tile and number of splits."""
     best = usual(problem, dtype, device)
     if dtype == torch.float32 and rounds(problem, best, device) <= FEW_ROUNDS * best.min_blocks:
         best = clearly_better(problem, best, device)
@@ -130,13 +129,11 @@ def candidates(problem: Problem, dtype: torch.dtype, device: Device) -> list[Con
 
 @lru_cache(maxsize=1024)
 def tiles_of_few(layer: Problem, device: Device) -> tuple[Config, ...]:
-    """Float32 tiles of a layer with few blocks."""
     others = with_stages(layer, torch.float32, NARROWER, device), next(joined_stages(layer, device), None)
     return (*candidates(layer, torch.float32, device), *filter(None, others))
 
 
 def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Device) -> Config | None:
-    """The deepest stage within the limits, or None."""
     pairs, blocks, large = MOST_PAIRS, 0, shape.thread_m * shape.thread_n >= LARGE
     while pairs:
         config = make(problem, dtype, pairs, **shape._asdict())
@@ -166,7 +163,6 @@ def joined_stages(problem: Problem, device: Device) -> Iterator[Config]:
 
 
 def shared_need(config: Config) -> int:
-    """Shared bytes of a block, with the table."""
     return config.shared_bytes + ENTRY * config.entries + RESERVED_SHARED
 
 
@@ -183,7 +179,7 @@ def rounds(problem: Problem, config: Config, device: Device) -> int:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated milliseconds without adding up splits."""
+    """Estimated milliseconds without the second stage."""
     sums = config.thread_m * config.thread_n
     taps = config.channel_taps / config.phases  # of a pair, on average
     vectors = (config.thread_n + config.halo) // config.vector + taps * config.thread_m / config.vector_m

@@ -123,7 +123,6 @@ def _stages(problem: Problem, config: Config) -> int:
 
 
 def pack_blocks(problem: Problem, config: Config) -> int:
-    """Packing blocks: one a square."""
     return _stages(problem, config) * -(-config.block_m // SIDE)
 
 

@@ -66,7 +66,6 @@ class Config(WarpTile):
 
     @property
     def vector_m(self) -> int:
-        """A thread's neighbouring rows in one load."""
         return min(self.vector, self.thread_m)
 
     @property
@@ -75,7 +74,6 @@ class Config(WarpTile):
 
     @property
     def pairs_a_turn(self) -> int:
-        """Pairs in a turn of the loop."""
         products = self.tap_chunk * self.thread_m * self.thread_n
         return math.gcd(self.pairs, 4 if 4 * products <= TURN else 2)
 
@@ -110,12 +108,11 @@ class Config(WarpTile):
 
     @property
     def table(self) -> int:
-        """Columns of the window in all its phases."""
         return self.window.width * self.phases
 
     @property
     def entries(self) -> int:
-        """Entries of the table, up to a sector."""
+        """Entries of the table, filled up to a sector."""
         return entries_before(self.table, self.g_stage * self.itemsize)
 
     @property
@@ -124,7 +121,6 @@ class Config(WarpTile):
 
     @property
     def channel_taps(self) -> int:
-        """Taps of a channel's phases in a stage."""
         short_phases = self.phases - self.long_phases if self.long_phases else 0
         return self.phases * self.tap_chunk - short_phases
 
@@ -139,7 +135,7 @@ class Config(WarpTile):
 
     @property
     def partials(self) -> int:
-        """Element of shared memory where partial sums begin."""
+        """First element of shared memory that holds partial sums."""
         return self.stages * (self.g_stage + self.w_stage)
 
     @property
@@ -203,7 +199,6 @@ def make(problem: Problem, dtype: torch.dtype, most_pairs: int = MOST_PAIRS, mos
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of one warp for tests."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     in_two = 2 if dtype == torch.float32 and problem.out_channels_per_group % 2 == 0 else 1
     first = dict(block_m=4, block_n=32 * v, thread_m=4, thread_n=v, lanes_m=1, min_blocks=1, partial=1, splits=in_two)

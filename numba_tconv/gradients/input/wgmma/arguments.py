@@ -20,8 +20,6 @@ class Shape(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How tiles are dealt out."""
-
     position_tiles: int  # of a sample
     channel_tiles: int
     tiles: int  # parts of tiles, in all
@@ -29,15 +27,11 @@ class Grid(NamedTuple):
 
 
 class GradRows(NamedTuple):
-    """grad_output's rows."""
-
     shear: int  # elements between rows of a sheared map
     length: int  # elements, beyond which windows are cleared
 
 
 class Place(NamedTuple):
-    """Where a tile lies."""
-
     sample: int
     group: int
     part: int  # of its stages
@@ -46,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How a consumer lane reads its windows; local arrays."""
+    """How a consumer lane reads its windows. Tuples are local arrays."""
 
     rows: tuple  # addresses of its positions in slot 0
     places: tuple  # of its entries in a stage, in bytes from a position
@@ -65,8 +59,6 @@ class Ends(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What a consumer lane knows of its windows."""
-
     window: Window
     ends: Ends
 

@@ -54,7 +54,6 @@ def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -
 
 
 def choose(problem: Problem, precision: str, sheared: int = 1) -> Config | None:
-    """The tile with the fewest estimated clocks, or None."""
     return _choose(problem.layer, precision, sheared)
 
 
@@ -89,7 +88,6 @@ def filling(problem: Problem, config: Config, device: Device) -> Config:
 
 
 def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[Config]:
-    """Every tile that fits."""
     p = problem
     if p.out_channels_per_group % sheared:
         return  # a group's first row is of another set, or the last set has fewer rows
@@ -133,7 +131,6 @@ def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool
 
 
 def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks, with tiles in ``splits`` parts."""
     p, (_, _, tiles) = problem, config.tiles(problem)
     rounds = -(-tiles * splits // device.multiprocessors)
     if splits == 1:
@@ -161,14 +158,12 @@ def splits_of(problem: Problem, config: Config, device: Device) -> int:
 
 
 def tile_clocks(problem: Problem, config: Config) -> float:
-    """Estimated clocks of a tile."""
     multiplying, storing = config.stages_of(problem) * stage_clocks(config), storing_clocks(config)
     return max(multiplying, storing) if config.alternate else multiplying + storing
 
 
 @lru_cache(maxsize=8192)
 def stage_clocks(config: Config) -> float:
-    """Estimated clocks of a stage."""
     warpgroups = 1 if config.alternate else CONSUMERS
     products = PRODUCTS * config.blocks * warpgroups
     operands = PRODUCTS * warpgroups * 4 * load_clocks(config)
@@ -178,7 +173,6 @@ def stage_clocks(config: Config) -> float:
 
 
 def storing_clocks(config: Config) -> float:
-    """Estimated clocks in which a tile is stored."""
     return config.rows * config.channels / LEAVING
 
 

@@ -18,8 +18,6 @@ from .tile import Config
 
 
 class Target(NamedTuple):
-    """Where a warpgroup's sums go."""
-
     start: int  # element of the first position and channel
     length: int  # elements between channels
     channels_left: int

@@ -248,7 +248,6 @@ def _prepared(
     w_strides: tuple,
     device: gpu.Device,
 ) -> tuple[int, Prepared, split_sums.SecondStage | None]:
-    """Blocks, the launch, the second stage or None."""
     p = problem
     g, w = alike((p.batch, p.out_channels, p.out_length), dtype, g_strides), alike(w_shape, dtype, w_strides)
     sheared = config.sheared > 1
@@ -274,7 +273,6 @@ def _prepared(
 
 
 def _second_stage(problem: Problem, config: Config, splits: int) -> split_sums.SecondStage:
-    """The second stage, of one part or more."""
     results = summed(problem)
     launch = split_sums.prepare(results, config.dtype, splits, has_bias=False, early=True)
     return split_sums.SecondStage(split_sums.partial_sums(results, splits), launch)

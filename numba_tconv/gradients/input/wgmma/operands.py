@@ -177,7 +177,6 @@ def make_bits(config: Config):
 
     @device_function
     def below(bit):
-        """The bits below ``bit``."""
         one = uint64(1) << uint64(min(max(int32(bit - 1), int32(0)), int32(BITS - 1)))
         return uint64(one + uint64(one - uint64(1))) if bit > 0 else uint64(0)
 

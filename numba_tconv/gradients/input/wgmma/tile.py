@@ -37,7 +37,6 @@ class Config(Ring):
 
     @property
     def dtype(self):
-        """The tensors' dtype."""
         return DTYPES[self.precision]
 
     @property
@@ -74,7 +73,6 @@ class Config(Ring):
 
     @property
     def table_entries(self) -> int:
-        """Entries of the table."""
         return self.period - gcd(self.entries, self.period) + self.entries if self.through else 0
 
     @property
@@ -84,7 +82,6 @@ class Config(Ring):
 
     @property
     def phases(self) -> range:
-        """The phases of all stages."""
         return range(0, self.period, gcd(self.entries, self.period)) if self.through else range(1)
 
     @cached_property
@@ -117,12 +114,10 @@ class Config(Ring):
 
     @property
     def boxes(self) -> int:
-        """Boxes of grad_output in a stage."""
         return -(-self.rows // self.piece)
 
     @property
     def sums(self) -> int:
-        """Sums of a consumer thread."""
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
@@ -132,7 +127,6 @@ class Config(Ring):
         return along, across, problem.batch * problem.groups * along * across
 
     def stages_of(self, problem: Problem) -> int:
-        """Stages of a tile."""
         if self.through:
             return -(-problem.out_channels_per_group * self.kernel_size // self.entries)
         return -(-problem.out_channels_per_group // self.g_channels)

@@ -45,7 +45,6 @@ SECOND_LATENCY = 0.0002  # ms a batch of the second stage's loads
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Config:
-    """The usual tile, or a clearly faster one."""
     usual, *others = tiles(problem.layer, dtype, device)
     time = partial(_time, problem, device)
     best = min(others, key=time, default=usual)
@@ -53,14 +52,12 @@ def choose(problem: Problem, dtype: torch.dtype, device: Device = H200) -> Confi
 
 
 def _time(problem: Problem, device: Device, config: Config) -> float:
-    """Estimated milliseconds, in the best number of splits."""
     estimate = milliseconds(problem, config, device)
     return min(estimate(*parts) for parts in divisions(problem, config, device))
 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[int, int]:
-    """Splits, and stages of each."""
     estimate = milliseconds(problem, config, device)
     return min(divisions(problem, config, device), key=lambda parts: estimate(*parts))
 
@@ -204,7 +201,6 @@ def _blocks(config: Config, resident: int) -> tuple[float, float]:
 
 
 def second_stage_ms(problem: Problem, splits: int) -> float:
-    """Milliseconds of gradients/sum.py."""
     if splits == 1:
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.kernel_size
@@ -221,7 +217,7 @@ def _last_round(own_blocks: int, config: Config, places: int) -> float:
 
 
 def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[int, int], float]:
-    """Estimated milliseconds of (splits, stages of each)."""
+    """Build (splits, stages of each) -> estimated milliseconds."""
     own_blocks, blocks = config.own_blocks(problem), config.blocks(problem)
 
     def of(splits: int, length: int) -> float:
@@ -239,6 +235,5 @@ def milliseconds(problem: Problem, config: Config, device: Device) -> Callable[[
 
 
 def least_ms(problem: Problem, device: Device, config: Config) -> float:
-    """A lower bound of milliseconds: the products alone."""
     clocks = sum(c.own_blocks(problem) * c.stages(problem) * _multiplying(c) * c.threads / 32 for c in config.tiles)
     return clocks / SCHEDULERS / device.multiprocessors / CLOCKS

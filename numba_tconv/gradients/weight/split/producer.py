@@ -14,15 +14,11 @@ from .tile import Config
 
 
 class Position(NamedTuple):
-    """A column of all samples end to end."""
-
     sample: int
     position: int
 
 
 class InputColumns(NamedTuple):
-    """Columns of x from a stage's first on."""
-
     sample: int
     position: int
     sample_columns: int

@@ -155,11 +155,9 @@ class Config(ThreadTile):
         return Division(-(-rows // self.block_m), -(-channels // self.channels), phase_chunks, tap_chunks)
 
     def own_blocks(self, problem: Problem) -> int:
-        """Blocks of this kind, a split."""
         return problem.groups * math.prod(self.division(problem))
 
     def blocks(self, problem: Problem) -> int:
-        """Blocks, a split."""
         return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
@@ -210,7 +208,6 @@ def make(
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Tiles of few threads for tests."""
     v = 16 // (ELEMENTS[dtype].accumulator.bitwidth // 8)
     shapes = (
         dict(thread_m=2, thread_p=2, lanes_m=1, lanes_p=2, slices=2, partial=1),

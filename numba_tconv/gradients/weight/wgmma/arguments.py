@@ -19,8 +19,6 @@ class Rows(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How sums are dealt out."""
-
     group_rows: int
     group_channels: int  # input channels
     pair_tiles: int
@@ -33,8 +31,6 @@ class Grid(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block's split and tile."""
-
     split: int
     tile: int
     group: int

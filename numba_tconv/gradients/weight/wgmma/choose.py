@@ -102,7 +102,6 @@ def likely(layer: Problem, precision: str, alike: int, by_taps: bool) -> tuple[C
 
 
 def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]:
-    """Every tile that fits."""
     t = problem.taps
     phases = min(t.rows, problem.kernel_size)
     window, clears = Window(1, 1, 1, t.step, False), 0
@@ -137,7 +136,6 @@ def _sized(problem: Problem, config: Config) -> Iterator[Config]:
 
 
 def _fitting(config: Config) -> Iterator[Config]:
-    """``config`` with the most stages, if registers suffice."""
     spare = REGISTERS[0] - OTHER_REGISTERS - 2 * config.blocks - config.sums
     if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
@@ -155,7 +153,6 @@ def _fitting(config: Config) -> Iterator[Config]:
 
 @lru_cache(maxsize=8192)
 def stage_clocks(config: Config) -> float:
-    """Estimated clocks of a stage."""
     warpgroups = 1 if config.alternate else CONSUMERS
     products = PRODUCTS * warpgroups * config.blocks * config.tap_chunk
     a_load = accesses(config.window, config.alike, config.itemsize, config.by_taps, config.width)
@@ -166,7 +163,6 @@ def stage_clocks(config: Config) -> float:
 
 
 def cost(problem: Problem, config: Config) -> float:
-    """Estimated clocks of a stage of all tiles."""
     return config.blocks_of(problem) * stage_clocks(config)
 
 

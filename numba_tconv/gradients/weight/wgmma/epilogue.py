@@ -66,12 +66,10 @@ def planes_suit(problem: Problem, config: Config, phases: int) -> bool:
 
 
 def _fits(config: Config) -> bool:
-    """Whether the ring holds a tile's sums."""
     return 4 * config.channels * pitch_of(config) <= config.barriers
 
 
 def make_store(config: Config):
-    """Build a consumer's store of the tile."""
     return _make_direct(config) if config.direct else _make_partial(config)
 
 
@@ -86,7 +84,6 @@ def _make_direct(config: Config):
 
     @device_function
     def stage_sum(k, state):
-        """Put a sum into shared memory."""
         sums, staging, runs, consumer = state
         tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
         _, n = fragment(consumer.warp, consumer.lane, z)

@@ -29,7 +29,6 @@ NOT_MINE = -1  # the start of a row that another lane clears
 
 
 def make_operands(config: Config) -> Operands:
-    """Build the operands of a product, for all taps."""
     blocks, chunk, stride = config.blocks, config.tap_chunk, config.window.stride
     entries, places = config.entries, config.places
     count, raw_count = len(entries), len(places)

@@ -35,8 +35,6 @@ def make_first_pair(config: Config):
 
 
 class Source(NamedTuple):
-    """What a block's copies read."""
-
     g_maps: int  # addresses, by set of rows
     x_map: int
     g_row: int  # the tile's first, in each map
@@ -46,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """Of the producer warp: ``publish_maps`` by all lanes, ``copy`` by one."""
+    """Device functions of the producer warp; all lanes call ``publish_maps``, one calls ``copy``."""
 
     publish_maps: Callable
     copy: Callable
@@ -62,7 +60,6 @@ def make_producer(config: Config) -> Producer:
 
     @device_function
     def publish_maps(maps, rows, g_maps, x_map, thread):
-        """Write the block's maps to its workspace, grad_output's first."""
         publish_sets(maps.g_template, g_maps, thread.base + map_room, alike, maps.g_address, 0, rows.stride_c,
                      rows.length, rows.channels, thread.lane)  # fmt: skip
         publish(maps.b_template, maps.b_address, x_map, thread.base + map_room, thread.lane)
@@ -70,7 +67,6 @@ def make_producer(config: Config) -> Producer:
 
     @device_function
     def copy(source, sample, position, pipe, stage, base):
-        """Copy a stage's boxes, from a sample's position on."""
         full = pipe.full + BARRIER * stage
         if clears:
             st_shared_b64(base + flags + 8 * stage, int64(position == 0))

@@ -70,8 +70,6 @@ class Tiling(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A thread's loads of some splits."""
-
     values: object
     partials: object
     rows_at: object
@@ -173,7 +171,6 @@ def config_of(problem: Problem, dtype: torch.dtype, aligned: bool) -> Config:
 
 
 def configs(dtype: torch.dtype) -> list[Config]:
-    """Every configuration of a dtype."""
     return [Config(dtype, channels, run) for channels in ELEMENTS_OF for run in (1, ALIGNMENT // dtype.itemsize)]
 
 
@@ -186,7 +183,6 @@ def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def prepare(problem: Problem, tile: Tile, splits: int, own: Config) -> Prepared:
-    """The launch of (partial sums, gradient)."""
     p = problem
     weight_row = p.out_channels_per_group * p.kernel_size
     taps, pair_tiles, channel_tiles = tile.tiles(p)

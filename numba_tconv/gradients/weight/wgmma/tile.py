@@ -47,7 +47,6 @@ class Config(Ring):
 
     @cached_property
     def g_channels(self) -> int:
-        """Output channels of a tile."""
         rows, phases, alike = self.rows, self.window.phases, self.alike
         if not self.by_taps:
             return rows // phases // alike * alike
@@ -67,7 +66,6 @@ class Config(Ring):
 
     @property
     def positions(self) -> int:
-        """Positions of a stage."""
         return ROW // self.itemsize
 
     @property
@@ -83,7 +81,6 @@ class Config(Ring):
 
     @property
     def boxes(self) -> int:
-        """Boxes of grad_output in a stage."""
         return self.alike * self.pieces
 
     def _width(self, pieces: int) -> int:
@@ -111,12 +108,10 @@ class Config(Ring):
 
     @property
     def sums(self) -> int:
-        """Sums of a consumer thread."""
         return self.blocks * self.tap_chunk * self.channels // 2
 
     @property
     def operands(self) -> int:
-        """Registers of a set of operands."""
         return self.blocks * 2 * len(self.entries)
 
     @property
@@ -141,7 +136,6 @@ class Config(Ring):
         return tuple(-(-count // size) for count, size in zip(counts, sizes, strict=True))
 
     def blocks_of(self, problem: Problem) -> int:
-        """Thread blocks of one split."""
         taps, pairs, channels = self.tiles(problem)
         return problem.groups * taps * pairs * channels
 
@@ -153,7 +147,6 @@ class Config(Ring):
 
 @lru_cache(maxsize=8192)
 def _width_of(window: Window, alike: int, itemsize: int, by_taps: bool, least: int) -> int:
-    """``Config.width``, cached."""
     vector = 16 // itemsize
     widths = range(least, min(least + 8 * vector, LARGEST_BOX) + 1, vector)
     return min(widths, key=lambda width: (accesses(window, alike, itemsize, by_taps, width), width))

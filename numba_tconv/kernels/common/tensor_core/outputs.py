@@ -54,8 +54,6 @@ class Place(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """A staging buffer in shared memory."""
-
     shared: object
     base: int  # shared address, in bytes
     at: int  # elements from there

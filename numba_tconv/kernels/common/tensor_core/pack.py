@@ -62,8 +62,6 @@ class Sizes(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The stage that a block packs."""
-
     number: int
     first: tuple  # input channel, output channel, tap
     first_row: int  # row of taps
@@ -75,7 +73,6 @@ class Stage(NamedTuple):
 
 @cache
 def make_kernel(tile: Tile, order: str) -> Kernel:
-    """The kernel for unsplit operands."""
     element, elements, rounded = ELEMENTS[tile.dtype], 16 // tile.itemsize, tile.kind == "tf32"
     storage, store, box = element.storage, store_run(element), box_of(tile)
     tap_vectors = tile.rows * tile.depth // elements
@@ -150,7 +147,6 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
 
 
 def _types(storage: types.Type) -> tuple:
-    """Numba's types of Weights, packed weights, Sizes."""
     data, integer = flat(storage), types.int64
     weights = named(Weights, data=data, stride_c=integer, stride_o=integer, stride_k=integer)
     return weights, data, named(Sizes, **dict.fromkeys(Sizes._fields, integer))
@@ -187,12 +183,10 @@ def make_place(tile: Tile, order: str, maps: tuple = MAPS) -> Callable:
 
 
 def box_of(tile: Tile) -> Box:
-    """The box of a stage's weights."""
     return Box(tile.dtype, tile.depth, tile.channels, tile.tap_chunk, tile.phases, tile.taps.rows)
 
 
 def make_stage_of(tile: Tile) -> Callable:
-    """Build ``stage_of``: the block's Stage."""
     depth, channels, phases, row_parts = tile.depth, tile.channels, tile.phases, tile.row_parts
     chunk_taps = tile.tap_chunk * tile.taps.rows
 
@@ -249,8 +243,6 @@ def largest_of(w: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TensorPacking(Packing):
-    """Weights packed for ``tile``."""
-
     weights: Layout
     tile: Tile
     order: str
@@ -261,7 +253,6 @@ class TensorPacking(Packing):
 
     @property
     def blocks(self) -> int:
-        """A block a stage."""
         return self.groups * self.row_tiles * self.tap_chunks * self.channel_chunks
 
     @cached_property
@@ -282,12 +273,10 @@ class TensorPacking(Packing):
 
 
 def kernel_of(tile: Tile, order: str) -> Kernel:
-    """The packing kernel."""
     return make_split_kernel(tile, order) if tile.parts == 2 else make_kernel(tile, order)
 
 
 def packed_size(tile: Tile, blocks: int) -> int:
-    """Elements of ``blocks`` packed stages."""
     return blocks * tile.depth_weights // tile.itemsize + (SCALE if tile.parts == 2 else 0)
 
 

@@ -85,5 +85,4 @@ def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
 
 
 def contiguous_rows(shape: tuple, strides: tuple) -> bool:
-    """Whether elements of a row are adjacent."""
     return strides[2] == 1 or shape[2] <= 1

@@ -34,7 +34,6 @@ LEAST = LARGEST - ONE + 1  # exponent of the largest number below which the scal
 
 @device_function
 def put_tf32(v, at, value):
-    """Store ``value`` as TF32."""
     v[at] = tf32_operand(value)
 
 
@@ -52,7 +51,6 @@ def scale_of(exponent):
 
 @device_function
 def inverse_of(exponent):
-    """``1 / scale_of(exponent)``."""
     return float_of((exponent + ONE - LARGEST) << MANTISSA)
 
 

@@ -21,12 +21,11 @@ def outputs_at_once(quantum: int, itemsize: int) -> int:
 
 
 def channels_of_a_warp(tile: Tile, warps: int) -> int:
-    """Most channels of a round for a warp."""
     return -(-tile.round_channels // warps)
 
 
 def most_channels(tile: Tile) -> int:
-    """Most channels whose runs are in registers."""
+    """Channels whose runs fit in registers."""
     return 4 if tile.span * tile.out_dtype.itemsize == 2 else 2
 
 
@@ -36,7 +35,6 @@ def keeps_runs(tile: Tile, warps: int) -> bool:
 
 
 def runs_channels(tile: Tile, warps: int) -> int:
-    """Channels whose runs are in flight."""
     return min(channels_of_a_warp(tile, warps), most_channels(tile))
 
 
@@ -52,7 +50,6 @@ def runs_sizes(tile: Tile, warps: int) -> tuple[int, int]:
 
 
 def _all_channels(tile: Tile, warps: int) -> int:
-    """A warp's channels, in whole sets in flight."""
     channels = runs_channels(tile, warps)
     return -(-channels_of_a_warp(tile, warps) // channels) * channels
 
@@ -88,7 +85,6 @@ def make_prepare(tile: Tile, warps: int):
 
     @device_function
     def prepare(runs, z0, out, staging, place, thread):
-        """Fill ``runs`` from the warp's ``z0``-th channel on."""
         target, source, done, size = runs
         quantum, to_staged = int32(out.alignment.quantum), int32(out.alignment.offset + overlap * span)
         width = int32(at_once(quantum, itemsize))
@@ -146,7 +142,6 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
 
     @device_function
     def store_some(runs, z0, y, staging, extra):
-        """Write ``channels`` runs from the ``z0``-th on."""
         target, source, done, size = runs
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)

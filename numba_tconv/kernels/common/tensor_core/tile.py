@@ -60,12 +60,10 @@ class Tile:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """The dtype of the outputs."""
         return torch.float32 if self.wide_outputs else self.dtype
 
     @property
     def kind(self) -> str:
-        """The operands' PTX type."""
         return KINDS[self.precision][0]
 
     @property
@@ -146,7 +144,6 @@ class Tile:
 
     @cached_property
     def advance(self) -> int:
-        """Columns between tiles."""
         return COLUMNS - self.overlap
 
     @property
@@ -200,11 +197,9 @@ class Tile:
         return self.tiles_along(problem.batch * self.columns(problem)[1])
 
     def tiles_along(self, columns: int) -> int:
-        """Tiles along ``columns``."""
         return -(-(columns + -(-(self.sector - 1) // self.span)) // self.advance)
 
     def row_tiles(self, problem: Problem) -> int:
-        """Tiles along a group's rows."""
         return -(-problem.out_channels_per_group // self.channels) * self.row_parts
 
     def tap_chunks(self, problem: Problem) -> int:

@@ -51,7 +51,7 @@ def throughput(rows: list[Row], live: Sequence[Row] = ()) -> Figure:
 
 
 def finding(rows: Sequence[Row]) -> str:
-    """The speed-up of the fastest rung of each layer at length, and the samples from which on it holds."""
+    """The speed-up of each layer's fastest rung, and the samples from which it holds."""
     by_length: dict[int, list[float]] = {}
     best: dict[tuple[str, int], Row] = {}
     for row in rows:

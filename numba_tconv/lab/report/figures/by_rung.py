@@ -87,5 +87,4 @@ def _group(axes: Axes, rows: list[Row], names: list[str], top: float) -> None:
 
 
 def milliseconds(time: float) -> str:
-    """ms with three significant digits, whole from 100 on."""
     return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"

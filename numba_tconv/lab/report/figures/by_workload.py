@@ -18,8 +18,9 @@ LINE = 0.19  # inches a workload
 
 
 def shares(rows: list[Row]) -> Figure:
-    """Shares that rungs, cuDNN and conv1d reach, a line for each workload, families together; a bar joins torch's best
-    and ours, and the factor between them stands at the right edge."""
+    """Shares of the roofline that rungs, cuDNN and conv1d reach, a line for each workload.
+
+    Families are together. A bar joins torch's best and ours; the factor between them stands at the right edge."""
     rows = [row for row in rows if row.roofline is not None and drawn(row)]
     names = by_family(rows)
     figure = Figure(figsize=(7.5, 1.3 + LINE * len(names)), layout="constrained")
