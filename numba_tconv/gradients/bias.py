@@ -1,7 +1,7 @@
 """grad_bias: the sum of grad_output over samples and positions.
 
-Blocks split a channel's positions; sum.py adds up. Threads sum batches of loads in the accumulator's type and batches
-in float64, so the error does not grow with the length."""
+Blocks split a channel's positions; sum.py adds up their sums. Threads sum in float64 what they load a batch at a time,
+so the error does not grow with the length."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .rung import GradientRung
 from .sum import accumulator_of, added_up
 from .sum import make_kernel as make_sum
 
-BLOCKS = 8  # of a multiprocessor; splits should fill the GPU twice
+BLOCKS = 8  # a multiprocessor, so that splits fill the GPU twice
 
 
 @dataclass(frozen=True)
 class Config:
     dtype: torch.dtype
     threads: int = 256  # a power of two
-    batch: int = 4  # loads in flight, summed in the accumulator's type
+    batch: int = 4  # loads in flight
 
 
 class Sizes(NamedTuple):
@@ -56,7 +56,6 @@ def make_kernel(config: Config) -> Kernel:
         position = split * sizes.split_length + thread
         end = min((split + 1) * sizes.split_length, sizes.batch * sizes.out_length)
 
-        # A constant advance needs no division.
         n, o = divmod(position, sizes.out_length)
         hop_n, hop_o = divmod(int64(threads), sizes.out_length)
         total = float64(0)

@@ -1,8 +1,8 @@
 """Planes: grad_output with its phases separated, for the copy engine.
 
 Column j of plane (co, a), an output channel and a phase, is ``grad_output[co, j*stride - padding + a*dilation]``, or
-zero outside. The copy engine needs adjacent elements and rows at multiples of 16 bytes. A thread copies words (one
-element, or two of 16 bits) of a channel's planes; planes_turned.py is for long strides."""
+zero outside. So elements are adjacent and rows begin at multiples of 16 bytes. A thread copies words (one element, or
+two of 16 bits) of a channel's planes; planes_turned.py is for long strides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .planes_turned import Sizes
 THREADS = 128
 LOADS = 8  # words in flight, at least
 GRID_AXIS = 65_535
-BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # type of a copied element
+BITS = {2: types.uint16, 4: types.float32, 8: types.float64}  # a copied element
 WORD = 4  # bytes
 MOST_PHASES = 16  # that a thread copies
 
@@ -119,7 +119,6 @@ def refusal(problem: Problem, dtype: torch.dtype) -> str | None:
 
 
 def too_many_rows(problem: Problem) -> str | None:
-    """Why there are too many rows for 32 bits, or None."""
     rows = problem.batch * problem.out_channels
     return f"it counts rows of grad_output in 32 bits: {rows:,} are too many" if rows >= 1 << 32 else None
 
@@ -143,5 +142,4 @@ def make_planes(grad_output: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernel takes it, 16-bit elements as bits."""
     return tensor.view(torch.uint16) if tensor.element_size() == 2 else tensor

@@ -1,8 +1,8 @@
 """Planes of a long stride: squares of grad_output transposed in registers.
 
 A square is as many columns as 16 bytes have elements, by as many phases. A thread loads a vector of each column and
-stores one of each phase, through shared memory, to write whole sectors. It loads single elements where phases are not
-adjacent or aligned, and where grad_output ends within a vector."""
+stores one of each phase, through shared memory, to write whole sectors. Where phases are not adjacent or aligned, or
+grad_output ends within a vector, it loads single elements."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _only(word, upper):
 
 
 def _make_turn_vectors(config) -> Callable:
-    """Build the loads of a square of aligned vectors, each wholly in- or outside."""
+    """Build the loads of a square of aligned vectors, each wholly inside or outside."""
     stride, kind, vector = config.stride, config.kind, ALIGNMENT // config.itemsize
     of_word = 4 // config.itemsize
     word, word_of, element_of = (types.uint32, _pair, _half) if of_word == 2 else (kind, _element, _only)

@@ -26,9 +26,8 @@ class GradientRung(Rung):
     memory_bound = False  # tensor cores do not help
 
     def config(self, problem: Problem, dtype: torch.dtype, device: Device | None = None, precision: str | None = None):
-        """The compile-time choices on ``device`` (None: the H200), equal for equal machine code.
-
-        ``precision`` None: the dtype's fastest."""
+        """The compile-time choices on ``device`` (None: the H200), equal for equal machine code. ``precision`` None:
+        the dtype's fastest."""
         raise NotImplementedError
 
     def config_on(self, device: Device, problem: Problem, dtype: torch.dtype, precision: str):

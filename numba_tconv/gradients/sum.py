@@ -45,10 +45,11 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def added_up(launch: Callable, result: Layout, splits: int) -> Callable:
-    """``launch``, of the operands and partial sums (splits, *shape), and the second stage, of operands and result."""
+    """A function of operands and result: ``launch``, of operands and partial sums (splits, *shape), and the second
+    stage."""
     kind, elements = accumulator_of(result.dtype), math.prod(result.shape)
     if splits == 1 and kind == result.dtype:
-        return launch  # one sum is all of it
+        return launch
     partials_room = room((splits * elements,), kind, result.index)
     add_up = _prepared(elements, result.dtype, splits)
 

@@ -51,7 +51,7 @@ LONGEST_SIGNAL = 1 << 30  # elements before cropping: sums of two places are int
 
 
 class Ring:
-    """What defines a stage and its place in shared memory."""
+    """A stage, and its place in shared memory."""
 
     precision: str
     blocks: int  # of 64 rows, a warpgroup
@@ -60,7 +60,7 @@ class Ring:
     stages: int
     g_channels: int  # output channels of a stage
     width: int  # elements of a box's row
-    alike: int  # rows so many channels apart begin alike modulo 16 bytes; each set has its boxes
+    alike: int  # distance of channels whose rows begin alike modulo 16 bytes; each set has its boxes
     boxes: int  # of grad_output, in a stage
     own_words = 0  # 64-bit words beside the stages' barriers
 
@@ -162,7 +162,7 @@ MAPS = named(
 
 
 class Thread(NamedTuple):
-    """A thread's place in its block, and slot 0's address."""
+    """A thread's place in its block, and the address of slot 0."""
 
     base: int
     number: int
@@ -223,8 +223,9 @@ def make_setup(config: Ring, releases: int, turns: int = 0):
 def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2):
     """Build the mainloop over the next ``stages_left`` stages, of which it takes every ``step``-th.
 
-    With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
-    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
+    With two ``sets`` of operands, one is loaded during products. ``descriptor`` is B's in slot 0; a lane that
+    ``signals`` releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released.
+    """
     load, multiply, prepare, count = operands
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 
@@ -262,7 +263,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
 
 
 def workspace(blocks: int, boxes: int, index: int) -> Callable[[], torch.Tensor]:
-    """The workspace for blocks' maps of ``boxes`` of grad_output and of B; ``index``: torch's, of the GPU."""
+    """Room for blocks' maps of ``boxes`` of grad_output and of B; ``index``: torch's, of the GPU."""
     return room((blocks * (boxes + 1) * MAP_BYTES,), torch.uint8, index)
 
 

@@ -30,7 +30,8 @@ COPY = 6  # instructions, about, an element
 class Window:
     """``channels`` by ``phases`` rows of ``width`` columns, ``pitch`` elements apart, fetched by a block.
 
-    A copy takes ``vector`` columns. ``locating``: instructions, about, a column. ``whole``: all ``channels`` exist."""
+    A copy takes ``vector`` columns; ``locating`` one takes about so many instructions. ``whole``: all ``channels``
+    exist."""
 
     dtype: torch.dtype
     phases: int
@@ -44,7 +45,7 @@ class Window:
 
     @cached_property
     def lanes(self) -> int:
-        """Copies of a row at a time, for the fewest instructions issued and waited for."""
+        """Copies of a row at a time that take the fewest instructions issued and waited for."""
 
         def cost(lanes):
             teams = self.teams_of(lanes)
@@ -128,7 +129,6 @@ def locate(n, i, column, sample_columns):
     if i >= sample_columns:
         n += 1
         i -= sample_columns
-        # 32 bits suffice.
         if i >= sample_columns:
             samples = int64(uint32(i) // uint32(sample_columns))
             n += samples

@@ -64,7 +64,7 @@ def make_kernel(config: Config) -> Kernel:
         position_tiles = (layer.out_length + outputs - 1) // outputs
         channel_tiles = (layer.out_per_group + channels - 1) // channels
 
-        # Blocks with one window are neighbours, and find it in L2.
+        # Neighbours share a window in L2.
         window_tile, channel_tile = divmod(int64(cuda.blockIdx.x), channel_tiles)
         window_tile, group = divmod(window_tile, layer.groups)
         n, position_tile = divmod(window_tile, position_tiles)
@@ -128,7 +128,7 @@ def make_kernel(config: Config) -> Kernel:
                     xs += uint64(width)
                     ws += uint64(w_channel)
                     c = int32(c + 1)
-                # Separately: the error of a sum grows with its length.
+                # The error of a sum grows with its length.
                 for j in range(channels):
                     total[j] += part[j]
             cuda.syncthreads()

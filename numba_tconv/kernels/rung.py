@@ -129,7 +129,7 @@ def adjacent(x: torch.Tensor) -> torch.Tensor:
 
 
 def are_adjacent(shape: tuple, strides: tuple) -> bool:
-    """Whether positions of (N, C_in, L) are adjacent; ``strides`` in elements.
+    """Whether positions of (N, C, L) are adjacent; ``strides`` in elements.
 
     Rungs that load elements several times copy other inputs: with channels last each load of a warp takes a sector."""
     return strides[2] in (0, 1) or shape[2] == 1

@@ -1,6 +1,7 @@
 """grad_input_depthwise: few channels a group, limited by memory.
 
-A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors. Weights stay in registers."""
+A thread computes neighbouring positions from one run of grad_output, in 16-byte vectors, with the weights in registers.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from numba_tconv.runtime.kernel import Kernel, Prepared, alike, flat
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """A row of grad_input has ``lanes`` threads, each with ``positions`` a pass."""
+    """A row of grad_input has ``lanes`` threads; each makes ``positions`` a pass."""
 
     dtype: torch.dtype
     taps: Taps
@@ -48,7 +49,7 @@ class Config(Meeting):
     threads: int = 128
     passes: int = 8  # of a thread
     min_blocks: int = 8
-    in_place: bool = False  # by code for each alignment of a run
+    in_place: bool = False  # code for each alignment of a run
 
     @property
     def products(self) -> tuple:
@@ -114,7 +115,7 @@ def make_kernel(config: Config) -> Kernel:
         stretch_begin = int32(stretch * sizes.passes * hop)
         end = int32(stretch_begin + sizes.passes * hop)
         i = int32(stretch_begin + lane * positions)
-        if whole:  # vectors begin at multiples of 16 bytes
+        if whole:
             shift = int32((grad_input.offset + target) & (vector - 1))
             i = int32(i - shift)
             end = int32(end - shift)

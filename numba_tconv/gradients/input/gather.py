@@ -1,6 +1,6 @@
 """grad_input_gather: one thread an element of grad_input, for every problem on every GPU.
 
-x[n, ci, i] reached the outputs ``i*stride - padding + k*dilation``; the range of taps is computed before the loops."""
+Element i meets the outputs ``i*stride - padding + k*dilation``; the range of taps k is known before the loops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Split-K over the output channels, where few tiles have long sums; kernels/common/split_sums.py adds up.
+"""Split-K over the output channels, for few tiles with long sums; kernels/common/split_sums.py adds up.
 
-Splits are a problem's gradient with ``splits`` times as many groups, but their weights are columns of a group's."""
+The splits are a gradient of ``splits`` times as many groups, but their weights are columns of one group's."""
 
 from __future__ import annotations
 

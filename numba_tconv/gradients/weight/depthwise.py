@@ -1,7 +1,7 @@
 """grad_weight_depthwise: few channels a group, limited by memory.
 
-A pair of channels has one sum a tap, over all positions, which blocks split. A thread's sums stay in registers and have
-at most PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py the blocks'."""
+A pair of channels has one sum a tap, over all positions; blocks split them. A thread's sums stay in registers and have
+at most PARTIAL_TERMS products. A block adds its threads' sums in float64, gradients/sum.py those of the blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Config(Meeting):
-    """``threads`` have ``positions`` each a pass, ``passes`` times."""
+    """A thread takes ``positions`` a pass, ``passes`` times."""
 
     dtype: torch.dtype
     taps: Taps
@@ -49,7 +49,7 @@ class Config(Meeting):
     threads: int = 128  # a multiple of SUMMANDS
     passes: int = 16
     min_blocks: int = 8
-    in_place: bool = False  # by code for each alignment of a run
+    in_place: bool = False  # code for each alignment of a run
 
     @cached_property
     def products(self) -> tuple:
@@ -74,7 +74,7 @@ def make_kernel(config: Config) -> Kernel:
     element, stride, kernel_size = ELEMENTS[config.dtype], config.taps.stride, config.taps.kernel_size
     accumulator = element.accumulator
     vector, window, positions, threads = config.vector, config.window, config.positions, config.threads
-    pitch = threads + SUMMANDS  # threads that add up meet different banks
+    pitch = threads + SUMMANDS  # against bank conflicts
     x_span, g_span = vectors_of(element, positions) * vector, vectors_of(element, window) * vector
     fetch_x, fetch_x_guarded = load_run(element, positions), load_guarded(element, positions)
     fetch_g, fetch_g_guarded = load_run(element, window), load_guarded(element, window)
@@ -104,7 +104,6 @@ def make_kernel(config: Config) -> Kernel:
         end = min((split + 1) * sizes.split_vectors, sizes.batch * sizes.vectors)
         length, out_length, vectors = int32(sizes.length), int32(sizes.out_length), int32(sizes.vectors)
         passes_left = int32((end - v + threads - 1) // threads)
-        # A constant advance needs no division.
         n = v // vectors
         q = int32(v - n * vectors)
         x_row += n * x.stride_n

@@ -21,7 +21,7 @@ class Signal(NamedTuple):
 
 
 class PlacedSignal(NamedTuple):
-    """A tensor (N, C, L), read in vectors of 16 bytes."""
+    """A Signal read in vectors of 16 bytes."""
 
     data: object
     offset: int  # elements from a multiple of 16 bytes
@@ -47,7 +47,7 @@ class Bias(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Sizes of a problem, and how the taps of an output follow each other."""
+    """A problem's sizes, and the progression of an output's taps."""
 
     length: int
     in_per_group: int
@@ -77,7 +77,7 @@ def arguments(fields: type, **tensors: types.Type) -> types.BaseTuple:
 
 
 def of_problem(fields: type, problem: Problem, **others: int) -> tuple:
-    """``fields`` of ``others`` and, by name, of the problem's sizes."""
+    """``fields`` from ``others`` and, by name, from the problem's sizes."""
     return fields(*(others[name] if name in others else getattr(problem, name) for name in fields._fields))
 
 

@@ -54,7 +54,7 @@ class _Packed(NamedTuple):
 class FrozenWeights:
     """Weights (C_in, C_out/groups, K) whose values do not change, with their packed forms.
 
-    Pass ``tensor`` to the operator instead of the parameter. Packed weights belong to this tensor object; a copy, cast
+    Pass ``tensor`` to the operator in place of the parameter. Packed weights belong to this tensor object; a copy, cast
     or view is packed in every call."""
 
     def __init__(self, weights: torch.Tensor):
@@ -91,7 +91,7 @@ class _Packings:
 
     def _make(self, w: torch.Tensor, packing: Packing, stream: int | None) -> _Packed:
         with self._lock:
-            if packing not in self.kept:  # another thread was not faster
+            if packing not in self.kept:
                 packed = _Packed(packing(w), stream, None if stream is None else torch.cuda.Event())
                 if packed.ready is not None:
                     packed.ready.record()
@@ -100,8 +100,7 @@ class _Packings:
 
 
 def packed_weights(w: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, bool]:
-    """Return ``w`` packed, ready on the current stream, and whether the stream's newest launch packed it (never if
-    frozen).
+    """``w`` packed, ready on the current stream, and whether the stream's newest launch packed it (never if frozen).
 
     Every call packs, because torch does not tell when values change; frozen weights are packed once."""
     packings = getattr(w, "packings", None)

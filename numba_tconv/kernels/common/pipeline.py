@@ -1,6 +1,6 @@
 """The pipeline of warp-specialised kernels: a ring of stages in shared memory.
 
-Each stage has two mbarriers, full and empty, whose phases alternate between parities 0 and 1; a slot carries the parity
+Each stage has two mbarriers, full and empty. Their phases alternate between parities 0 and 1; a slot carries the parity
 to wait for. A warp two rounds ahead of another would mistake an older phase for its own."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pipe(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A turn at a stage; the first is ``Slot(int32(0), int32(FULL))`` or, for a producer, EMPTY."""
+    """A turn at a stage; a consumer's first is ``Slot(int32(0), int32(FULL))``, a producer's has EMPTY."""
 
     stage: int
     parity: int
@@ -44,7 +44,7 @@ def wait_full(pipe, slot):
 
 @device_function
 def release(pipe, stage):
-    """Arrive: this thread, or the warp it signals for, has read the stage."""
+    """Arrive: this thread, or the warp that it signals for, has read the stage."""
     mbarrier_arrive(pipe.empty + BARRIER * stage)
 
 

@@ -33,8 +33,8 @@ class ThreadTile:
 
 
 class WarpTile(ThreadTile):
-    """``warps_m x warps_n`` warps a block, ``lanes_m x 32/lanes_m`` threads a warp, a thread ``thread_m x
-    thread_n``."""
+    """A block has ``warps_m x warps_n`` warps, a warp ``lanes_m x 32/lanes_m`` threads, a thread ``thread_m x
+    thread_n`` sums."""
 
     block_m: int
     block_n: int

@@ -96,7 +96,7 @@ def _prepared(
 def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
     """A contiguous copy (outer, inner, ``pitch``) of a tensor (outer, inner, L) of any strides, on the current stream.
 
-    Element e of a row is element ``e + first`` of the tensor's, or zero. ``pitch``: elements, a multiple of 16
+    Element e of a row is element ``e + first`` of the tensor's row, or zero. ``pitch``: elements, a multiple of 16
     bytes."""
     shape, strides, dtype, index, offset = Layout.of(tensor)
     result = room((*shape[:2], pitch), dtype, index)()
@@ -112,5 +112,5 @@ def to_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor (N, C, L) that one tensor map describes, or such a copy."""
+    """``tensor`` (N, C, L) if one tensor map describes it, else ``to_rows`` of it."""
     return tensor if lies_in_rows(Layout.of(tensor)) else to_rows(tensor)

@@ -1,7 +1,7 @@
 """Split-K over input channels, for problems with too few tiles to fill a GPU.
 
-With torch's order of weights the split is a grouped problem on the same tensors, whose float32 outputs are partial
-sums. A second kernel adds them up in a fixed order, adds the bias and converts."""
+In torch's order of weights the split is a grouped problem on the same tensors, whose float32 outputs are partial sums.
+A second kernel adds them up in a fixed order, adds the bias and converts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .arguments import Bias, arguments
 # Tried, each rounded up, at most to its double, to a divisor of the channels.
 PARTS = 2, 3, 4, 6, 8, 12, 16
 FEWEST_CHANNELS = 16
-# Cost of the second stage, fitted to measured launches.
+# Fitted cost of the second stage.
 SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs a millisecond
 LEAST_GAIN = 0.0015  # ms that a model must promise: about its error
@@ -52,7 +52,7 @@ def second_stage_ms(problem: Problem, splits: int, itemsize: int) -> float:
 
 
 def numbers_of_parts(problem: Problem) -> list[int]:
-    """Numbers of parts, besides one, that a group's channels allow."""
+    """Numbers of parts above one that a group's channels allow."""
     channels = problem.in_channels_per_group
     nearest = (next((d for d in range(parts, 2 * parts + 1) if channels % d == 0), channels) for parts in PARTS)
     fitting = (d for d in nearest if channels // d >= FEWEST_CHANNELS and partial_sums(problem, d) <= MOST_SUMS)
@@ -89,8 +89,8 @@ def _load_one(values, z, sums, index):
 def make_add_up(element: Element, width: int):
     """Build the addition of ``width`` neighbouring outputs of a group from output ``e`` on.
 
-    ``totals``: receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array
-    of BATCH * ``width``."""
+    ``totals`` receives bias plus sums, in float32. ``first_sum``: index in the first part. ``values``: a local array of
+    BATCH * ``width``."""
     load, load_sums = element.load, _load_one if width == 1 else load_vector
 
     @device_function
@@ -120,7 +120,7 @@ def make_add_up(element: Element, width: int):
 
 @cache
 def make_kernel(dtype: torch.dtype, early: bool) -> Kernel:
-    """The kernel for outputs of ``dtype``. ``early``: may be launched early (Kernel.prepare)."""
+    """The kernel for outputs of ``dtype``; ``early``: see Kernel.prepare."""
     element = ELEMENTS[dtype]
     store, store_vector, vector_bytes = element.store, store_run(element, VECTOR), VECTOR * dtype.itemsize
     add_up_one, add_up_vector, all_values = make_add_up(element, 1), make_add_up(element, VECTOR), BATCH * VECTOR
@@ -158,8 +158,8 @@ def steps(splits: int, dtype: torch.dtype, early: bool) -> list[Step]:
 def prepare(problem: Problem, dtype: torch.dtype, splits: int, has_bias: bool, early: bool = False) -> Prepared:
     """The launch that adds up partial sums.
 
-    It takes the sums (N, groups, splits, C_out/groups, L_out), float32 and aligned, the bias (C_out,) or any tensor of
-    ``dtype``, and the output (N, C_out, L_out), which may begin anywhere."""
+    It takes the sums (N, groups, splits, C_out/groups, L_out), float32 and aligned; the bias (C_out,), or any tensor of
+    ``dtype``; and the output (N, C_out, L_out), which may begin anywhere."""
     p = problem
     outputs, group_outputs = p.batch * p.out_channels * p.out_length, p.out_channels_per_group * p.out_length
     width = VECTOR if group_outputs % VECTOR == 0 else 1

@@ -41,10 +41,9 @@ def row_bytes(shape: tuple, strides: tuple, itemsize: int) -> tuple[int, int]:
 
 
 def rows_alike(shape: tuple, strides: tuple, itemsize: int) -> int:
-    """The channels, a power of two, after which rows of (N, C, L) begin alike modulo 16 bytes; 0 if no map describes
-    them.
+    """Channels, a power of two, after which rows of (N, C, L) begin alike modulo 16 bytes; 0 if no map describes them.
 
-    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows its own (``make_publish``)."""
+    One sheared map holds all rows (k6_wgmma/boxes.py), or each set of alike rows has its own (``make_publish``)."""
     n_bytes, c_bytes = row_bytes(shape, strides, itemsize)
     every = ALIGNMENT // math.gcd(ALIGNMENT, c_bytes)
     if (shape[2] > 1 and strides[2] != 1) or n_bytes % ALIGNMENT or every > shape[1] or max(shape) >= LARGEST_SIZE:
@@ -65,7 +64,7 @@ def lies_in_rows(tensor: Layout) -> bool:
 
 
 def row_pitch(length: int, itemsize: int) -> int:
-    """The least pitch, in elements, of such rows of ``length`` elements."""
+    """Least elements between such rows of ``length`` elements."""
     vector = ALIGNMENT // itemsize
     return -(-length // vector) * vector
 
@@ -74,7 +73,7 @@ def encode(precision: str, sizes: tuple, distances: tuple, box: tuple, swizzled:
     """The map as 64-bit numbers. Raises RuntimeError if the driver refuses.
 
     ``sizes``, ``box``: elements, innermost first; ``distances``: bytes, from the second dimension on. "tf32" rounds on
-    the way. ``swizzled``: 16-byte pieces of rows of 128 are permuted by the row's number modulo 8."""
+    the way. ``swizzled``: 16-byte pieces of rows of 128 bytes are permuted by the row's number modulo 8."""
     types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     enter_context(torch._C._cuda_getDevice())
     kinds = {"tf32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, "tf32x3": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
@@ -140,7 +139,7 @@ def make_publish(itemsize: int):
                 replace_length(at, int32(length) + own)
                 replace_channels(at, int32((channels - box + boxes - 1) // boxes))
             _hand_over(maps + box * MAP_BYTES, at)
-            box = recomputed(int32(box + 1))  # usually one turn: not worth unrolling
+            box = recomputed(int32(box + 1))  # usually one turn: stays rolled
 
     @device_function
     def acquire_sets(maps, boxes, lane):

@@ -25,14 +25,14 @@ ELEMENTWISE, ALONG_CHANNELS, ALONG_PHASES = 0, 1, 2  # how a box is copied
 
 @dataclass(frozen=True)
 class Box:
-    """Sizes of a block's weights (input channel, output channel, tap of a row, phase)."""
+    """A block's weights: (input channel, output channel, tap of a row, phase)."""
 
     dtype: torch.dtype
     depth: int
     channels: int
     taps: int  # of a row
     phases: int
-    rows: int  # of an output channel, ``phases`` in the box; between a row's taps
+    rows: int  # of an output channel, ``phases`` of them in the box; also between a row's taps
 
     @property
     def vector(self) -> int:
@@ -40,7 +40,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Most weights of an input channel, up to 16 bytes."""
+        """Most weights of an input channel, in 16 bytes."""
         return -(-self.channels * self.taps * self.phases // self.vector) * self.vector
 
     @property
@@ -79,16 +79,13 @@ class Limits(NamedTuple):
 
 
 class LoadBox(NamedTuple):
-    """Device functions for a box.
-
-    It begins at ``first`` = (input channel, output channel, tap) and row ``row``; ``left`` = (input, output channels)
-    from there on.
+    """Device functions for a box that begins at ``first`` = (input channel, output channel, tap) and row ``row``;
+    ``left`` = (input, output channels) from there on.
 
     * ``load(shared, w, strides, first, left, kernel_size, way)`` copies by all threads of a block and waits. Returns
-      the
-      Pitch. Missing weights keep their old content.
+      the Pitch. Missing weights keep their old content.
     * ``at(pitch, k, channel, tap, phase)``: index in ``shared``.
-    * ``limits(first, row, left, kernel_size)``: Limits.
+    * ``limits(first, row, left, kernel_size)``: how many of the box exist.
     * ``within(limits, k, channel, tap, phase)``: whether a weight exists."""
 
     load: Callable

@@ -1,8 +1,8 @@
 """The depthwise rung's direct form, for 16 bits: threads read inputs from global memory into registers.
 
 In a pass a thread makes 16 bytes of neighbouring outputs from a run of inputs. A pass advances by whole strides and
-loads, so one case of straight-line code says in every pass which weight meets which input. Weights stay in
-registers."""
+loads, so one case of straight-line code says in every pass which weight meets which input. Weights stay in registers.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class DirectConfig:
     def cases(self) -> tuple:
         """(output, weight, place in the loads) of every product, in each case.
 
-        A case is a way in which a vector's outputs fall into columns and a place of the first input in its load. Weight
-        f * taps_per_row + b is family f's tap b, which reads b inputs before its output's column. Phases up to stride -
-        VECTOR share a case."""
+        A case is a way in which a vector's outputs fall into columns, and a place of the first input in its load.
+        Weight f * taps_per_row + b is family f's tap b, which reads b inputs before its output's column. Phases up to
+        stride - VECTOR share a case."""
         stride, each = self.taps.stride, self.taps.taps_per_row
         first_phases = range(max(0, stride - VECTOR), stride)
         return tuple(

@@ -60,7 +60,6 @@ def make_fill(config: Config):
         last = int32(end - vector)
         c = int32(0)
         while c < in_per_group:
-            # A batch is in flight together.
             e = int32(lane * vector) if window.aligned else width
             while e < width:
                 for v in range(BATCH):
@@ -157,7 +156,6 @@ def make_kernel(config: Config) -> Kernel:
         first_column, first_phase = divmod(first_output + sizes.padding - (vector - 1), stride)
         first_column -= halo
         source = n * x.stride_n + group * in_per_group * x.stride_c + first_column * x.stride_l
-        # Up to vector - 1 inputs earlier, at a multiple of 16 bytes if every channel has one.
         aligned = x.stride_l == 1 and (in_per_group == 1 or x.stride_c & (vector - 1) == 0)
         lead = int32((x.offset + source) & (vector - 1) if aligned else 0)
         first_column -= lead
@@ -196,12 +194,12 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(vector):
                     total[z] = offset
                 for c in range(in_per_group):
-                    # Separately: the error of a sum grows with its length.
+                    # The error of a sum grows with its length.
                     for z in range(vector):
                         part[z] = accumulator(0)
                     for b in range(taps_per_row):
                         for f in range(all_families):
-                            # A tap that a phase lacks must not multiply: zero times NaN is NaN.
+                            # Zero times NaN is NaN, so a missing tap must not multiply.
                             if not ragged or b < families.taps[f]:
                                 if keeps_weights:
                                     weight = weights[(f * in_per_group + c) * taps_per_row + b]
@@ -237,8 +235,8 @@ def make_kernel(config: Config) -> Kernel:
 class Form(NamedTuple):
     """A form of the rung: makes a configuration's kernel, and plans ``passes`` and ``stretches``.
 
-    Its configurations have the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's
-    own ``arguments(rows, passes)`` and ``work()``."""
+    A configuration has the ``lanes`` of a team, the ``threads`` of a block, ``shared_bytes(passes)``, the kernel's own
+    ``arguments(rows, passes)``, which follow those of all forms, and ``work()``, a block's work in words."""
 
     make_kernel: Callable
     plan: Callable

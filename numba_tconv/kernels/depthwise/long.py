@@ -2,7 +2,7 @@
 
 A thread makes neighbouring columns (the outputs between two inputs) of all phases and output channels of a group, with
 sums and a window in registers. A 16-byte load of weights from shared memory serves a warp and four multiply-adds a
-column; which tap meets which input is known at compile time.
+column. Which tap meets which input is known at compile time.
 
 * Asynchronous copies bring channels while earlier ones are multiplied. A block begins up to a vector early, at a
   multiple of 16 bytes.
@@ -224,7 +224,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         begin = int32(min(int64(width), max(int64(0), halo - column)))
         end = int32(max(int64(0), min(int64(width), sizes.length + halo - column)))
 
-        # Weights first, so as not to wait for other blocks' inputs.
+        # First, so as not to wait for other blocks' inputs.
         group_offset = group * in_per_group * w.stride_i
         fetch_weights(raw, w, group_offset, thread)
         for j in range(out_per_group):
@@ -269,7 +269,7 @@ def make_kernel(config: LongConfig) -> Kernel:
             target = (row * out_per_group + j) * sizes.out_length + first_output
             e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
             for z in range(vector):
-                # From a run earlier: the first vector may begin before the block's outputs.
+                # A run earlier: the first vector may begin before the block's outputs.
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))

@@ -39,7 +39,7 @@ MOST_TINY_PARTS = 24  # of a sum in tests: more lose too many digits
 
 @dataclass(frozen=True)
 class LongConfig:
-    """``threads`` threads, each with ``columns`` neighbouring columns of all phases and output channels.
+    """Each of ``threads`` threads has ``columns`` neighbouring columns of all phases and output channels.
 
     ``chunk`` taps are one piece of code; ``batch`` input channels one group of copies."""
 
@@ -85,7 +85,7 @@ class LongConfig:
 
     @property
     def by_channel(self) -> bool:
-        """Whether pieces of sums are input channels, not chunks: the smaller error."""
+        """Whether pieces of sums are input channels, not chunks: whichever makes the smaller error."""
         channels, taps = self.in_per_group, self.taps.taps_per_row
         pieces = channels * (self.full_chunks + (self.last_taps > 0))
         return self.apart and channels + taps < pieces + channels * taps / pieces
@@ -134,8 +134,8 @@ class LongConfig:
     def products(self, taps: int) -> tuple:
         """(sum, weight, place in the window) of every product of a chunk's first ``taps``.
 
-        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: by tap, then output
-        channel."""
+        Sum (j * columns + p) * stride + r is output channel j, column p, phase r. Weights: by tap, then output channel.
+        """
         t, reach, outs = self.taps, self.reach(taps), self.out_per_group
         return tuple(
             ((j * self.columns + p) * t.stride + t.phase(k), k * outs + j, reach + p - t.shift(k))
@@ -225,15 +225,13 @@ def choose(problem: Problem, dtype: torch.dtype) -> LongConfig | None:
 
 
 def is_meant(problem: Problem, dtype: torch.dtype, cc: tuple[int, int]) -> bool:
-    """Whether the selection prefers this form to k4 and tensor cores.
-
-    CUDA cores multiply at their rate for any number of channels; the others' tiles stay partly empty."""
+    """Whether the selection prefers this form to k4 and tensor cores, whose tiles stay partly empty."""
     return cc >= MINIMUM_CC and terms(problem) <= MOST_TERMS and choose(problem, dtype) is not None
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[LongConfig]:
-    """As Rung.tiny_configs: many stretches, sums in at most MOST_TINY_PARTS pieces; and more columns a thread, all taps
-    at once, two channels a copy."""
+    """As Rung.tiny_configs: many stretches, with sums in at most MOST_TINY_PARTS pieces; and more columns a thread, all
+    taps at once, two channels a copy."""
     p = problem
     if p.out_channels_per_group * p.stride > MOST_ROWS:
         return []

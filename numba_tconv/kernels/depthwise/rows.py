@@ -1,4 +1,4 @@
-"""What the depthwise kernels share: limits, rows by blocks, and what a gradient's positions meet."""
+"""What the depthwise kernels share: limits, blocks of rows, and what a gradient's positions meet."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reason(problem) -> str | None:
 
 
 def many_channels(problem) -> str | None:
-    """Why a gradient's kernel is not meant for ``problem``: it reads a row once for each channel that meets it."""
+    """Why a gradient's kernel is not meant for ``problem``, or None."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > FEW_CHANNELS:
         return f"it is for up to {FEW_CHANNELS} channels a group: it reads a row for each that the row meets"
     return None

@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A thread's sums in the tile, and its operands in a stage."""
+    """Where a thread's sums lie in the tile, and its operands in a stage."""
 
     row: int
     column: int

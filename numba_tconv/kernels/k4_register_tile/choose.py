@@ -49,13 +49,13 @@ FEW_TILES = (
 APART = dict(block_n=64, thread_m=4, thread_n=8, lanes_m=4, min_blocks=4, deepest=8, stages=(2,))
 MOST_PHASES = 8
 
-MOST_ROUNDS = 4  # of blocks; with more, split-K is not weighed
+MOST_ROUNDS = 4
 FEW_ROUNDS = 2  # by ``cost``; below, ``few_cost`` weighs all tiles,
 CLEARLY = 0.98  # which take less than this share of its time
 CALL = 0.02  # ms of host time; below it another launch gains nothing
 
 # Fitted to launches of many blocks.
-RATE = 2.8e8  # float32 multiply-adds of a multiprocessor a millisecond
+RATE = 2.8e8
 FEWEST_WARPS = 5.2  # that hide each other's latencies: fewer take as long
 COPY = 92  # multiply-adds of a copy to shared memory
 STAGE = 7.5e-5  # ms of latency
@@ -75,7 +75,7 @@ LAUNCH = 0.0049  # ms
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: of cp.async."""
+    """The configuration with the least estimated time; ``x_vector``: elements of a cp.async."""
 
     def time(config):
         return cost(problem, config, device)

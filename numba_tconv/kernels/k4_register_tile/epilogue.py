@@ -13,7 +13,8 @@ from .tile import Config
 def make_store(config: Config):
     """Build ``store(y, tile, values, bias, sizes, grid)`` for the first ``config.threads`` threads of a block.
 
-    ``values``: a local array of ``y_vector``. Outputs that no tap reaches become the bias or zero."""
+    Consecutive threads write consecutive outputs. ``values``: a local array of ``y_vector``. Outputs that no tap
+    reaches become the bias or zero."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator
@@ -32,7 +33,6 @@ def make_store(config: Config):
         thread = int32(cuda.threadIdx.x)
         end = run if all_store or thread < channel_lanes * lanes_run else 0  # the rest would write again
         for e in range(thread % lanes_run * y_vector, end, lanes_run * y_vector):
-            # Position and phase serve all output channels.
             offset, row_column = e % gap, e // gap
             phase, column = row_column % phases, row_column // phases
             n, i = first_n, first_column + column

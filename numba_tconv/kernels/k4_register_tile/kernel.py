@@ -77,11 +77,11 @@ def make_advance(config: Config, multiply: Callable):
         while stage < end:
             if stage >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed; all have left the one loaded next
+                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
             ahead = int32(stage + stages - 1)
             if ahead < block.stages:
                 if channel == 0:
-                    cuda.syncthreads()  # all have left the last chunk
+                    cuda.syncthreads()
                     aim(block, reach + chunk * chunk_shift, x, sizes, grid)
                     cuda.syncthreads()
                 slot, in_x = int32(ahead % stages * slot_size), block.group_offset + channel * x.stride_c
@@ -122,7 +122,7 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
         shared = cuda.shared.array(0, dtype=accumulator)
         offsets = cuda.shared.array(window_offsets, dtype=int64)
         start = cuda.shared.array(2, dtype=int64)
-        # Row tiles, which read the same inputs, are neighbours. Column tiles may need two axes.
+        # Neighbouring row tiles read the same inputs. Column tiles may need two axes.
         group, row_tile = divmod(int32(cuda.blockIdx.x), int32(grid.row_tiles))
         thread = int32(cuda.threadIdx.x)
         first_column = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * block_n

@@ -81,7 +81,7 @@ def make_multiply(config: Config) -> Multiply:
         """The last tap of a channel, for the rows that have it."""
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
-            # A missing tap must not multiply: zero times NaN is NaN.
+            # Zero times NaN is NaN, so a missing tap must not multiply.
             if uniform or tails >> m & 1:
                 add_products(registers.sums, registers.weights, registers.window, m, halo - whole_taps * step)
 

@@ -85,7 +85,7 @@ def place_by_rows(order: Order):
 
 
 def place_by_fragments(order: Order, fragment):
-    """The same for fragments; ``fragment``: mma_a, its first two registers."""
+    """The place of fragments; ``fragment``: mma_a, its first two registers."""
     tap_chunk, tiles = order.tap_chunk, order.block_m // 16
 
     def place(e):

@@ -43,7 +43,7 @@ def plan_of(
     # k4 triggers no early launch: early blocks gather on the multiprocessors that are free first.
     second = second_stage(problem, x.dtype, config.splits, has_bias, device.launches_early)
     if second:
-        has_bias, y_aligned = False, True  # torch's allocator aligns partial sums
+        has_bias, y_aligned = False, True
     if not (given or y_aligned):
         config = replace(config, y_vector=1)
     p = split(problem, config.splits)

@@ -12,16 +12,15 @@ from .tile import Config
 def make_aim(config: Config, warps: int, first_thread: int = 0):
     """Build ``aim(block, shift, x, sizes, grid)`` for ``warps`` warps from ``first_thread`` on.
 
-    The window begins ``shift`` columns before the tile."""
+    It fills in ``block.offsets`` and ``block.start`` for a window that begins ``shift`` columns before the tile."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
     def aim(block, shift, x, sizes, grid):
-        """Fill in ``block.offsets`` and ``block.start``, shared to save registers."""
         p = int32(cuda.threadIdx.x - first_thread)
         while p < x_per_row:
             n, column = divmod(block.first_column + p * x_vector - shift, grid.columns)
-            if p * x_vector == shift:  # kept here, not in registers until the store
+            if p * x_vector == shift:
                 block.start[0], block.start[1] = n, column
             i = grid.first_column + column
             inside = n >= 0 and n < sizes.batch and i >= 0 and i < sizes.length

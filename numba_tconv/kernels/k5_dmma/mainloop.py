@@ -56,7 +56,6 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_depth(z, state):
-        """The same, with the taps of every row."""
         registers, stage = state
         if whole_taps:
             products(int32(0), (registers, depth_of(stage, z)))

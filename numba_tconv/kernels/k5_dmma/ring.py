@@ -67,7 +67,7 @@ def make_kernel(config: Config) -> Kernel:
         in_packed, columns = block.tile_offset, grid.columns
         for chunk in range(int32(grid.tap_chunks)):
             shift = reach + chunk * chunk_shift
-            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))  # all producers have left the last chunk
+            barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
             aim(block, shift, x, sizes, grid)
             barrier_sync(int32(OF_COPYING), int32(COPYING * WARP))
             n, column = divmod(block.first_column - shift, columns)

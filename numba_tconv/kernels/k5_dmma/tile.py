@@ -33,7 +33,6 @@ MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; those whose produc
 MOST_PRODUCTS = 96  # unrolled, with the taps of one window
 TURN_PRODUCTS = 32  # in a turn of several steps; more spill
 
-# Fitted to measured launches.
 RATE = 2.5e8  # multiply-adds of a multiprocessor a millisecond
 FEWEST_WARPS, STORING_WARPS = 5.2, 11.5  # that hide latencies in mainloop and store
 COPY = 12  # multiply-adds of a copy to shared memory
@@ -71,7 +70,7 @@ class Config(k4_config.Config):
 
     @property
     def begin(self) -> int:
-        """A window begins at a multiple of so many columns (common/sectors.py)."""
+        """The window begins at a multiple of so many columns (common/sectors.py)."""
         return SECTOR // self.itemsize if self.x_vector > 1 else 1
 
     @property
@@ -161,5 +160,5 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: of cp.async."""
+    """The configuration with the least estimated time; ``x_vector``: elements of a cp.async."""
     return min(candidates(problem, x_vector, device), key=lambda config: cost(problem, config, device))

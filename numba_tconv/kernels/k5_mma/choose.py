@@ -49,7 +49,7 @@ def _deal(problem: Problem, base: Tile, known: dict[int, int], most: int) -> tup
 
 
 def _tap_chunk(problem: Problem, base: Tile, fragments: int) -> int:
-    """Taps that share a window: a row if it fits, else few missing taps."""
+    """Taps that share a window: a row if it fits, else a chunk with few missing taps."""
     t, vector = problem.taps, 16 // base.itemsize
     products = fragments * RUN * (2 * base.parts - 1)
 
@@ -133,8 +133,10 @@ def _streamed(problem: Problem, base: Tile, device: Device, x_vector: int) -> Co
 
 
 def _resident(problem: Problem, base: Tile, device: Device, x_vector: int) -> Config | None:
-    """The configuration with resident weights, or None if they do not fit beside enough teams, tiles are too few,
-    windows begin inside copies, or sizes exceed 32 bits."""
+    """The configuration with resident weights.
+
+    None if they do not fit beside enough teams, tiles are too few, windows begin inside copies, or sizes exceed 32
+    bits."""
     known = RESIDENT_FRAGMENTS[base.parts]
     config = _config(problem, base, known, max(known), x_vector)
     if config is None or 4 % config.tile_warps:  # a team has a warp on two or all four schedulers

@@ -92,7 +92,7 @@ def _make_thread_of(config: Config):
 
 
 def _make_row_tile_of(config: Config):
-    """Build a block's RowTile; row tiles, which read the same inputs, are neighbours."""
+    """Build a block's RowTile; neighbouring row tiles read the same inputs."""
     phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
 
     @device_function
@@ -133,7 +133,6 @@ def _make_kernel(config: Config) -> Kernel:
         me = thread_of(number)
         block = int32(cuda.blockIdx.x)
         row_tile = row_tile_of(block, loop.group_tiles, sizes.out_per_group)
-        # Column tiles may need two axes.
         column_tile = (int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * tiles
         x_column = lead - halo + me.team * advance + me.first_column + run_of_column(me.lane >> 2, itemsize) * RUN
         x_at = int32(base + ((me.lane & 3) * pair * pitch + x_column) * itemsize)
@@ -162,10 +161,10 @@ def _make_kernel(config: Config) -> Kernel:
         while s < steps:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed; all have left the one loaded next
+                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
             if s + stages - 1 < steps:
                 if several_chunks and channel == 0 and chunk > 0:
-                    cuda.syncthreads()  # all have left the last chunk
+                    cuda.syncthreads()
                     source = aim(table, column_tile, chunk, stride_l, signal)
                     cuda.syncthreads()
                 to_stage = int32(stage - slot if stage > 0 else (stages - 1) * slot)
@@ -236,8 +235,10 @@ class WarpMatrix(TensorRung):
 def _plan(
     problem, config, precision, dtype, shape, strides, offset, w, has_bias, y_offset, here
 ) -> tuple[TensorPacking, Prepared]:
-    """The packing and the launch; ``strides``: of x, in elements; ``offset``, ``y_offset``: bytes from a multiple of 16
-    to x, from a sector to y."""
+    """The packing and the launch.
+
+    ``strides`` are x's, in elements. ``offset`` and ``y_offset`` are bytes from a multiple of 16 to x, and from a
+    sector to y."""
     precision = precision or (config.tile.precision if config else default_precision(dtype))
     config = config or config_of(problem, precision, here, shape, strides, offset)
     if not by_vectors(shape, strides, offset, config.tile):

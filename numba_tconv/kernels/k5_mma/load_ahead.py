@@ -44,11 +44,9 @@ def make_load_ahead(config: Config) -> LoadAhead:
     """Build the loads of a team's windows.
 
     * ``aim(n, j, chunk, exists, share, signal)``: the Source of the window of the tile whose own outputs begin at
-      column
-      ``j`` of sample ``n``.
+      column ``j`` of sample ``n``.
     * ``load(ahead, to, all_tiles, share, signal)``: start the copies of ``ahead``, if its tile exists, and commit a
-      group.
-      ``to``: shared address of the thread's first.
+      group. ``to``: shared address of the thread's first.
     * ``next_stage(ahead, walk, share, signal)``: the stage after ``ahead``."""
     tile, depth, itemsize = config.tile, config.depth, config.tile.itemsize
     before, shift = tile.overlap + tile.lead, tile.chunk_shift
@@ -126,7 +124,7 @@ def _make_load_vectors(config: Config, begin):
 
 
 def _make_load_elements(config: Config, begin):
-    """The same for 16-bit rows that begin within words: through registers, to where copies by words would put them."""
+    """The copy for 16-bit rows that begin within words: through registers, to where copies by words would put them."""
     depth, pitch, width, itemsize = config.depth, config.pitch, config.width, config.tile.itemsize
     vector, lanes, rows_at_once = config.x_vector, config.row_lanes, config.rows_at_once
     half, rows_of_thread = make_half(), -(-depth // rows_at_once)

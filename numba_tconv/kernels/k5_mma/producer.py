@@ -68,11 +68,9 @@ def make_load(config: Config) -> Load:
     """Build the loads of the streamed mode.
 
     * ``aim(table, column_tile, chunk, stride_l, signal)``: list where the tiles' window lies in x, for a tap chunk.
-      Returns
-      the thread's Source.
+      Returns the thread's Source.
     * ``load(shared, stage, channel, signal, source, selectors, w, w_first)``: start the copies of a stage from
-      ``channel``
-      on, at byte ``stage``, and of its weights from ``w_first`` on.
+      ``channel`` on, at byte ``stage``, and of its weights from ``w_first`` on.
     """
     tile, threads, depth, pitch = config.tile, config.threads, config.depth, config.pitch
     itemsize, in_steps, per_row = tile.itemsize, config.in_steps, config.table_entries
@@ -181,8 +179,8 @@ def _make_load_listed(config: Config):
 
 
 def make_window_of(config: Config):
-    """Build (``n``, ``j``) -> the address of a window's first copy at the first channel, and whether all copies follow
-    in steps within the sample's signal."""
+    """Build (``n``, ``j``) -> address of a window's first copy at the first channel, and whether all copies follow in
+    steps within the sample's signal."""
     vector, per_row, spare, turned = config.x_vector, config.copies_a_row, int(config.turned), config.turned
 
     @device_function
@@ -217,7 +215,7 @@ def make_load_along(config: Config):
 
 
 def make_half():
-    """Build: 1 if the 16-bit ``x[index]`` is a word's upper half, else 0."""
+    """Build (x, index) -> 1 if the 16-bit ``x[index]`` is a word's upper half, else 0."""
 
     @device_function
     def half(x, index):

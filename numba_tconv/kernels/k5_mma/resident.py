@@ -117,7 +117,7 @@ def make_kernel(config: Config) -> Kernel:
             load(ahead, int32(to + q * slot), all_tiles, share, signal)
             ahead = next_stage(ahead, walk, share, signal)
         await_copies()
-        cuda.syncthreads()  # weights have landed
+        cuda.syncthreads()
 
         stage = int32(0)
         while tile_now < all_tiles:
@@ -125,7 +125,7 @@ def make_kernel(config: Config) -> Kernel:
             w_now, s, selectors = int32(w_at), int32(0), selectors_of(n, signal)
             while s < steps:
                 await_copies()
-                barrier_sync(me.team + 1, team_threads)  # the stage has landed; the team has left the one loaded next
+                barrier_sync(me.team + 1, team_threads)  # the stage has landed; the slot loaded next is free
                 x_now, to_stage = int32(x_at + stage), int32(stage - slot if stage > 0 else (stages - 1) * slot)
                 inverse = load_window(v, x_now, selectors, scales)
                 load(ahead, int32(to + to_stage), all_tiles, share, signal)

@@ -14,7 +14,7 @@ from numba_tconv.kernels.common.tensor_core.tile import COLUMNS, Tile
 WARP_COLUMNS = 64
 RUN = 8  # consecutive columns of a lane, one a product
 COLUMN_WARPS = COLUMNS // WARP_COLUMNS
-# Beside sums and window, by operand halves: an estimate.
+# Estimate beside sums and window, by operand halves.
 OTHER_REGISTERS = {1: 32, 2: 52}
 MOST_STORES = 16  # of a warp, unrolled
 
@@ -97,7 +97,6 @@ class Config:
 
     @property
     def w_stage(self) -> int:
-        """Bytes of weights in a stage."""
         return self.chunks * self.tile.depth_weights
 
     @property
@@ -144,7 +143,6 @@ class Config:
 
     @property
     def row_copies(self) -> int:
-        """Copies of a row by a lane."""
         return -(-self.copies_a_row // self.row_lanes)
 
     @property

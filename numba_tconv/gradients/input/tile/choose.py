@@ -1,4 +1,4 @@
-"""The tile of grad_input_tile, by a cost model; of few blocks also the number of splits (parts.py)."""
+"""The tile of grad_input_tile, by a cost model; with few blocks also the number of splits (parts.py)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TILES = {
         (16, 32, 2, 4, 4, 8),
     ),
 }
-# In float32, for rows and, with few blocks, columns that powers of two leave empty.
+# For rows, and with few blocks columns, that powers of two leave empty.
 TALL = Shape(192, 96, 12, 12, 16, 2)
 NARROWER = Shape(128, 96, 8, 12, 16, 2)
 # Two blocks of 128 x 128 as one.
@@ -111,9 +111,10 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 
 
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
-    """Whether main blocks may begin once all packing blocks have.
+    """Whether main blocks may begin once all packing blocks have begun.
 
-    Unless they need nearly all places, or each multiprocessor packs at most one block, they gather on few."""
+    Otherwise they gather on few multiprocessors, unless they need nearly all places, or each multiprocessor packs at
+    most one block."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
@@ -145,7 +146,7 @@ def with_stages(problem: Problem, dtype: torch.dtype, shape: Shape, device: Devi
 
 
 def joined(problem: Problem, tile: Config, device: Device) -> Iterator[Config]:
-    """Two float32 blocks of ``tile`` as one, with stages as deep, unless more would idle."""
+    """``tile``'s pairs of blocks as one, with stages at least as deep, unless more multiprocessors would idle."""
     pair = tile.block_m * 2, tile.block_n, tile.thread_m * tile.thread_n, tile.min_blocks
     if tile.dtype != torch.float32 or pair != (JOINED.block_m, JOINED.block_n, LARGE, 2):
         return

@@ -1,4 +1,4 @@
-"""The store of grad_input_tile: through shared memory to consecutive positions."""
+"""The store of grad_input_tile: through shared memory, to consecutive positions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_store(config: Config) -> Callable:
 
     @device_function
     def store(sums, shared, block, grad_input, sizes, grid):
-        cuda.syncthreads()  # the stages have been read
+        cuda.syncthreads()  # the stages are free
         values = cuda.local.array(vector, dtype=accumulator)
         for m in range(thread_m):
             row = block.row + m // vector_m * (vector_m * lanes_m) + m % vector_m

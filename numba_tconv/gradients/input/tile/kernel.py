@@ -3,8 +3,8 @@
     grad_output, packed weights --cp.async--> stages in shared memory --vectors--> registers --staging--> grad_input
 
 A row is an input channel, a column a position, the depth (output channel, tap). The taps of a row read one window of
-grad_output (gradients/window.py); producer.py converts half types, without overlap. Partial sums limit float32's
-rounding error. Blocks may copy their first windows while weights are packed."""
+grad_output (gradients/window.py). Partial sums limit float32's rounding error. Blocks may copy their first windows
+while weights are packed."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def make_kernel(config: Config) -> Kernel:
         while s < total:
             if s >= 0:
                 wait_for_stage()
-                cuda.syncthreads()  # the stage has landed, and the slot loaded next is free
+                cuda.syncthreads()  # the stage has landed; the slot loaded next is free
             if s + stages - 1 < total:
                 if channel == 0:
                     fill_table(table, chunk, phase, block, grad_output, sizes, grid)

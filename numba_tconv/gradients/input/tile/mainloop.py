@@ -1,6 +1,5 @@
-"""Products of grad_input_tile: every tap of a pair reads one register window at its offset.
-
-Addresses and pitches are in bytes of shared memory."""
+"""Products of grad_input_tile: every tap of a pair reads one register window at its offset. Addresses are shared, in
+bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """Local arrays, and their shared memory."""
+    """Local arrays, and the shared memory that fills them."""
 
     sums: object
     columns: object  # of a pair of grad_output
@@ -26,13 +25,13 @@ class Registers(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A stage's pair, as a thread reads it."""
+    """A thread's pair of a stage."""
 
     columns: int  # address
     weights: int  # address
     weights_pitch: int  # to the next pair's weights
     number: int  # in the stage
-    full_phases: int  # of the stage, with ``taps`` taps; the others have one less
+    full_phases: int  # of the stage: with ``taps`` taps; the others have one less
     taps: int
 
 
@@ -44,7 +43,7 @@ class Tap(NamedTuple):
 class Multiply(NamedTuple):
     taps_of_stage: Callable  # (s, grid): phases of stage ``s`` with all its taps; the taps
     long: Callable  # (0, (registers, pair)): a pair of all taps
-    turn: Callable  # the same: pairs_a_turn of them, from ``pair`` on
+    turn: Callable  # the same: pairs_a_turn of them
     short_turn: Callable  # the same: short_a_turn with a tap less
 
 
@@ -67,7 +66,7 @@ def make_multiply(config: Config) -> Multiply:
     @device_function
     def multiply_tap(b, state):
         registers, tap = state
-        # A tap that a row lacks must not multiply: zero times NaN is NaN.
+        # Zero times NaN is NaN, so a missing tap must not multiply.
         if not tests_taps or b < tap.taps:
             for m in range(0, thread_m, vector_m):
                 address = int32(tap.weights + itemsize * (b * block_m + m * lanes_m))

@@ -1,6 +1,6 @@
 """Pack weights as grad_input_tile's blocks read them, in the accumulator's type.
 
-Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk), weights within (channel, phase, tap, m),
+Stages are (group, split, row tile, tap chunk, phase chunk, channel chunk). Weights within are (channel, phase, tap, m),
 with zeros beyond the last. In a stage of all taps, shorter phases have no place for a missing tap. A block transposes
 squares through shared memory."""
 
@@ -52,7 +52,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
     channels, channel_taps = config.channels, config.channel_taps
     long_taps, all_rows, squares_m = long_phases * tap_chunk, channels * channel_taps, -(-block_m // SIDE)
     stage_taps, hop = channels * tap_chunk * phases, THREADS // SIDE
-    pitch = SIDE + 1  # rows and columns of a square lie in different banks
+    pitch = SIDE + 1  # against bank conflicts
     numbers = SIDE * pitch
     element = ELEMENTS[config.dtype]
     load, accumulator = element.load, element.accumulator
@@ -66,7 +66,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
     @device_function
     def row_of(q):
-        """Its row of block_m packed weights, or -1."""
+        """The tap's row of block_m packed weights, or -1."""
         tap = tap_of(q)
         if long_phases and tap.phase >= long_phases:
             row = int32(long_taps + (tap.phase - long_phases) * (tap_chunk - 1) + tap.number)
@@ -75,7 +75,7 @@ def make_kernel(config: Config, overlapped: bool) -> Kernel:
 
     def grad_input_pack(weight, packed, grid):
         if overlapped:
-            griddepcontrol_launch_dependents()  # the main kernel copies first windows meanwhile
+            griddepcontrol_launch_dependents()
         square = cuda.shared.array(numbers, dtype=accumulator)
         number, square_m = divided(int32(cuda.blockIdx.x), int32(squares_m))
         quotient, channel_chunk = divided(number, int32(grid.channel_chunks))

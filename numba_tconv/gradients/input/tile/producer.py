@@ -21,14 +21,14 @@ class Load(NamedTuple):
 def make_load(config: Config) -> Load:
     """Build the load of grad_output.
 
-    A table in shared memory, filled for each chunk of taps and phases, holds the element at channel 0 of the window's
-    columns and phases: copies share the schedulers with multiply-adds."""
+    A shared table, filled for each chunk of taps and phases, holds the element at channel 0 of the window's columns and
+    phases."""
     threads, phases, table_entries = config.threads, config.phases, config.table
     chunk_taps, locate_element = config.tap_chunk * config.taps.rows, make_locate(config.stride, config.dilation)
 
     @device_function
     def fill_table(table, tap_chunk, phase, block, grad_output, sizes, grid):
-        cuda.syncthreads()  # the table is free
+        cuda.syncthreads()
         e = block.thread
         while e < table_entries:
             column, a = uint32(e) // uint32(phases), uint32(e) % uint32(phases)
@@ -37,7 +37,7 @@ def make_load(config: Config) -> Load:
                               sizes.padding, sizes.out_length, grad_output.stride_n,
                               grad_output.stride_l)  # fmt: skip
             table[uint64(e)] = locate_element(columns, column, a)
-            e = recomputed(int32(e + threads))  # not worth unrolling
+            e = recomputed(int32(e + threads))  # stays rolled
         cuda.syncthreads()
 
     @device_function

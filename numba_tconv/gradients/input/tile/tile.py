@@ -1,6 +1,6 @@
 """The configuration of grad_input_tile: what a block holds.
 
-m counts a group's input channels, n columns (positions of all samples), and the depth pairs of an output channel and a
+m counts a group's input channels, n columns (positions of all samples), the depth pairs of an output channel and a
 phase. A block has ``block_m x block_n`` sums and ``pairs`` a stage, a warp ``lanes_m`` by ``32 / lanes_m`` threads, a
 thread ``thread_m x thread_n`` sums."""
 
@@ -20,16 +20,16 @@ from numba_tconv.kernels.common.sectors import entries_before
 from numba_tconv.runtime.elements import ELEMENTS
 
 WINDOW_LIMIT = 20  # columns in a thread's registers
-UNROLL_LIMIT = 400  # multiply-adds of a pair, all unrolled
+UNROLL_LIMIT = 400  # multiply-adds of a pair
 TURN = 512  # multiply-adds of a thread in a turn
 MOST_PAIRS = 16  # of a stage
-LOCATING = 3  # instructions, about, that look up a column
-# Products, about, of a float32 partial sum, for its error: if few in all, and if MANY.
+LOCATING = 3  # instructions to look up a column, about
+# Products of a float32 partial sum, about, if few in all, and if MANY.
 PARTIAL_TERMS, PARTIAL_TERMS_OF_MANY, MANY = 128, 256, 512
 
 
 class Depth(NamedTuple):
-    """A stage is one of each; channel chunks run fastest, then phase chunks."""
+    """Chunks of taps, channels and phases; channel chunks run fastest, then phase chunks."""
 
     tap_chunks: int
     channel_chunks: int
@@ -152,7 +152,8 @@ class Config(WarpTile):
         return -(-problem.in_channels_per_group // self.block_m)
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """Columns between samples, as tiles and as windows count: end to end, or whole tiles, whichever takes fewer."""
+        """Columns between samples, as tiles and as windows count: end to end or in whole tiles, whichever takes fewer
+        tiles."""
         in_windows = columns(problem, self.tap_chunk)
         alone = -(-problem.length // self.block_n) * self.block_n
         end_to_end = -(-((problem.batch - 1) * in_windows + problem.length) // self.block_n)

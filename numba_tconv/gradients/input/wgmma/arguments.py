@@ -50,7 +50,7 @@ class Window(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What lies beside the signal counts as zero; local arrays."""
+    """Elements beside the signal, which count as zero. Tuples are local arrays."""
 
     reached: int  # whether the warp meets it in this tile
     first: tuple  # the elements that tap 0 meets at the lane's positions

@@ -1,7 +1,7 @@
 """The tile of grad_input_wgmma: candidates, and a cost model of how they fill a GPU.
 
-Narrower tiles can fill the last round. Where tiles are too few, parts of their stages become tiles (split-K), whose
-float32 sums kernels/common/split_sums.py adds up."""
+Narrower tiles can fill the last round. Where tiles are too few, parts of their stages become tiles (split-K);
+kernels/common/split_sums.py adds up their float32 sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160  # of a consumer thread
 MOST_PHASES = 16
-# Fitted: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes read and
+# Fitted clocks: of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes that the GPU copies a
+# clock; of another launch.
 # written a clock by the GPU's copies; clocks of another launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000
 # Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
@@ -40,7 +41,7 @@ LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95
 def choose_for(problem: Problem, precision: str, sheared: int, device: Device) -> Config | None:
     """The tile for a grad_output of which every ``sheared``-th row begins alike, or None.
 
-    Without a sheared map a tile takes rows at multiples of 16 bytes, or a copy; estimated clocks decide."""
+    Without a sheared map rows must begin at multiples of 16 bytes, or be copied; estimated clocks decide."""
     plain = choose(problem, precision)
     in_place = choose(problem, precision, sheared) if sheared > 1 else None
     if in_place is None or plain is None:
@@ -70,7 +71,7 @@ def _choose(layer: Problem, precision: str, sheared: int) -> Config | None:
 def filling(problem: Problem, config: Config, device: Device) -> Config:
     """``config``, or clearly better narrower tiles, with ``partial`` set.
 
-    Narrower: one more tile along the input channels, or twice as many, so three widths a layer."""
+    Narrower tiles: one more along the input channels, or twice as many, so that a layer has three widths."""
 
     def clocks(config):
         return clocks_of(problem, config, splits_of(problem, config, device), device)
@@ -105,7 +106,7 @@ def candidates(problem: Problem, precision: str, sheared: int = 1) -> Iterator[C
 
 
 def stage_channels(problem: Problem, precision: str, sheared: int) -> tuple[bool, int]:
-    """Whether stages run through the channels, and output channels of a stage's windows; 0 if no stage is possible.
+    """Whether stages run through the channels, and the output channels of a stage's windows; 0 if no stage is possible.
 
     Windows begin at a multiple of ``sheared`` channels, boxes of weights at 16 bytes. A stage must not reach into the
     next group, whose NaNs would count."""
@@ -142,8 +143,8 @@ def clocks_of(problem: Problem, config: Config, splits: int, device: Device) -> 
 
 @lru_cache(maxsize=1024)
 def splits_of(problem: Problem, config: Config, device: Device) -> int:
-    """Parts of a tile with the fewest estimated clocks, equally many stages each; 1 if more than half of the
-    multiprocessors have a tile."""
+    """Parts of a tile, of equally many stages, with the fewest estimated clocks; 1 if over half of the multiprocessors
+    have a tile."""
     p, stages, (_, _, tiles) = problem, config.stages_of(problem), config.tiles(problem)
     sums = p.batch * p.in_channels * p.length
     if 2 * tiles > device.multiprocessors:
@@ -177,7 +178,7 @@ def storing_clocks(config: Config) -> float:
 
 
 def load_clocks(config: Config) -> float:
-    """Clocks of shared memory for a warp's operands of a product."""
+    """Clocks of shared memory for a warp's operands of one product."""
     c, neighbours, clocks, phases = config, 4 // config.itemsize, 0, config.phases[:MOST_PHASES]
     rows = c.kernel_size, c.width, c.dilation, c.sheared, c.most_shear
     for phase in phases:

@@ -1,6 +1,6 @@
-"""The epilogue of grad_input_wgmma: sums into grad_input, or the workspace of partial sums.
+"""The epilogue of grad_input_wgmma: sums into grad_input, or into the workspace of partial sums.
 
-Lanes exchange sums: each stores four positions of a channel, and a warp's sums of a channel are contiguous."""
+Lanes exchange sums, so that each stores four positions of a channel, and a warp's sums of a channel are contiguous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Target(NamedTuple):
 
 
 def make_aim(config: Config):
-    """Build ``aim``: the Target of a warpgroup in a tile."""
     channels, positions, partial = config.channels, config.rows, config.partial
     group_rows = 0 if config.alternate else BLOCK * config.blocks
 
@@ -44,7 +43,6 @@ def make_aim(config: Config):
 
 
 def make_store(config: Config):
-    """Build the store of a warpgroup's sums at a Target."""
     blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
     element, fours = ELEMENTS[torch.float32 if config.partial else config.dtype], sums_of_block // 4
     store, fragment, store_words = element.store, device_function(wgmma_d), st_global_if(2 if halves else 4)
@@ -52,7 +50,7 @@ def make_store(config: Config):
 
     @device_function
     def gathered(low, high, lane, distance):
-        """Exchange with the lane at ``distance``: both low sums in the earlier lane, both high ones in the later.
+        """Exchange with the lane at ``distance``: the earlier lane gets both low sums, the later both high ones.
 
         The earlier lane's sum comes first."""
         later = lane & distance
@@ -61,9 +59,8 @@ def make_store(config: Config):
 
     @device_function
     def store_four(k, state):
-        """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged between four lanes.
-
-        Each lane then has four positions of a channel, and its lanes store 16 side by side."""
+        """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged so that each lane has four positions
+        of a channel."""
         sums, grad, to, lane = state
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)

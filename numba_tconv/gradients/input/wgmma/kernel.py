@@ -3,8 +3,7 @@
 The depth of the matrix product is the weight's order of (output channel, tap). Rows of the weight are the shared
 operand, unpacked. A lane reads the register operand from a window of grad_output, at any stride.
 
-* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows (operands.py), and windows of
-  grad_output (producer.py).
+* Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of the weight's rows, and windows of grad_output.
 * Consumers: two warpgroups, cooperative or in ping-pong. Few tiles are split along the depth.
 * Epilogue: lanes exchange sums, so that a warp stores contiguous positions."""
 
@@ -77,7 +76,6 @@ FULL_ENOUGH = 3 / 4
 
 
 def make_place(config: Config):
-    """Build the tile scheduler: the Place of a tile."""
     positions, partial_sums = config.rows, config.partial
 
     @device_function
@@ -146,7 +144,7 @@ def make_kernel(config: Config) -> Kernel:
                     stage, parity = int32(stage - stages), int32(parity ^ 1)
                 for z in range(all_sums):
                     sums[z] = opaque(float32(0))
-                if alternate:  # a warpgroup that ran ahead would mistake an older phase for its own
+                if alternate:  # Else a warpgroup that ran ahead would mistake an older phase for its own.
                     mbarrier_wait(turns + BARRIER * consumer.warpgroup, turn_parity)
                 place = place_of_tile(tile, grid, shape.groups, splits)
                 lane = begin_tile(window, first, meets, place, grid, shape, grad_rows, consumer)

@@ -1,11 +1,11 @@
 """The windows of a stage of grad_input_wgmma: where they begin, where a lane reads, and zeros beside the signal.
 
-The weight's row is cut into stages of 128 bytes, anywhere within a channel's taps. A stage's windows begin with the
-channel of its first entry; earlier stages have taken ``phase`` of its entries. A shared table holds the places of a
-period's entries; a lane reads its own from the stage's phase on.
+Stages of 128 bytes cut the weight's row anywhere within a channel's taps. A stage's windows begin with the channel of
+its first entry; earlier stages have taken ``phase`` of its entries. A shared table holds the places of a period's
+entries; a lane reads its own from the stage's phase on.
 
-Boxes of a sheared map hold memory beside their rows. Warps with a sample's first or last positions read it as zeros: 64
-bits a position say which entries meet the signal."""
+Boxes of a sheared map hold memory beside their rows. Warps at a sample's ends read it as zeros: 64 bits a position say
+which entries meet the signal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_advance(config: Config):
 
 
 def make_start(config: Config):
-    """Build the map's row with which any stage's windows begin, and its phase."""
+    """Build (stage) -> the map's row with which its windows begin, and its phase."""
     rows, entries, period, through = config.row_step, config.entries, config.period, config.through
 
     @device_function
@@ -57,7 +57,6 @@ def make_start(config: Config):
 
 
 def make_fill(config: Config):
-    """Build ``fill``, by all threads: the table of places, in bytes."""
     entries, entry_bytes, itemsize, halves = config.table_entries, config.table_bytes, config.itemsize, config.halves
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     place = device_function(place_of)
@@ -81,8 +80,8 @@ def make_fill(config: Config):
 def make_lane(config: Config):
     """Build two device functions of a consumer's local arrays.
 
-    The first fills ``rows`` and ``places`` of a Window and returns it. The second begins a tile: sets the phase and,
-    where the warp meets a signal's end, ``first`` and ``meets``; returns the Lane."""
+    The first fills ``rows`` and ``places`` of a Window and returns it. The second begins a tile: it sets the phase and,
+    where the warp meets a signal's end, ``first`` and ``meets``, and returns the Lane."""
     x_bytes, spacing, piece, stride, blocks = config.b_bytes, config.spacing, config.piece, config.stride, config.blocks
     kernel_size, width, dilation, sheared = config.kernel_size, config.width, config.dilation, config.sheared
     itemsize, neighbours, vector = config.itemsize, 4 // config.itemsize, 16 // config.itemsize
@@ -134,7 +133,7 @@ def make_lane(config: Config):
 def make_prepare(config: Config):
     """Build ``prepare``: a lane's places in a stage, and which entries meet the signal.
 
-    The phase and the first half of ``meets`` are the next stage's, and advance; the second half is this stage's."""
+    The phase and the first half of ``meets`` are the next stage's; the second half is this stage's."""
     through, clears, lane_rows = config.through, config.clears, 2 * config.blocks
     halves, entry_bytes, kernel_size = config.halves, config.table_bytes, config.kernel_size
     step, period = config.phase_step * entry_bytes, config.period * entry_bytes
@@ -171,8 +170,8 @@ def make_prepare(config: Config):
 def make_bits(config: Config):
     """Build two device functions of 64 bits: bit j says whether entry j of a stage meets the signal at a position.
 
-    The first makes them: ``first`` is the element that tap 0 meets, ``tap`` that of entry 0, ``length`` the signal's.
-    The second, for at most 64 taps, advances them by a stage."""
+    The first makes them: tap 0 meets element ``first``, entry 0 is of ``tap``, the signal has ``length`` elements. The
+    second, for at most 64 taps, advances them by a stage."""
     kernel_size, dilation, step = config.kernel_size, config.dilation, config.phase_step % config.kernel_size
 
     @device_function
@@ -204,8 +203,8 @@ def make_bits(config: Config):
 def make_keep(config: Config):
     """Build ``keep``: a loaded register, with zeros beside the signal.
 
-    ``z``: of a lane's registers of a position; ``first_entry``: the lane's. A byte of a mask has eight entries; prmt
-    spreads a bit shifted to the top of its byte."""
+    ``z`` counts a lane's registers of a position, from ``first_entry`` on. prmt spreads a mask's bit, shifted to the
+    top of its byte."""
     neighbours, halves = 4 // config.itemsize, config.itemsize == 2
 
     @device_function
@@ -223,7 +222,7 @@ def make_keep(config: Config):
 
 
 def make_operands(config: Config) -> Operands:
-    """Build the operands of a product, and a stage's ``prepare``; a lane's state is a Lane."""
+    """Build the Operands of a stage; a lane's state is a Lane."""
     blocks, sums_of_block, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register

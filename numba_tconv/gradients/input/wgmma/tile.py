@@ -1,6 +1,6 @@
 """Tiles of grad_input_wgmma, and where a lane reads in a window.
 
-m counts a sample's positions, n a group's input channels, and k entries: pairs of an output channel and a tap in the
+m counts a sample's positions, n a group's input channels, k entries: pairs of an output channel and a tap in the
 weight's order. A stage's entries fill a row of weights. Where these are not whole channels, stages run through the
 channels: each begins ``phase`` entries after its windows' first channel (operands.py)."""
 
@@ -121,7 +121,7 @@ class Config(Ring):
         return self.blocks * self.channels // 2
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
-        """Tiles of a sample's positions, of a group's input channels, in all."""
+        """Tiles of a sample's positions, of a group's input channels, and in all."""
         along = -(-problem.length // self.rows)
         across = -(-problem.in_channels_per_group // self.channels)
         return along, across, problem.batch * problem.groups * along * across
@@ -143,6 +143,6 @@ def entry_of(z, t, neighbours):
 def place_of(entry, kernel_size, width, dilation, sheared, shear):
     """Elements from a position's first to that of ``entry``, in a box of rows of ``width``.
 
-    Rows begin ``shear`` further to the right than their predecessors, every ``sheared``-th one like the first."""
+    Each row begins ``shear`` further to the right than the one before, every ``sheared``-th like the first."""
     channel = entry // kernel_size
     return channel * width + channel % sheared * shear + entry % kernel_size * dilation

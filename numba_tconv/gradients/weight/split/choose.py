@@ -21,10 +21,10 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Config, make, rows_of, unequal
 
 CLEARLY = 0.95  # share of the usual tile's time that others must undercut
-LENGTHS = 128, 512, 8192  # for which a layer may have its own tile
+LENGTHS = 128, 512, 8192  # lengths for which a layer may have its own tile
 MOST_ROUNDS = 4  # if sums need no more
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: LLVM unrolls them times a vector
-# Beside sums and operands; the least; more except in float32.
+# Registers beside sums and operands; the least; more except in float32.
 ADDRESSES, LEAST_REGISTERS, MORE_REGISTERS = 48, 96, 24
 LEAST_BLOCKS = 2  # one multiplies while the other waits
 BANKED = 8  # phases whose columns lie in different banks
@@ -36,8 +36,8 @@ LAUNCH = 0.006  # ms of a launch
 # Clocks of a scheduler a warp; a multiply-add takes one.
 LOAD, COPY = 1.7, 2  # a vector from shared memory; an element
 LOCATE, CONFLICT = 40, 15  # a column; a further access of the same banks
-STAGE, BLOCK = 100, 760  # begin and end one
-VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # of a turn's loads and of copies, alone
+STAGE, BLOCK = 100, 760  # begin and end
+VECTOR_LATENCY, STAGE_LATENCY = 100, 1050  # alone: of a turn's loads; of copies
 STORE, STORE_SHARED, SLICE = 7, 70, 30  # a sum from registers; through shared memory; for each slice
 TOGETHER = 3.5  # exponent of the power mean of clocks issued and waited
 SECOND_LATENCY = 0.0002  # ms a batch of the second stage's loads
@@ -63,7 +63,8 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> tuple[
 
 
 def divisions(problem: Problem, config: Config, device: Device) -> list[tuple[int, int]]:
-    """Candidates for splits_of: the most splits for each number of blocks a multiprocessor, if sums are no longer."""
+    """Candidates for splits_of: for each number of blocks a multiprocessor the most splits whose sums are short
+    enough."""
     stages, blocks = max(1, config.stages(problem)), config.blocks(problem)
     longest = min(max(SPLIT_COLUMNS, PARTIAL_TERMS * tile.slices) for tile in config.tiles)
     least = -(-stages * config.block_l // longest)
@@ -80,7 +81,7 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
-        """The tile with the least ``cost``; ``least``: its quick lower bound."""
+        """The tile of least ``cost``; ``least`` is a quick lower bound."""
         lowest, chosen = math.inf, None
         for bound, _, z in sorted((least(config), -config.vectors_a_turn, z) for z, config in enumerate(found)):
             if bound >= lowest:
@@ -141,7 +142,6 @@ def _of_two_kinds(layer: Problem, dtype: torch.dtype, device: Device) -> Iterato
 
 
 # --- the cost model ---------------------------------------------------------------------------------------------------
-#
 # Resident blocks hide each other's waits but share the issue slots.
 
 
@@ -165,7 +165,7 @@ def products(problem: Problem, config: Config) -> float:
 
 
 def instructions(problem: Problem, config: Config) -> float:
-    """Instructions a position: the cost of long sums."""
+    """Instructions a position, the cost of long sums."""
     copying = 0.0
     for tile in config.tiles:
         windows = tile.x_window, tile.window
@@ -209,7 +209,7 @@ def second_stage_ms(problem: Problem, splits: int) -> float:
 
 
 def _last_round(own_blocks: int, config: Config, places: int) -> float:
-    """The share of a block's time that the last take after ``places`` others: all may be of the rest."""
+    """Share of a block's time that the last take after ``places`` others: all may be of the rest."""
     if not config.rest_tile or own_blocks > places:
         return 1.0
     of_rest, own = (_issued(tile) / tile.block_l for tile in (config.rest_tile, config))

@@ -53,7 +53,7 @@ def _make_store_slices(config: Config) -> Callable:
     @device_function
     def store_slices(sums, shared, tile, result, sizes, grid):
         first_ci = (tile.split * sizes.groups + tile.group) * sizes.in_channels_per_group + tile.first_row
-        cuda.syncthreads()  # the stages have been read
+        cuda.syncthreads()
         for z in range(all_sums):
             shared[uint64(z * threads + tile.thread)] = sums[z]
         cuda.syncthreads()

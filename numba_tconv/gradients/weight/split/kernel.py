@@ -4,7 +4,7 @@
 
 A row is an input channel, a column an output channel, phase (gradients/window.py) and tap of a row; the depth is the
 positions of all samples. With few rows and columns, slices of threads share a stage's positions. There may be two kinds
-of blocks (tile.py), the rest last. Partial sums and short splits limit float32's rounding error."""
+of blocks (tile.py). Partial sums and short splits limit float32's rounding error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def make_blocks(config: Config) -> Callable:
     all_sums, all_xs, all_gs = config.sums, config.thread_m * config.vector, config.window_columns
     vectors_a_turn, hop = config.vectors_a_turn, config.slices * config.vector
     of_whole, of_rest = config.part == WHOLE, config.part == REST
-    # As many lanes along m as along p make the fewest loads.
+    # Equally many lanes along m and p make the fewest loads.
     lanes_m, warp_p = config.lanes_m, min(config.lanes_p, 8)
     accumulator = ELEMENTS[config.dtype].accumulator
     wait_for_stage = cp_async_wait(0)
@@ -100,7 +100,7 @@ def make_blocks(config: Config) -> Callable:
         whole = sizes.kernel_size // rows * rows  # taps of whole rows
         begin, end = whole if of_rest else 0, whole if of_whole else sizes.kernel_size
         shared = cuda.shared.array(0, dtype=accumulator)
-        # A split's tiles, which read the same positions, are neighbours.
+        # Neighbours read the same positions.
         block = cuda.gridDim.x - 1 - cuda.blockIdx.x if of_rest else cuda.blockIdx.x
         quotient, row_tile = divmod(int64(block), grid.row_tiles)
         quotient, channel_tile = divmod(quotient, grid.channel_tiles)
@@ -136,7 +136,7 @@ def make_blocks(config: Config) -> Callable:
         while s < total:
             if s >= 0:
                 wait_for_stage()
-            cuda.syncthreads()  # the stage has landed, and the slot loaded next is free
+            cuda.syncthreads()  # the stage has landed; the slot loaded next is free
             if s + 1 < total:
                 load(shared, load_slot, Position(n, i), tile, grad_output, x, sizes, grid)
                 load_slot = int32(stage - load_slot)

@@ -1,10 +1,10 @@
 """The configuration of grad_weight_split: what a block holds.
 
 m counts a group's input channels, p pairs of an output channel and a phase, l positions, the depth. A block has
-``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage, shared by slices of ``lanes_m x lanes_p``
-threads with ``thread_m x thread_p x tap_chunk`` sums each.
+``block_m x block_p x tap_chunk`` sums and ``block_l`` positions a stage. Slices of ``lanes_m x lanes_p`` threads share
+the stage, with ``thread_m x thread_p x tap_chunk`` sums a thread.
 
-Where some phases have a tap more, there may be two kinds of blocks: for the taps of every phase, and the rest."""
+Where some phases have a tap more, there may be two kinds of blocks: for the taps of every phase, and for the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WINDOW_LIMIT = 20  # columns in a thread's registers
 MOST_TAPS = 8  # of a window
 PARTIAL_TERMS = 128  # of a float32 partial sum, for its error
 SPLIT_COLUMNS = 8192  # of a split with partial sums
-LOCATING = 20  # instructions, about, a column
+LOCATING = 20  # instructions a column, about
 # A tile's taps: all; those of every phase; the last, of some phases.
 ALL, WHOLE, REST = "all", "whole", "rest"
 
@@ -55,11 +55,11 @@ class Config(ThreadTile):
     block_l: int
     min_blocks: int = 1  # on a multiprocessor: the register budget
     partial: int = 0  # stages of a partial sum; 0: all
-    x_vector: int = 1  # elements of x in a cp.async
+    x_vector: int = 1  # of x in a cp.async
     whole_rows: bool = False  # a group's rows are whole blocks
     whole_channels: bool = False  # output channels are
     part: str = ALL  # of the taps
-    rest_tile: Config | None = None  # with WHOLE: the REST's, with as many threads
+    rest_tile: Config | None = None  # with WHOLE: the REST tile, with as many threads
 
     @property
     def tiles(self) -> tuple[Config, ...]:
@@ -145,7 +145,6 @@ class Config(ThreadTile):
         return max(own, self.rest_tile.shared_bytes) if self.rest_tile else own
 
     def phases_of(self, problem: Problem) -> int:
-        """Phases with taps of this part."""
         return rows_of(problem, self.part)[0]
 
     def division(self, problem: Problem) -> Division:
@@ -161,7 +160,7 @@ class Config(ThreadTile):
         return sum(tile.own_blocks(problem) for tile in self.tiles)
 
     def columns(self, problem: Problem) -> int:
-        """Columns of a sample, in copies of x."""
+        """Columns of a sample in copies of x."""
         return -(-columns(problem, self.tap_chunk) // self.x_vector) * self.x_vector
 
     def stages(self, problem: Problem) -> int:
@@ -169,7 +168,7 @@ class Config(ThreadTile):
 
 
 def rows_of(problem: Problem, part: str) -> tuple[int, int]:
-    """Phases with taps of a part, and the most of one."""
+    """Phases with taps of a part, and the most taps of one."""
     rows, taps = problem.taps.rows, problem.kernel_size
     if part == REST:
         return taps % rows, 1
@@ -177,7 +176,7 @@ def rows_of(problem: Problem, part: str) -> tuple[int, int]:
 
 
 def unequal(problem: Problem) -> bool:
-    """Whether phases have unequal taps, and all have some."""
+    """Whether some phases have a tap more than others, which have one at least."""
     return problem.kernel_size > problem.taps.rows and problem.kernel_size % problem.taps.rows > 0
 
 
@@ -194,7 +193,6 @@ def make(
     all_phases, taps = rows_of(problem, part)
     tap_chunk, _ = evenly(taps, max(1, min(most_taps, 1 + (WINDOW_LIMIT - v) // problem.taps.step)))
     block_p = tile["thread_p"] * tile["lanes_p"]
-    # A thread fetches columns of one phase.
     most_phases = min(most_phases, block_p, tile["lanes_m"] * tile["lanes_p"] * tile["slices"])
     phases, _ = evenly(all_phases, most_phases)
     block_l = max(block_l, tile["slices"] * v)

@@ -26,20 +26,20 @@ from . import epilogue
 from .tile import Config, Window, accesses
 
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
-MOST_PLACES = 12  # of a row, for a tile's taps: more compile slowly
+MOST_PLACES = 12  # of a row for a tile's taps; more compile slowly
 WORD = 4  # bytes of a register
 LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
 LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
-FIRST_STAGES = 4  # stages whose latency nothing hides
+FIRST_STAGES = 4  # stages with latency that nothing hides
 # Fitted: clocks of the second launch; bytes that it, or a direct store, moves a clock.
 SECOND_STAGE, MOVED = 5000, 1640
 
 
 @lru_cache(maxsize=1024)
 def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> tuple[planes.Config | None, Config]:
-    """The configuration of planes, or None where grad_output is read in place, and the tile.
+    """The configuration of planes (None where grad_output is read in place), and the tile.
 
-    ``alike``: of grad_output's rows (tensor_map.rows_alike)."""
+    ``alike`` tells of grad_output's rows (tensor_map.rows_alike)."""
     in_place = choose(problem, precision, alike) if alike else None
     if in_place:
         return None, filling(problem, in_place, device)
@@ -48,7 +48,7 @@ def choose_for(problem: Problem, precision: str, alike: int, device: Device) -> 
 
 
 def choose(problem: Problem, precision: str, alike: int) -> Config | None:
-    """The tile with the fewest estimated clocks, or None; ``alike`` 0: it reads planes."""
+    """The tile with the fewest estimated clocks, or None; with ``alike`` 0 it reads planes."""
     return _choose(problem.layer, precision, alike)
 
 
@@ -65,7 +65,7 @@ def _choose(layer: Problem, precision: str, alike: int) -> Config | None:
 
 @lru_cache(maxsize=1024)
 def filling_planes(problem: Problem, config: Config, phases: int, device: Device) -> Config:
-    """The tile of planes, ``phases`` a channel, with ``direct`` set where faster."""
+    """The tile for planes, ``phases`` a channel, with ``direct`` set where faster."""
     direct = epilogue.planes_suit(problem, config, phases) and whole_is_faster(problem, config, device)
     return replace(config, direct=True, plane_phases=phases) if direct else config
 
@@ -140,7 +140,7 @@ def _fitting(config: Config) -> Iterator[Config]:
     if not config.g_channels or not config.boxes or config.sets * config.operands > spare:
         return
     if config.clears > config.positions // config.pieces * config.window.stride:
-        return  # not only the first box needs clearing
+        return
     if max(len(config.places), len(config.entries)) > MOST_PLACES:
         return
     # Alternating warpgroups have their own stages: a waiting one has seen its stage's last use.
@@ -171,7 +171,6 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
     """Splits with the fewest estimated clocks, none longer than LONGEST_SUM."""
     _, stages = config.stages_of(problem)
     blocks = config.blocks_of(problem)
-    # Each split writes its sums, and another kernel reads them.
     of_split = 3 * 4 * config.tile_sums * (2 if config.alternate else 1) / ARRIVING
 
     def clocks(splits):
@@ -194,20 +193,17 @@ def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> 
 
 
 def _multiplying(problem: Problem, config: Config, splits: int, device: Device) -> float:
-    """Estimated clocks until all products are done."""
     _, stages = config.stages_of(problem)
     rounds = -(-config.blocks_of(problem) * splits // device.multiprocessors)
     return rounds * (-(-stages // splits) + FIRST_STAGES) * stage_clocks(config)
 
 
 def _several(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated clocks with splits and a second stage."""
     splits = splits_of(problem, config, device)
     sums = config.blocks_of(problem) * config.tile_sums
     return _multiplying(problem, config, splits, device) + SECOND_STAGE + 2 * 4 * splits * sums / MOVED
 
 
 def _whole(problem: Problem, config: Config, device: Device) -> float:
-    """Estimated clocks with one split."""
     sums = config.blocks_of(problem) * config.tile_sums
     return _multiplying(problem, config, 1, device) + config.itemsize * sums / MOVED

@@ -1,7 +1,7 @@
 """The epilogue of grad_weight_wgmma: a split's sums into the workspace, or whole sums into the gradient.
 
 Whole sums pass through the ring's memory into the gradient's order, in which an input channel's output channels and
-taps are one run. With planes a tile has some phases of one output channel: a piece of run for each tap."""
+taps are one run. A tile of planes has some phases of one output channel: a piece of run for each tap."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pitch_of(config: Config) -> int:
 
 
 def suits(problem: Problem, config: Config) -> bool:
-    """Whether tiles of grad_output have whole runs, multiples of 16 bytes, that fit in the ring."""
+    """Whether tiles of grad_output have whole runs, in multiples of 16 bytes, that fit in the ring."""
     p, c = problem, config
     whole = not c.alternate and c.tap_chunk * c.window.phases == p.kernel_size
     lengths = run_of(c), p.out_channels_per_group * p.kernel_size

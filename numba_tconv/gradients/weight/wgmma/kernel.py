@@ -5,10 +5,9 @@ operand from grad_output, at any stride; each tap reads the same row some positi
 suit the copy engine or a tile, gradients/planes.py separates the phases first.
 
 * Producer: one warp fills a ring of stages with TMA boxes: 128 bytes of x's rows and the grad_output that meets them,
-  with zeros outside of the signal, rounded to TF32.
+  rounded to TF32, with zeros outside of the signal.
 * Consumers: two warpgroups with pairs of their own, or alternate stages. With ``by_taps`` each tap has its own rows:
-  more
-  loads, but no products of missing taps.
+  more loads, but no products of missing taps.
 * Store: sum.py adds up the splits in float64, in a fixed order; whole sums go into the gradient (epilogue.py).
 
 Tensor cores truncate, so a split has at most 32,768 positions."""
@@ -192,7 +191,7 @@ class WeightWarpgroup(WgmmaGradient):
         return too_few(fewest) if fewest < FEWEST_CHANNELS and problem.groups > 1 else None
 
     def config(self, problem, dtype, device=None, precision=None):
-        """The planes' configuration, or None where grad_output is read in place, and the own."""
+        """The planes' configuration (None where grad_output is read in place), and the tile's."""
         p = problem
         shape, strides = (p.batch, p.out_channels, p.out_length), (p.out_channels * p.out_length, p.out_length, 1)
         alike = rows_alike(shape, strides, dtype.itemsize)

@@ -1,7 +1,7 @@
 """The operands of grad_weight_wgmma: which rows a lane reads, how, and zeros before them.
 
-Taps may meet positions before a row's first, up to the padding, and maps of rows that begin unlike modulo 16 bytes
-begin earlier. So warps that read a sample's first stage clear what lies before its rows, once, and synchronise."""
+Taps may meet up to ``padding`` positions before a row, and maps of rows that begin unlike modulo 16 bytes begin
+earlier. So warps that read a sample's first stage clear, once, what lies before its rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_operands(config: Config) -> Operands:
 
 
 def make_clear(config: Config):
-    """Build ``clear``: a sample's first stage before its rows, four lanes a row."""
+    """Build ``clear``: zeros before the rows of a sample's first stage, four lanes a row."""
     itemsize, lane_rows = config.itemsize, 2 * config.blocks
     threads = 128 if config.alternate else 128 * CONSUMERS
     load_word = ld_shared(1, int32)

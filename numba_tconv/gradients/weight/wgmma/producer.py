@@ -1,7 +1,7 @@
 """The producer of grad_weight_wgmma: one warp fills the ring by TMA boxes.
 
-A stage is 128 bytes of each of x's rows, and the elements of grad_output that meet these positions. Rows that begin
-alike modulo 16 bytes share a map; boxes begin at multiples of 16 bytes."""
+A stage is 128 bytes of each of x's rows, and the elements of grad_output that meet them. Rows that begin alike modulo
+16 bytes share a map; boxes begin at multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tile import Config
 
 
 def make_first_pair(config: Config):
-    """Build (tile along pairs) -> the first set's output channel with which boxes begin; the tile's first pair of
+    """Build (tile along pairs) -> output channel of the first set with which boxes begin; the tile's first pair of
     it."""
     by_taps, g_channels, pairs = config.by_taps, config.g_channels, config.pairs
     phases, alike = config.window.phases, config.alike

@@ -163,10 +163,9 @@ def make_kernel(config: Config) -> Kernel:
 
 
 def config_of(problem: Problem, dtype: torch.dtype, aligned: bool) -> Config:
-    """The configuration; ``aligned``: the gradient begins at a multiple of 16 bytes."""
     p, vector = problem, ALIGNMENT // dtype.itemsize
     run = vector if aligned and p.out_channels_per_group * p.kernel_size % vector == 0 else 1
-    many = Config(dtype, VECTOR, run)  # if its blocks fill all multiprocessors
+    many = Config(dtype, VECTOR, run)  # if it fills all multiprocessors
     return many if math.prod(_grid(p, many)) >= H200.multiprocessors else Config(dtype, 1, run)
 
 

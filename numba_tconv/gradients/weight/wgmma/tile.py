@@ -1,8 +1,8 @@
 """Tiles of grad_weight_wgmma, and which elements a lane's registers hold.
 
-m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, and k positions, the
-depth. A tile is ``pairs x channels`` sums for each tap of a chunk; what a lane reads of a row serves all these taps.
-With ``by_taps`` a pair is a channel and any tap, and a tile may begin anywhere in a channel: no tap is missing."""
+m counts pairs of an output channel and a phase (gradients/window.py), n a group's input channels, k positions, the
+depth. A tile is ``pairs x channels`` sums for each tap of a chunk, which read the same rows. With ``by_taps`` a pair is
+a channel and any tap, and a tile may begin anywhere in a channel: no tap is missing."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Config(Ring):
 
     @property
     def odd(self) -> int:
-        """Elements by which words of two begin before a position: 1 if the first one fetched is within a word."""
+        """Elements by which words of two begin before a position: 1 if the first one fetched lies within a word."""
         return int(self.window.odd and self.itemsize == 2 and self.window.stride == 1)
 
     @property
@@ -124,7 +124,6 @@ class Config(Ring):
         return self.tap_chunk * self.rows * self.channels
 
     def phases_of(self, problem: Problem) -> int:
-        """Pairs of an output channel."""
         return problem.kernel_size if self.by_taps else min(problem.taps.rows, problem.kernel_size)
 
     def tiles(self, problem: Problem) -> tuple[int, int, int]:
@@ -174,9 +173,9 @@ def _accesses_from(begin: int, window: Window, alike: int, itemsize: int, width:
 def operand_places(config: Config) -> tuple[tuple[int, int], ...]:
     """A pair of byte offsets of A's registers for each tap of a chunk and each half of a product's depth.
 
-    From the product's first position in a pair's row, for registers 0 and 2 (1 and 3: eight rows on) and t = 0; other
-    lanes read ``t * lane_bytes`` further on. 32-bit elements have the offset twice. Two 16-bit elements are a word, or
-    halves of two adjacent words, or two elements ``stride`` apart."""
+    They count from the product's first position in a pair's row, for registers 0 and 2 (1 and 3: eight rows on) and t =
+    0; other lanes read ``t * lane_bytes`` further on. 32-bit elements have the offset twice. Two 16-bit elements are a
+    word, halves of two adjacent words, or elements ``stride`` apart."""
     neighbours, stride, found = 4 // config.itemsize, config.window.stride, []
     for b in range(config.tap_chunk):
         for half in range(2):

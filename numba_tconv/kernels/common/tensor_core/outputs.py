@@ -68,7 +68,7 @@ class Thread(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Local arrays (store_runs.runs_sizes): a lane's next outputs in each of its warp's channels."""
+    """A lane's next outputs in each of its warp's channels; local arrays (store_runs.runs_sizes)."""
 
     target: object  # index in y
     source: object  # shared address of each load

@@ -4,8 +4,8 @@ Order: (group, row tile, tap chunk, channel chunk, operand half, tap). Within a 
 operand; in "mma" a lane's four registers of A are 16 bytes. Missing channels, rows and taps are zeros. A block packs a
 stage.
 
-Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last
-element."""
+Split operands are fp16: hi of all taps, then lo. One power of two scales all weights; its inverse is the last element.
+"""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def make_gather(tile: Tile, order: str, at_weight: Callable, within: Callable) -
 
 
 def largest_of(w: torch.Tensor) -> torch.Tensor:
-    """The weights' largest finite magnitude: a float32 on their device."""
+    """The weights' largest finite magnitude: float32 (1,) on their device."""
     return torch.linalg.vector_norm(torch.nan_to_num(w, nan=0, posinf=0, neginf=0), torch.inf).reshape(1)
 
 
@@ -281,6 +281,6 @@ def packed_size(tile: Tile, blocks: int) -> int:
 
 
 def packing_of(problem: Problem, tile: Tile, order: str, channel_chunks: int, weights: Layout) -> TensorPacking:
-    """The packing for ``tile`` of any batch and length; ``channel_chunks``: product depths of a tap chunk."""
+    """The packing for ``tile`` at any batch and length; ``channel_chunks``: product depths of a tap chunk."""
     sizes = tile.row_tiles(problem), tile.tap_chunks(problem), channel_chunks
     return unique(TensorPacking, weights, tile, order, problem.groups, *sizes)

@@ -76,7 +76,7 @@ class TensorRung(Rung):
 def by_vectors(shape: tuple, strides: tuple, offset: int, tile: Tile) -> bool:
     """Whether windows of x (N, C_in, L) can be copied in aligned 16 bytes.
 
-    ``strides``: in elements. ``offset``: bytes from a multiple of 16."""
+    ``strides`` are in elements, ``offset`` in bytes from a multiple of 16."""
     vector = 16 // tile.itemsize
     if not contiguous_rows(shape, strides):
         return False

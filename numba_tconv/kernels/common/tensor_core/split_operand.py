@@ -57,14 +57,14 @@ def inverse_of(exponent):
 @device_function
 def scales_of(inverse):
     """``scales`` for ``split`` from the weights' inverse: the least exponent of x that keeps the inverse of both
-    normal, and what to add to x's exponent for the inverse's."""
+    normal, and what to add to x's exponent for it."""
     of_weights = int32(exponent_of(inverse) - LARGEST)
     return max(int32(LEAST), int32(1 - of_weights)), of_weights
 
 
 @device_function
 def exponent_of_warp(largest):
-    """Exponent of a warp's largest number, none negative."""
+    """Exponent of the largest number of a warp's lanes, none negative."""
     return int32(redux_max(bits_of(largest)) >> MANTISSA)
 
 

@@ -71,7 +71,7 @@ def make_aim(tile: Tile, to_the_output: bool = False):
 
     @device_function
     def aim(sample, column, out):
-        """Return the Extent, and ``straight``: outputs lie in one sample, and end with it only where a lane's do."""
+        """The Extent, and ``straight``: outputs lie in one sample, and end with it only where a lane's do."""
         begin = (out.first_column + column) * stride - out.padding
         next_sample, next_column = sample, column + advance
         while next_column >= out.columns:
@@ -80,7 +80,6 @@ def make_aim(tile: Tile, to_the_output: bool = False):
         highest = int32(max(min(out.length - begin, int64(advance * span)), int64(-sector)))
         goes_on, ends = next_sample == sample, next_column == 0
         alone = whole and sample < out.batch and (goes_on or (ends and next_sample == sample + 1))
-        # An early run may start in the sample before.
         alone = alone and (sample == 0 or column == 0 or column * span >= sector)
         inside = alone and goes_on and begin >= sector and begin + advance * span <= out.length
         next_begin = (out.first_column + next_column) * stride - out.padding
@@ -123,10 +122,8 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
             if sector > 1:
                 early = int32(int32((n * out_channels + co + channel) * out_length + begin + shift) & (sector - 1))
                 head_next = (n_next * out_channels + co + channel) * out_length + begin_next
-                # A sample's first tile takes no outputs of the sample before.
                 early_next = int32(0) if ends else int32(int32(head_next + shift) & (sector - 1))
             end = int32(advance * span - early_next)
-            # An early run may begin in an earlier sample.
             m = n - 2 if j > 0 and j * span < sector else n
             while m <= n_next:
                 if m >= 0 and m < batch:

@@ -1,6 +1,6 @@
 """The store of float32 tiles without a stride: eight rows a round, a run each.
 
-Hardly anything hides a round: the code is straight-line. A round takes one barrier with two buffers, else two."""
+Hardly anything hides a round, so the code is straight-line. A round takes one barrier with two buffers, else two."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_store_rounds(tile: Tile, warps: int, stage, buffers: int, buffer_bytes:
 
 
 def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, width: int):
-    """The same for runs at multiples of ``width`` outputs, which a lane writes at once."""
+    """The store for runs at multiples of ``width`` outputs, which a lane writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
     step = 32 * width  # outputs of a warp's write

@@ -1,6 +1,6 @@
 """The store of the tensor-core rungs for tiles in one sample: nearly all.
 
-Nothing hides a branch or a load: the code is straight-line, with predicates and several loads in flight."""
+Nothing hides a branch or a load, so the code is straight-line, with predicates and several loads in flight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def runs_channels(tile: Tile, warps: int) -> int:
 
 
 def runs_loads(tile: Tile) -> int:
-    """Most shared loads of a store."""
     return max(outputs_at_once(quantum, tile.out_dtype.itemsize) // quantum for quantum in (4, 2, 1))
 
 
@@ -66,7 +65,6 @@ def make_run_of(tile: Tile):
     @device_function
     def run_of(run, extent, alignment):
         """``run``: index in y of the channel's own first output."""
-        # From its first sector to that of the next tile.
         early = int32(int32(run + alignment.shift) & (sector - 1))
         end = int32(advance * span - (int32(early + advance * span) & (sector - 1)))
         low = int32(max(int32(-early), extent.lowest))
@@ -77,7 +75,7 @@ def make_run_of(tile: Tile):
 
 
 def make_prepare(tile: Tile, warps: int):
-    """Build ``prepare``: the outputs of a warp's channels, in one sample."""
+    """Build ``prepare``: fill ``runs`` from a warp's ``z0``-th channel on, in one sample."""
     span, overlap = tile.span, tile.overlap
     round_channels, pitch, skip, itemsize = tile.round_channels, tile.pitch, tile.skip, tile.out_dtype.itemsize
     channels, loads, some_channels = runs_channels(tile, warps), runs_loads(tile), _some_channels(tile, warps)
@@ -133,7 +131,6 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     loads, words = width // quantum, width * itemsize // 4  # for a lane's step
     load, write = ld_shared(quantum, float32), st_global_if(words)
     step, step_bytes = 32 * width, (32 + skip) * width * 4  # a warp's step: outputs, bytes of the buffer
-    # ``channels`` at a time, with ``steps`` steps of each in flight.
     channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)
     all_steps = -(-(advance * span + sector - 1) // step)
     turns = -(-all_steps // max(1, HELD // (width * channels)))

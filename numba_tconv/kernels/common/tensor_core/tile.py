@@ -7,7 +7,7 @@ channel.
 * Part: a long stride, no dilation. Rows are phases; each column is one run.
 * Single: one row of taps, outputs ``stride`` apart, where phases of neighbouring outputs lie in columns far apart.
 
-A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice and its runs begin and
+A sector in two pieces costs a read and two writes. So a whole tile computes a few columns twice, and its runs begin and
 end on sectors, unless products outlast memory (``aligned`` is false)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba_tconv.formula.taps import Taps
 COLUMNS = 128
 ROWS = 128
 SECTOR = 32  # bytes
-ANY_LENGTH = 1 << 16  # a long signal
+ANY_LENGTH = 1 << 16
 # Columns; in tf32x3 wider windows spill.
 WINDOW_LIMIT = {"tf32": 24, "tf32x3": 12, "fp16": 24, "bf16": 24}
 MOST_TAPS_OF_PARTS = 5
@@ -113,12 +113,12 @@ class Tile:
 
     @property
     def halo(self) -> int:
-        """Columns of a window before the lane's four, up to four."""
+        """Columns of a window before the lane's four, in fours."""
         return -(-self.reach // 4) * 4
 
     @property
     def lead(self) -> int:
-        """A stage's columns before the tile, up to eight."""
+        """A stage's columns before the tile, in eights."""
         return -(-self.reach // 8) * 8
 
     @property
@@ -133,7 +133,7 @@ class Tile:
 
     @cached_property
     def overlap(self) -> int:
-        """Columns before the tile's own outputs, a multiple of eight: for a run's first phases and early sector."""
+        """Columns before the tile's own outputs, in eights: for a run's first phases and early sector."""
         needed = _lag(self.taps) if self.whole else 0
         return -(-(needed + -(-(self.sector - 1) // self.span)) // 8) * 8
 
@@ -185,7 +185,7 @@ class Tile:
         return self.span != self.phases
 
     def columns(self, problem: Problem) -> tuple[int, int]:
-        """First column, and columns a sample; multiples of eight."""
+        """First column, and columns a sample, in eights."""
         t = problem.taps
         columns = t.columns(problem.length, problem.out_length, problem.padding)
         # Zeros between samples cover the columns that taps reach back, missing taps included.
@@ -236,7 +236,7 @@ def _row_shape(problem: Problem, most_rows: int) -> tuple[int, int] | None:
 
 
 def _tap_chunk(problem: Problem, precision: str, limit: int) -> int:
-    """Taps that share a window: a row if it fits, else few missing taps."""
+    """Taps that share a window: a row if it fits, else a chunk with few missing taps."""
     t, itemsize = problem.taps, DTYPES[precision].itemsize
     split = KINDS[precision][2] == 2
     most = min(t.taps_per_row, MOST_TAPS_OF_PARTS) if split else t.taps_per_row
