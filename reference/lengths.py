@@ -1,8 +1,7 @@
-"""What "valid", "same" and "causal" mean to Keras and to JAX, written out as their documentation and code state it.
+"""What "valid", "same" and "causal" mean to Keras and to JAX, as their documentation and code state it.
 
-Theirs of "valid" has ``stride - len(w)`` more outputs than torch where that is positive.
-
-``x`` is one channel's input and ``w`` one channel's taps, without dilation; the result is a list of outputs.
+Their "valid" has ``stride - len(w)`` more outputs than torch where that is positive. ``x`` is one channel's input and
+``w`` one channel's taps, without dilation; the result is a list of outputs.
 """
 
 import numpy as np

@@ -78,7 +78,7 @@ def grad_bias(grad_output):
 
 
 def _products(x_shape, w_shape, out_length, stride, padding, groups, dilation):
-    """Every product as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c counts co in its
+    """Every product as indices (n, ci, i, c, k, co, o): x[n, ci, i] * w[ci, c, k] in y[n, co, o]; c is co within its
     group."""
     samples, in_channels, length = x_shape
     _, channels_per_group, kernel_size = w_shape

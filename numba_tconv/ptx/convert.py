@@ -43,8 +43,6 @@ def f32_to_bf16(typingctx, value):
 
 
 def _pack(name, meaning=no_meaning):
-    """cvt.rn.{name}x2.f32: two float32, nearest even, the first in the lower half."""
-
     @instruction(meaning)
     def pack(typingctx, low, high):
         def codegen(context, builder, sig, args):
@@ -69,7 +67,7 @@ def _half_of(word, upper):
 
 @instruction(_half_of)
 def f16_to_f32(typingctx, word, upper):
-    """The float16 in ``word``'s upper or lower half, as float32; exact."""
+    """The float16 in ``word``'s upper or lower half, as float32."""
 
     def codegen(context, builder, sig, args):
         shift = builder.select(args[1], ir.Constant(i32, 16), ir.Constant(i32, 0))
@@ -124,7 +122,7 @@ def tf32_operand(typingctx, value):
     """``round_tf32`` for an operand, whose last 13 bits the tensor core ignores: adds half a unit of the tenth mantissa
     bit.
 
-    NaN and infinities stay. Two instructions."""
+    NaN and infinities stay."""
 
     def codegen(context, builder, sig, args):
         power = builder.bitcast(builder.and_(builder.bitcast(args[0], i32), ir.Constant(i32, -0x800000)), f32)

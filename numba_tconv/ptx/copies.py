@@ -9,7 +9,6 @@ from .core import SHARED, asm, i32, i64, instruction, item, no_meaning, word
 from .simulator.meanings import address
 
 
-# cp.async: without registers.
 def cp_async(elements):
     """cp.async of ``elements``: (shared, s, source, g, valid) copies source[g:] to shared[s:], or zeros.
 

@@ -24,7 +24,7 @@ def larger_magnitude(typingctx, value, other):
 
 @instruction(no_meaning)
 def redux_max(typingctx, value):
-    """redux.sync.max.u32: the warp's largest number; none negative (from sm_80)."""
+    """redux.sync.max.u32: the largest number of a warp's lanes, none negative (from sm_80)."""
 
     def codegen(context, builder, sig, args):
         return asm(builder, i32, args, "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")

@@ -1,4 +1,4 @@
-"""Instructions that a sine is made of."""
+"""Instructions for sines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from .core import asm, f32, instruction
 
 
 def _of_one(text, meaning):
-    """An instruction (float32) -> float32."""
-
     @instruction(meaning)
     def of_one(typingctx, value):
         def codegen(context, builder, sig, args):

@@ -1,4 +1,4 @@
-"""Kernels compiled once and launched on the caller's stream.
+"""Kernels, compiled once and launched on the caller's stream.
 
 Numba's own launch is slow and knows neither bfloat16 nor torch's streams.
 """
@@ -42,7 +42,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 _compiling = threading.RLock()
 UNKNOWN = None, -1  # (function, allowed shared memory) of an unloaded kernel
-ADDRESS = 4  # a tensor's slot that holds its address
+ADDRESS = 4  # a tensor's slot with its address
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes, static and dynamic, that a block gets without asking
 
 
@@ -136,7 +136,7 @@ class Kernel:
         return known[0]
 
     def _refuse_capture(self):
-        """A capture forbids loading, which allocates."""
+        """Raise RuntimeError: a capture forbids loading, which allocates."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{self.name} is not compiled and loaded yet, which cannot be done while a CUDA graph is captured: "
@@ -175,7 +175,7 @@ GIVEN = object()  # an integer told at each launch
 
 
 def alike(shape: tuple, dtype: torch.dtype, strides: tuple | None = None) -> torch.Tensor:
-    """A tensor told at each launch. ``strides`` None: contiguous."""
+    """Stands for a tensor told at each launch. ``strides`` None: contiguous."""
     if strides is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -252,7 +252,7 @@ def _to_the_end(function: Callable, *arguments):
 
 @contextlib.contextmanager
 def _no_collection():
-    """A collection would walk the compiler's millions of objects."""
+    """No garbage collection, which would walk the compiler's millions of objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -264,7 +264,6 @@ def _no_collection():
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple):
-    """Compile device functions for ``cc``, not the current GPU."""
     dispatcher = sys.modules[Dispatcher.__module__]
     with _compiling:
         current, dispatcher.get_current_device = (
@@ -297,7 +296,7 @@ def _check(result):
 
 
 def enter_context(device: int):
-    """Give a thread torch's context, which driver calls need."""
+    """Give the thread torch's context, which driver calls need."""
     if _thread.has_context:
         return
     if not int(_check(driver.cuCtxGetCurrent())):
@@ -335,12 +334,10 @@ def _leaves(kinds, arguments) -> Iterator[tuple[types.Type, object]]:
 
 
 def _like(argument: tuple, fields) -> tuple:
-    """``fields`` as a tuple, or NamedTuple, like ``argument``."""
     return type(argument)(*fields) if hasattr(argument, "_fields") else tuple(fields)
 
 
 def _filled(argument, given: Iterator):
-    """``argument`` with the next of ``given`` for each open one."""
     if isinstance(argument, tuple):
         return _like(argument, [_filled(field, given) for field in argument])
     return next(given) if argument is GIVEN or isinstance(argument, torch.Tensor) else argument

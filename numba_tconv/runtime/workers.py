@@ -1,4 +1,4 @@
-"""Work for several processors.  multiprocessing would run a plain script again in each process."""
+"""Work for several processors. multiprocessing would run a plain script again in each process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ def _call(process: subprocess.Popen, function: Callable, task: tuple) -> None:
 
 
 def _pickled(error: Exception | None) -> bytes:
-    """The exception, or a RuntimeError with its text."""
     try:
         text = pickle.dumps(error)
         pickle.loads(text)

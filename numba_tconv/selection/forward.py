@@ -92,7 +92,7 @@ def _special(problem: Problem, dtype: torch.dtype, able: dict[str, Rung], device
 
 
 def _misfit(rung: Rung, problem: Problem, dtype: torch.dtype, precision: str, device: Device) -> str | None:
-    """Why ``rung``, able to compute the problem, does not suit it."""
+    """Why ``rung``, which can compute the problem, does not suit it; None if it does."""
     if rung.name == "depthwise":
         return "it is for weights that its registers hold, for short sums, and for what no rung above k3 takes"
     return rung.unsuited(problem, dtype, precision, device)

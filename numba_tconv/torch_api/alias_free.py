@@ -100,9 +100,8 @@ def computed(x, alpha, beta, up_filter, down_filter, up_ratio, down_ratio, log_s
         *(x.unsqueeze(0) if unbatched else x, _flat(up_filter), _flat(down_filter), _flat(alpha), _flat(beta)),
         *(up_ratio, down_ratio, log_scale, activation),
     )
-    # torch.compile cannot trace the variable.
     on_gpu = x.is_cuda or (not torch.compiler.is_dynamo_compiling() and ops.as_on_a_gpu.get())
-    # Exported programs and empty batches have torch's operators too.
+    # torch's operators compute exported programs and empty batches too.
     ours = on_gpu and x.shape[0] != 0 and not is_exporting()
     y = (ops.apply if ours else ops.composed)(*arguments)
     return y.squeeze(0) if unbatched else y
@@ -112,7 +111,6 @@ def _at_once(
     x, up_filter, down_filter, alpha, beta, up_ratio, down_ratio, log_scale, activation
 ) -> torch.Tensor | None:
     """The output of a remembered call; None if the arguments need full checks."""
-    # True and 1.0 equal 1, but their types must be checked.
     if not (type(up_ratio) is type(down_ratio) is int and type(log_scale) is bool and type(activation) is str):
         return None
     if up_filter is None or down_filter is None or torch._C._is_any_autocast_enabled():
@@ -121,7 +119,7 @@ def _at_once(
         return None
     if torch.is_grad_enabled() and direct.wants_gradient(x, up_filter, down_filter, alpha, beta):
         up_filter, down_filter, alpha, beta = map(_flat, (up_filter, down_filter, alpha, beta))
-    # Passing a tuple with * is slower.
+    # Faster than a tuple with *.
     call = ops.remembered(
         layout_of(x),
         layout_of(up_filter),

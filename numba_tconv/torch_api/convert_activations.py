@@ -1,4 +1,4 @@
-"""What ``convert`` does with alias-free activations of other packages: finds them, tests them, changes their class."""
+"""``convert`` and alias-free activations of other packages: it finds them, tests them and changes their class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_one(module: nn.Module) -> bool:
 
 
 def obstacle(module: nn.Module) -> str | None:
-    """Change the class of ``module`` to one that this package computes; else the reason why not."""
+    """Change the class of ``module`` to one that this package computes; else return the reason why not."""
     if reason := _unusual(module):
         return reason
     try:
@@ -78,7 +78,7 @@ def _form(module: nn.Module) -> tuple[Form | None, str]:
     up, down = (_ratio(one) for one in (module.upsample, module.downsample))
     scales = (True, False) if activation == SNAKE else (True,)
     errors = []
-    # The global random state and autocast are the caller's; so is the default device.
+    # These belong to the caller: the random state, autocast, the default device.
     with (
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),

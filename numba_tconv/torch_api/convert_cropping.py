@@ -1,4 +1,4 @@
-"""What ``convert`` does with modules that crop a layer's output: the layer computes no cropped outputs.
+"""``convert`` and modules that crop a layer's output: the layer no longer computes the cropped outputs.
 
 The layer's ``padding`` becomes the pair of crops, and the module's ``forward`` returns what the layer gives.
 """
@@ -14,7 +14,7 @@ from torch import nn
 from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
 from .module import ConvTranspose1d
 
-# Names of classes of transformers, and of encodec and audiocraft.
+# Classes of transformers, encodec and audiocraft.
 NAMES = {
     "EncodecConvTranspose1d",
     "MimiConvTranspose1d",
@@ -44,7 +44,7 @@ def layer_of(module: nn.Module) -> nn.Module:
 
 
 def obstacle(module: nn.Module, owners: Counter) -> str | None:
-    """Change the class of ``module`` and its layer's padding; else the reason why not.
+    """Change the class of ``module`` and its layer's padding; else return the reason why not.
 
     ``owners`` counts the modules that hold a module, by its id.
     """
@@ -67,7 +67,6 @@ def obstacle(module: nn.Module, owners: Counter) -> str | None:
 
 
 def _unusual(module: nn.Module, owners: Counter) -> str | None:
-    """Why ``module`` is no plain layer with a crop, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted"
     children = set(module._modules)
@@ -93,7 +92,7 @@ def _unusual(module: nn.Module, owners: Counter) -> str | None:
 
 
 def _crops(module: nn.Module) -> tuple[int, int]:
-    """The outputs that ``module`` crops at the left and at the right."""
+    """Outputs that ``module`` crops at the left and at the right."""
     if hasattr(module, "padding_left"):
         return module.padding_left, module.padding_right
     layer = layer_of(module)
@@ -105,7 +104,7 @@ def _crops(module: nn.Module) -> tuple[int, int]:
 def _largest_error(module: nn.Module, crops: tuple[int, int]) -> float:
     """The largest error of ``crops`` against the ``forward`` of ``module``, with a layer of one channel on the CPU."""
     layer, generator = layer_of(module), torch.Generator().manual_seed(0)
-    # Autocast is the caller's; so are the default device and dtype.
+    # Autocast, the default device and the default dtype are the caller's.
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         tiny = nn.ConvTranspose1d(1, 1, layer.kernel_size, layer.stride, device="meta").to_empty(device="cpu").double()
         for one in tiny.parameters():

@@ -1,4 +1,4 @@
-"""Counterparts of other packages' modules: subclasses with a ``forward`` of this package, and the test for equality."""
+"""Subclasses of other packages' modules with a ``forward`` of this package, and the test for equality."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def counterpart(base: type, cls: type) -> type:
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, in the largest output or 1; infinite for other shapes and NaN."""
+    """The largest difference, relative to the largest output or 1; infinite for other shapes and NaN."""
     if y.shape != expected.shape:
         return float("inf")
     largest = ((y - expected).abs().amax() / expected.abs().amax().clamp(min=1)).item()
@@ -28,7 +28,7 @@ def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def one_thread():
-    """Let torch compute on one thread of the CPU: for tiny tensors several mostly wait for each other."""
+    """Let torch compute on one CPU thread: for tiny tensors several mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -56,7 +56,7 @@ NUMBERS = (int, str)
 
 
 def implementation(operator: torch._ops.OpOverload, device: str) -> Callable:
-    """Register ``operator`` on ``device``, for the dispatcher and direct calls."""
+    """Decorator: register ``operator`` on ``device``, for the dispatcher and direct calls."""
 
     def register(function: Callable) -> Callable:
         torch.library.impl(operator.name(), device, function)

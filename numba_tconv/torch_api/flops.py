@@ -1,4 +1,4 @@
-"""The operators' FLOPs for torch.utils.flop_counter: those of torch's operators, or of an activation's filters."""
+"""The operators' FLOPs for torch.utils.flop_counter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba_tconv.formula.alias_free import alias_free
 
 
 def register(conv_transpose1d: torch._ops.OpOverload, grad_input, grad_weight) -> None:
-    """Register the formulas, which torch calls with shapes."""
+    """Count these operators as torch counts its own; torch calls the formulas with shapes."""
 
     @register_flop_formula(conv_transpose1d.overloadpacket)
     def _forward(input, weight, bias, *parameters, out_shape):
@@ -40,7 +40,6 @@ def register_activation(activation: torch._ops.OpOverload, gradients: torch._ops
 
 
 def _count(name: str, operands: list, parameters: tuple, result, *wanted: list[bool]) -> int:
-    """torch's count for its operator ``name``."""
     stride, padding, output_padding, groups, dilation, *_ = parameters
     lists = [stride], [padding], [dilation], True, [output_padding]
     return flop_registry[getattr(torch.ops.aten, name)](*operands, *lists, groups, *wanted, out_val=result)

@@ -1,4 +1,4 @@
-"""``Freezable``: what layers of this package share: the events that end ``freeze``, and no torch.jit.script."""
+"""``Freezable``: what this package's layers share: the events that end ``freeze``, and no torch.jit.script."""
 
 from __future__ import annotations
 

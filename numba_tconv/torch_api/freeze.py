@@ -128,7 +128,7 @@ def _computing(layer: ConvTranspose1d) -> list:
 
 
 def _computed_by_others(layer: ConvTranspose1d) -> str | None:
-    """Name of a tensor of ``layer`` that an unknown hook computes; None if there is none."""
+    """Name of a tensor of ``layer`` that an unknown hook computes, or None."""
     known = {hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name for hook in _computing(layer)}
     for name in ("weight", "bias"):
         if name not in layer._parameters and name not in known and not is_parametrized(layer, name):

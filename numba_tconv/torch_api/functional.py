@@ -18,7 +18,7 @@ from . import operators as ops
 from . import sharding, torchs, transforms
 from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_parts, with_ends
 
-# Key of torch.backends.cudnn.conv; its attribute fp32_precision is slower to ask.
+# Key of torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
 NAMES = (str, type(None))  # types of `variant` and `precision`
 
@@ -202,7 +202,6 @@ def _at_once(
                 kind = type(padding)
         except (TypeError, ValueError):
             return None
-    # True and 1.0 equal 1, but their types must be checked.
     if not type(stride) is type(output_padding) is type(groups) is type(dilation) is int:
         return None
     if (
@@ -217,7 +216,7 @@ def _at_once(
         return None
     laid_out, tf32 = layout_of(input), precision is None and input.dtype is torch.float32 and _torch_allows_tf32()
     of_weight, of_bias = layout_of(weight), None if bias is None else layout_of(bias)
-    # Passing a tuple with * is slower.
+    # Faster than a tuple with *.
     return _call(
         laid_out, of_weight, of_bias, stride, padding, output_padding, groups, dilation, variant, precision, tf32
     )

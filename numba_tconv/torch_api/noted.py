@@ -1,4 +1,4 @@
-"""Find a function's transposed convolutions and alias-free activations without computing them."""
+"""Finds the transposed convolutions and alias-free activations of a function without computing them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class NotedActivation(NamedTuple):
 
 
 def transposed_convolutions(function: Callable, *arguments, **keywords) -> list[Noted]:
-    """``computations`` without alias-free activations."""
     return [one for one in computations(function, *arguments, **keywords) if isinstance(one, Noted)]
 
 
@@ -104,7 +103,7 @@ def _has_values(one: torch.Tensor) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Sees operators below autocast and tensor wrappers; computes those of small integers, may write only ``real``."""
+    """Sees operators below autocast and tensor wrappers; computes those of small integers, and writes only ``real``."""
 
     def __init__(self, real: list[torch.Tensor]):
         super().__init__()
@@ -112,7 +111,6 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        # The caller's tensors are never written.
         may_read = not func._schema.is_mutable
         if tensors and all(id(one) in self.real or (may_read and _has_values(one)) for one in tensors):
             with unset_fake_temporarily():

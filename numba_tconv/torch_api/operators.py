@@ -74,7 +74,6 @@ def _problem(input, weight, bias, stride, padding, output_padding, groups, dilat
 
 
 def computes_on(index: int) -> bool:
-    """Whether this package computes on torch's device ``index``: on GPUs."""
     return index >= 0
 
 
@@ -107,7 +106,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
 def _plan(
     problem: Problem, dtype: torch.dtype, variant: str, precision: str, gpu: device.Device
 ) -> tuple[Rung | None, str]:
-    """The rung (None: torch's operator) and its precision."""
+    """The rung (None: torch's operator computes) and its precision."""
     precision = arithmetic(problem, dtype, variant, precision, gpu)
     decision = None if variant else decide(problem, dtype, precision, gpu)
     if decision and decision.by_torch:
@@ -199,7 +198,6 @@ def sum_problem(shape: tuple[int, int, int]) -> Problem:
 
 
 def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
-    """The gradient's Ready; None where torch computes it."""
     _, _, dtype, index, _ = grad_output
     precision = gradient_precision(of, problem, dtype, precision, device.of(index))
     return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)

@@ -72,7 +72,6 @@ _lock, _libraries = threading.Lock(), []
 
 
 def _register() -> None:
-    """Register the operator's kernel at the first entry."""
     if _libraries:
         return
     with _lock:
@@ -98,12 +97,10 @@ def _compute(input, weight, bias=None, stride=1, padding=0, output_padding=0, gr
 
 
 def _number(value):
-    """The number in a list of one; other values, for a later error."""
     return value[0] if type(value) is list and len(value) == 1 else value
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` computes as a plain one."""
     return (
         type(tensor) in direct.PLAIN
         or type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

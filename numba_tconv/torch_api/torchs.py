@@ -1,7 +1,7 @@
 """torch's own operators, for every ``padding`` and ``output_padding`` of a Problem.
 
-torch crops as many outputs at the right end as at the left one, less its ``output_padding``. Where a Problem crops
-others, torch computes more outputs, of which some are dropped.
+torch crops as many outputs at the right end as at the left, less its ``output_padding``. Where a Problem crops others,
+torch computes more outputs, and some are dropped.
 """
 
 from __future__ import annotations

@@ -113,7 +113,6 @@ _make, _launch = kernel.FakeCUDAKernel.__init__, kernel.FakeCUDAKernel.__call__
 
 
 def make(made: kernel.FakeCUDAKernel, function, *arguments, **options):
-    """Remember the module."""
     _make(made, function, *arguments, **options)
     NAMES[id(function.__globals__)] = function.__globals__
 
@@ -132,7 +131,6 @@ def meaning_everywhere(function, of_kernel):
 
 
 def call(function: kernel.FakeCUDAKernel, *arguments):
-    """Call a device function; launch a kernel."""
     if function._device or kernel._kernel_context is not None:
         return function.fn(*arguments)
     return _launch(function, *arguments)

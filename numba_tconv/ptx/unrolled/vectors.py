@@ -154,7 +154,7 @@ def store_vectors(count, stride):
 
 
 def _vectors(context, builder, sig, args, count, stride):
-    """By q: the local place, and the shared value."""
+    """For each q: the local place, and the shared value."""
     element = sig.args[1].dtype
     n = 16 * 8 // element.bitwidth
     vector = ir.VectorType(context.get_value_type(element), n)
