@@ -1,6 +1,6 @@
 """Fixtures for calls around the dispatcher: CPU tensors take a GPU's ways, which are recorded.
 
-A file takes the fixtures by ``pytest_plugins``, and ``made_ready`` for all of its tests by ``pytestmark``.
+A file takes them by ``pytest_plugins``, and ``made_ready`` for all of its tests by ``pytestmark``.
 """
 
 import functools
@@ -38,7 +38,7 @@ def made_ready(monkeypatch):
         numbers = [one for one in what if type(one) in direct.NUMBERS]
 
         def computed(*tensors):
-            with torch.no_grad():  # torch does not record kernels
+            with torch.no_grad():
                 return compute(*tensors, *numbers)
 
         return computed

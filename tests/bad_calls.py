@@ -111,7 +111,6 @@ class Call:
         return f"{self.good}: {', '.join(f'{name} = {label}' for name, label in self.replaced)}"
 
     def arguments(self, device="cpu", dtype=torch.float32) -> dict:
-        """Fresh keyword arguments."""
         x_shape, w_shape, rest = GOOD[self.good]
         made = {
             "input": torch.randn(x_shape, device=device, dtype=dtype),
@@ -158,7 +157,6 @@ def is_huge(arguments) -> bool:
 
 
 def outcome(function, arguments):
-    """The call's result or exception."""
     try:
         return function(**arguments)
     except Exception as error:  # any: types are compared
@@ -168,7 +166,7 @@ def outcome(function, arguments):
 def disagreement(ours, theirs) -> str | None:
     """The difference between two outcomes, or None.
 
-    An output without samples equals a refusal: torch's backends differ, and ours returns it.
+    An output without samples equals a refusal, because torch's backends differ there.
     """
     if not isinstance(theirs, torch.Tensor):
         if "Output size is too small" in str(theirs) and isinstance(ours, torch.Tensor) and not ours.numel():

@@ -1,4 +1,4 @@
-"""A helper of the tests of the command line."""
+"""A helper of the command line's tests."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, s
 
 
 def run(capsys, *argv):
-    """Exit code, stdout and stderr of a command line."""
     try:
         code = cli.main([*map(str, argv)])
     except SystemExit as left:  # argparse

@@ -25,7 +25,7 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # until all tests are collected
-    if config.option.markexpr == "not thorough":  # `make test`; others try hypothesis's own number of random examples
+    if config.option.markexpr == "not thorough":  # `make test`; others try hypothesis's own number of examples
         hypothesis.settings.load_profile("few")
     # Processes of a run share compiled kernels on disk; with a GPU the user's cache serves.
     if not torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:

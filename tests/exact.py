@@ -1,6 +1,6 @@
 """Sums that are exact in any order: small integers times powers of two at the ends of a dtype's range.
 
-The result must be the oracle, rounded once; only a result becomes an infinity.
+A result must be the oracle, rounded once; only a result becomes an infinity.
 """
 
 import torch

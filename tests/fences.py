@@ -10,7 +10,6 @@ import torch
 FENCE = 512  # bytes; torch's new tensors begin at multiples of it
 PATTERN = 0xFF
 
-# Views with the shape (N, C, L) of a tensor and any strides; values may overlap.
 VIEWS = {
     "contiguous": lambda t: t,
     "length, batch, channels in memory": lambda t: t.permute(2, 0, 1).contiguous().permute(1, 2, 0),
@@ -39,11 +38,9 @@ class Fenced:
         self._before = self.memory.clone()
 
     def is_untouched(self) -> bool:
-        """Whether every byte, also of the tensor, is as before."""
         return torch.equal(self.memory, self._before)
 
     def is_fence_whole(self) -> bool:
-        """Whether every byte of the two fences is as before."""
         first, end = (place * self.tensor.itemsize for place in (self.first, self.end))
         return bool((self.memory[:first] == PATTERN).all()) and bool((self.memory[end:] == PATTERN).all())
 

@@ -22,7 +22,7 @@ REMEMBERED = (
 
 @contextlib.contextmanager
 def few_blocks_are_enough() -> Iterator[None]:
-    """Context: several passes however few blocks result; weights stay for a tile or two."""
+    """Several passes however few blocks result; weights stay for a tile or two."""
     with mock.patch.object(depthwise_rows, "ENOUGH_BLOCKS", 1), mock.patch.object(k5_choice, "FEWEST_TILES", 1):
         for function in REMEMBERED:
             function.cache_clear()
@@ -35,7 +35,7 @@ def few_blocks_are_enough() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_threads(module, threads: int, *remembered) -> Iterator[None]:
-    """Context: blocks of ``module``'s kernels have ``threads``. Kernels and the caches ``remembered`` are made anew."""
+    """Blocks of ``module``'s kernels have ``threads``. Kernels and the caches ``remembered`` are made anew."""
     caches = module.make_kernel, *remembered
     with mock.patch.object(module, "THREADS", threads):
         for function in caches:

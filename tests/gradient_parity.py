@@ -38,7 +38,6 @@ def inputs_of(of, g, x, w):
 
 
 def operator_arguments(of, problem, g, x, w, precision="ieee"):
-    """The arguments of OPERATORS[of]."""
     p = problem
     rest = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision
     return {
@@ -60,7 +59,6 @@ def forget_what_is_ready():
 
 
 def poisoned_gradient(of, problem, dtype, device="cpu"):
-    """A result full of NaN, so that unwritten elements show."""
     p = problem
     shapes = {
         "grad_input": (p.batch, p.in_channels, p.length),
@@ -84,7 +82,6 @@ def references_gradient(of, g, x, w, problem):
 
 
 def torchs_gradient(of, g, x, w, problem):
-    """torch's own gradient, in the dtype and on the device of the operands."""
     wanted, sizes = [of == name for name in OF], [*parameters(problem).values()]
     return torchs.gradients(g, x, w, [problem.out_channels], sizes, wanted)[OF.index(of)]
 

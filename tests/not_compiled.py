@@ -1,7 +1,4 @@
-"""A fixture for compilation ahead: the compiler records kernels and stays idle.
-
-A file takes it by ``pytest_plugins``.
-"""
+"""A fixture (``pytest_plugins``) for compilation ahead: the compiler records kernels and stays idle."""
 
 from types import SimpleNamespace
 

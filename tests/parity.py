@@ -77,7 +77,6 @@ def _contiguous(tensor):
 
 
 def _transposed(tensor):
-    """(N, C, L), laid out as (N, L, C)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -114,7 +113,6 @@ def far_apart(tensor):
 
 
 def operands(problem, dtype, device="cpu", layout="contiguous"):
-    """Random input, weight and bias (None without one), from torch's generator."""
     p = problem
     arrange = LAYOUTS[layout]
     x = arrange(torch.randn(p.batch, p.in_channels, p.length, device=device).to(dtype))
@@ -123,7 +121,6 @@ def operands(problem, dtype, device="cpu", layout="contiguous"):
 
 
 def poisoned(problem, dtype, device="cpu"):
-    """An output full of NaN, so that unwritten elements show."""
     p = problem
     return torch.full((p.batch, p.out_channels, p.out_length), math.nan, dtype=dtype, device=device)
 
@@ -145,7 +142,6 @@ def terms(problem) -> int:
 
 
 def scatter(x, w, bias, problem):
-    """The reference's result, as a float64 tensor."""
     arrays = (None if t is None else t.double().numpy() for t in (x, w, bias))
     return torch.from_numpy(reference.conv_transpose1d(*arrays, **parameters(problem)))
 

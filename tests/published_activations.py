@@ -74,8 +74,6 @@ class Down(nn.Module):
 
 
 class Activation1d(nn.Module):
-    """NVIDIA's and alias-free-torch's."""
-
     def __init__(self, activation, up_ratio=2, down_ratio=2, up_kernel_size=12, down_kernel_size=12):
         super().__init__()
         self.up_ratio, self.down_ratio = up_ratio, down_ratio

@@ -20,7 +20,6 @@ WHERE = dict(
 
 
 def empty(names):
-    """A page with the markers of ``names`` alone."""
     return "".join("{}\n{}\n".format(*readme.markers(name)) for name in names)
 
 
@@ -55,18 +54,15 @@ def row(workload="kb64", rung="k4_register_tile", *, slower=1.4, precision="ieee
 
 
 def ladder(workload="kb64", **values):
-    """A row for each rung."""
     return [row(workload, rung, slower=slower, **values) for rung, slower in SLOWER.items()]
 
 
 def sweep(batch=None):
-    """The ladder at three lengths."""
     lengths = (2**10, 2**14, 2**20)
     return [row for n in lengths for row in ladder(workloads.at_length(workloads.get("kb64"), n, batch))]
 
 
 def result(problem=64, **values):
-    """A result of KernelBench's rules for a problem."""
     made = dict(weights="call", ms_mean=1.5, torch_ms_mean=4.5, trials=5, passed=5)
     errors = dict(relerr=2e-4, torch_relerr=3e-4, largest_error=4e-4, torch_largest_error=5e-4)
     return Result(**WHERE | made | errors | dict(problem=problem) | values)

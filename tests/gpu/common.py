@@ -48,14 +48,14 @@ LARGE = {
     "batch of 200,000": _problem(200_000, (1, 2), 4, 3, stride=2, padding=1),
 }
 
-# For tests that do not depend on the index formula.
+# Independent of the index formula.
 FEW = ["HiFi-GAN's third layer", "sizes that divide nothing", "groups of several channels"]
 
 ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for precision in known]
 rungs = pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[precision for _, precision in ARITHMETIC])
 
-# Tensor-core rungs alone multiply padding zeros, in rows' last chunks and around the signal, and split or round
+# Only tensor-core rungs multiply padding zeros, in rows' last chunks and around the signal, and split or round
 # operands.
 TENSOR_CORES = [
     rung for rung in RUNGS.values() if rung.supports(_problem(1, (16, 16), 3, 8), torch.float32, "tf32") is None
@@ -73,7 +73,6 @@ def able(rung, problem, dtype, precision):
 
 
 def in_float64(x, w, bias, problem):
-    """The oracle, on the operands' device."""
     return fuzz.in_float64("forward", (x, w, bias), problem)
 
 

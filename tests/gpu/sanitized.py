@@ -162,7 +162,7 @@ ROWS = {
     "halves, streamed, filled by elements": _row((9, 256, 64), 8, 21, "bf16", **_HALVES),
 }
 
-# Rows of SMALL for code independent of the index formula: several tiles, and groups.
+# Independent of the index formula: several tiles, and groups.
 FEW = ("positions past one tile, strided", "groups, unequal channels")
 # For the gradients' tiny tiles, some of which take only some of the phases.
 TENSOR_GRADIENTS = {
@@ -203,8 +203,6 @@ FEW_GRADIENTS = ("K = 2s, the usual decoder layer", "groups, unequal channels")
 
 @dataclass(frozen=True)
 class Forward:
-    """A problem, and the rung that computes it."""
-
     reason: str
     rung: str
     problem: Problem
@@ -218,7 +216,7 @@ class Forward:
         return RUNGS[self.rung].runs_on(device.current_device())
 
     def wrong(self, where: str = "cuda") -> str | None:
-        """Compute the problem; None if the result is right."""
+        """None if the result is right."""
         p, dtype = self.problem, self.dtype
         x, w, bias = operands(p, dtype, "cpu", self.layout)
         y = poisoned(p, dtype)
@@ -235,8 +233,6 @@ class Forward:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A problem, and the rung for one of its gradients."""
-
     reason: str
     rung: str
     problem: Problem
@@ -266,7 +262,7 @@ def moved(tensor: torch.Tensor, where: str) -> torch.Tensor:
 
 @contextlib.contextmanager
 def as_if_large() -> Iterator[None]:
-    """Context: few multiprocessors and blocks suffice, so small problems have several tiles, passes or stages each."""
+    """Few multiprocessors and blocks suffice, so small problems have several tiles, passes or stages each."""
     of = device.of
     with (
         mock.patch.object(device, "of", lambda index: replace(of(index), multiprocessors=MULTIPROCESSORS)),

@@ -44,7 +44,7 @@ class Activation:
         return f"it needs a GPU of compute capability {BFLOAT16_CC}, not {have}" if lacks else None
 
     def wrong(self, where: str = "cuda") -> str | None:
-        """Compute everything; None if it is right."""
+        """None if everything is right."""
         taps, ratios, _ = SIZES[self.reason]
         x = torch.randn(2, 3, self.length).to(self.dtype)
         sizes = alias_free(x.shape, *taps, *ratios)
@@ -66,7 +66,6 @@ class Activation:
         return None
 
     def _computed(self, sizes, x, dy, filters, alpha, beta, where):
-        """y, and the gradients of x, alpha and beta."""
         first = filters[0]  # stands for a tensor that there is not
         alpha = first if alpha is None else alpha
         beta = alpha if beta is None else beta

@@ -30,7 +30,7 @@ DEPTHWISE = {
     "equal taps, a vector in a column": Problem(1, 3, 3, 32, 77, stride=16, padding=5, groups=3),
     "weights that stay in memory": replace(LARGE["PQMF: four input channels, long kernel"], length=400),
 }
-# For long filters: the form's largest tile, and the one chosen for so few outputs.
+# The form's largest tile for long filters, and the one chosen for so few outputs.
 LONG_FILTERS = {
     "four channels, rows at 16 bytes": replace(LARGE["PQMF: four input channels, long kernel"], length=4000),
     "rows anywhere, unequal taps": Problem(2, 6, 4, 37, 401, 3, padding=7, groups=2, bias=True),
@@ -58,7 +58,6 @@ def _shifted(reason, *case, config=None):
 
 
 def _able(problem):
-    """Pairs of dtype and precision in which the rung computes the problem."""
     return [pair for pair in ARITHMETIC if RUNGS["depthwise"].supports(problem, *pair) is None]
 
 

@@ -48,7 +48,6 @@ def in_a_process(name, *arguments, cache=""):
 
 
 def check(problem, dtype, variant, precision):
-    """Check one call on the current stream; returns the output."""
     x, w, bias = operands(problem, dtype, "cuda")
     choice = {"variant": variant, "precision": precision}
     y = numba_tconv.conv_transpose1d(x, w, bias, **parameters(problem), **choice)
@@ -58,7 +57,6 @@ def check(problem, dtype, variant, precision):
 
 
 def arithmetic_of(name):
-    """Dtypes and precisions in which the rung computes PROBLEM on this GPU."""
     gpu = current_device()
     return [pair for pair in ARITHMETIC if RUNGS[name].refusal(PROBLEM, *pair, gpu) is None]
 

@@ -19,7 +19,6 @@ arithmetic = pytest.mark.parametrize(("dtype", "precision"), ARITHMETIC, ids=[na
 
 
 def step(x, w, bias, precision):
-    """The output and the three gradients."""
     tensors = [tensor.detach().requires_grad_() for tensor in (x, w, bias)]
     y = numba_tconv.conv_transpose1d(*tensors, **parameters(PROBLEM), precision=precision)
     return y, *torch.autograd.grad(y, tensors, y.detach().cos())

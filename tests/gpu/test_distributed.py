@@ -91,8 +91,6 @@ def training_losses(way, arithmetic, part=slice(None)):
 
 
 def cast(module, dtype):
-    """The module called with its parameters in another dtype."""
-
     def call(x):
         return torch.func.functional_call(module, {name: p.to(dtype) for name, p in module.named_parameters()}, x)
 
@@ -100,7 +98,6 @@ def cast(module, dtype):
 
 
 def torchs_losses(way, arithmetic):
-    """torch's losses with all samples in one process."""
     torch.manual_seed(0)
     model = layer(arithmetic, nn.ConvTranspose1d)
     dtype = model.weight.dtype

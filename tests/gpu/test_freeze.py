@@ -80,7 +80,7 @@ def test_another_stream_waits_for_the_packing():
     torch.cuda.synchronize()
     packing, using = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(packing):
-        torch.cuda._sleep(1_000_000_000)  # about half a second, before the packing
+        torch.cuda._sleep(1_000_000_000)  # half a second or so, before the packing
         module(x)
     with torch.cuda.stream(using):
         y = module(x)

@@ -40,7 +40,6 @@ precisions = pytest.mark.parametrize(
     [(torch.float32, "tf32"), (torch.float32, "tf32x3"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")],
     ids=["tf32", "tf32x3", "fp16", "bf16"],
 )
-# Problems without a gradient that torch computes.
 OURS = [(torch.float64, "fp64"), (torch.float32, "ieee"), (torch.float32, "tf32x3")]
 ours = pytest.mark.parametrize(("dtype", "precision"), OURS, ids=[precision for _, precision in OURS])
 

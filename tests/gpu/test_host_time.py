@@ -1,4 +1,4 @@
-"""What a call costs on the host, ours against torch's: it is all that a small problem takes."""
+"""What a call costs on the host, ours against torch's: a small problem takes no more."""
 
 import gc
 import math
@@ -26,8 +26,8 @@ FACTOR = 1.5  # for whole steps, and for calls whose weights are computed for th
 def compare(ours, theirs, limit=lambda seconds: FACTOR * seconds):
     """A call of ``ours`` takes the host at most ``limit`` of the seconds of one of ``theirs``.
 
-    Each counts in its fastest round. Other processes, which may run tests as well, only make a round slower, so there
-    are more rounds, later, if those so far do not show it."""
+    Each counts in its fastest round. Other processes only make a round slower, so more rounds follow, later, until one
+    shows it."""
     best = [math.inf, math.inf]
     for turn in range(TURNS):
         time.sleep(PAUSE_S if turn else 0)
@@ -38,8 +38,7 @@ def compare(ours, theirs, limit=lambda seconds: FACTOR * seconds):
 
 
 def fastest(*functions):
-    """Host seconds of a call of each function in its fastest round, by turns. The GPU is waited for outside of what is
-    timed."""
+    """Host seconds of a call of each function in its fastest round, by turns. Waiting for the GPU is not timed."""
     for function in functions:
         for _ in range(CALLS):
             function()

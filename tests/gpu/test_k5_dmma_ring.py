@@ -1,5 +1,7 @@
-"""k5_dmma's ring on problems too small to get it: windows in one sample or several; fewer stages than the ring holds,
-or many rounds; tails of everything; rows of x in vectors and in elements."""
+"""k5_dmma's ring on problems too small to get it.
+
+Windows in one sample or several; fewer stages than the ring holds, or many rounds; tails of everything; rows of x in
+vectors and in elements."""
 
 import pytest
 import torch

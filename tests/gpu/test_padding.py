@@ -37,7 +37,6 @@ few_layers = pytest.mark.parametrize("name", ["K = 2s", "odd, groups", "K < s", 
 
 
 def arithmetic(*names):
-    """Pairs of dtype and precision."""
     return pytest.mark.parametrize(("dtype", "precision"), [pair for pair in ARITHMETIC if pair[1] in names], ids=str)
 
 

@@ -39,13 +39,13 @@ def run(x, w, bias, variant, precision):
 @parametrized
 def test_runs_on_the_current_stream_without_synchronising(variant, precision):
     x, w, bias = operands(PROBLEM, torch.float32, "cuda")
-    run(2 * x, 2 * w, bias, variant, precision)  # compiles
+    run(2 * x, 2 * w, bias, variant, precision)
     torchs, oracle = expected(2 * x, w, bias, PROBLEM, precision)
     torch.cuda.synchronize()
 
     done = torch.cuda.Event()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(1_000_000_000)  # about half a second of clock cycles
+        torch.cuda._sleep(1_000_000_000)  # about half a second
         doubled = 2 * x  # after the sleep: a launch on another stream would read memory not yet written
         y = run(doubled, w, bias, variant, precision)
         done.record()

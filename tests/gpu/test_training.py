@@ -72,12 +72,11 @@ def outcome(model, arithmetic, inputs, waves):
 
 
 def exact(inputs, waves):
-    """``outcome`` of torch's layers in float64."""
     return outcome(decoder(nn.ConvTranspose1d).double(), "ieee", inputs.double(), waves.double())
 
 
 def assert_no_worse(found, than, oracle):
-    """Check that every tensor is at most twice as far from the oracle as its counterpart."""
+    """Every tensor is at most twice as far from the oracle as its counterpart."""
     for number, tensors in enumerate(zip(found, than, oracle, strict=True)):
         assert verdict(*tensors) is None, number
         assert tensors[0].dtype == tensors[1].dtype

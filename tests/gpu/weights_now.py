@@ -46,18 +46,16 @@ def precision_of(arithmetic):
 
 
 def fresh(dtype):
-    """A random input that requires its gradient."""
     p = PROBLEM
     return torch.randn(p.batch, p.in_channels, p.length, device="cuda").to(dtype).requires_grad_()
 
 
 def copied(module):
-    """The parameters as they are now."""
     return module.weight.detach().clone(), module.bias.detach().clone()
 
 
 def assert_results(results, x, parameters, precision, grad_output=None):
-    """Check that ``results``, by name, belong to these operands."""
+    """``results``, by name, belong to these operands."""
     given = Operands(x.detach(), *parameters, grad_output)
     for name, result in results.items():
         with precision_of(precision):
@@ -73,7 +71,7 @@ def gradients(y, x, module, grad_output):
 
 
 def assert_step(module, arithmetic):
-    """Check output and gradients of fresh operands."""
+    """Output and gradients of fresh operands are right."""
     x = fresh(module.weight.dtype)
     y = module(x)
     g = torch.randn_like(y)
@@ -81,7 +79,7 @@ def assert_step(module, arithmetic):
 
 
 def assert_right(module, arithmetic):
-    """Check a training step and a call of each kind without a gradient, twice."""
+    """A training step and a call of each kind without a gradient are right, twice."""
     for _ in range(2):
         assert_step(module, arithmetic)
         for mode in (torch.no_grad, torch.inference_mode):
@@ -120,7 +118,7 @@ def losses(model, optimizer, dtype, part=slice(None)):
 
 
 def assert_close(ours, theirs, arithmetic):
-    """Check that two runs of losses fall, and agree but for rounding."""
+    """Two runs of losses fall, and agree but for rounding."""
     apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / theirs[0]
     assert apart <= CLOSE[arithmetic], f"losses are {apart:.2g} apart"
     assert theirs[-1] < 0.8 * theirs[0], "the weights must have changed, or nothing is compared"

@@ -30,8 +30,6 @@ every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
 
 class Half:
-    """16 bits in an int32."""
-
     def __init__(self, low, high=0):
         self.both = low, high
 
@@ -48,8 +46,6 @@ class Half:
 
 
 class Whole:
-    """32 bits."""
-
     def __init__(self, value):
         self.both = (value,)
 

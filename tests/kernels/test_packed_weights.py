@@ -44,7 +44,6 @@ def weights():
 
 
 def packed(w, packing):
-    """The packed weights that a rung's launch gets."""
     return packed_weights(w, packing)[0]
 
 

@@ -10,7 +10,6 @@ BARRIERS = 4096  # bytes of shared memory where they lie
 
 @pytest.fixture
 def told(monkeypatch):
-    """What the barriers were told."""
     seen = []
     for name in ("mbarrier_init", "mbarrier_arrive", "mbarrier_wait"):
         monkeypatch.setattr(pipeline, name, lambda *given, name=name: seen.append((name[9:], *given)))

@@ -66,7 +66,6 @@ def config_of(rung, problem, precision):
 
 @lru_cache
 def columns_of(config, problem):
-    """First column, and columns a sample; column tiles."""
     if isinstance(config, k6_config.Config):
         return k6_config.sample_columns(problem, config), k6_config.column_tiles(problem, config)
     return config.tile.columns(problem), config.tile.column_tiles(problem)
@@ -80,7 +79,6 @@ def start(config, problem, column_tile):
 
 
 def early(tile, problem, n, channel, output, shift):
-    """Outputs since the beginning of its sector."""
     return ((n * problem.out_channels + channel) * problem.out_length + output + shift) % tile.sector
 
 

@@ -30,7 +30,6 @@ RUNGS_OF = {"forward": RUNGS} | {
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures; the first has rows."""
     data = tmp_path / "data"
     rows.append(data / "some.csv", [*ladder(), *sweep()])
     return "--data", data, "--plots", tmp_path / "plots"

@@ -14,7 +14,6 @@ from tests.samples import EMPTY_README, EMPTY_RESULTS, ladder, sweep
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures; the first has rows."""
     rows.append(tmp_path / "data" / "some.csv", ladder())
     return "--data", tmp_path / "data", "--plots", tmp_path / "plots"
 

@@ -54,7 +54,7 @@ def tiny(name):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """In decoders this small, threads would mostly wait for each other."""
+    """Threads would mostly wait for each other in decoders this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def places(tmp_path):
-    """Directories for rows and figures; the first has rows."""
     data = tmp_path / "data"
     rows.append(data / "some.csv", [*ladder(), *sweep(16)])
     return "--data", data, "--plots", tmp_path / "plots"

@@ -34,7 +34,6 @@ ARITHMETIC = [(dtype, precision) for dtype, known in PRECISIONS.items() for prec
 
 
 def candidate_of(found, rung):
-    """The explanation's candidate for a rung."""
     return next(one for one in found.candidates if one.rung == rung)
 
 
@@ -90,7 +89,6 @@ def test_reasons_are_those_of_the_selection():
 
 @pytest.fixture
 def switch():
-    """torch's switch for TF32 in convolutions."""
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32
     yield lambda allowed: setattr(cudnn, "allow_tf32", allowed)

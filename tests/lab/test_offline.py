@@ -116,12 +116,12 @@ def tile_report(reason):
 
 
 def check_order(report):
-    """Check that there is no atomic, whose order is undefined."""
+    """No atomic, whose order is undefined."""
     assert not re.search(r"\b(atom|red)\.", report.ptx)
 
 
 def check_memory(report, budget):
-    """Check that everything stays in at most ``budget`` registers."""
+    """Everything stays in at most ``budget`` registers."""
     assert 0 < report.registers <= budget
     assert report.spill_bytes == 0
     assert report.local_bytes == 0
@@ -219,7 +219,6 @@ few_channels = pytest.mark.parametrize(
 
 @cache
 def depthwise_report(reason):
-    """The configuration and its report."""
     name, dtype, cc = FEW_CHANNELS[reason]
     rung, problem = RUNGS["depthwise"], workloads.get(name).problem
     config = depthwise_config.choose(problem, dtype)
@@ -286,7 +285,7 @@ matrix_products = pytest.mark.parametrize(
 
 
 def without_cache():
-    """Context: compiled kernels are not taken from the disk."""
+    """Compiled kernels are not taken from the disk."""
     return mock.patch.dict(os.environ, {"NUMBA_TCONV_CACHE": ""})
 
 

@@ -28,7 +28,6 @@ dtypes = pytest.mark.parametrize("name", thorough(DTYPES, always=("float32", "bf
 
 @cache
 def forward_report(name):
-    """The configuration and its report."""
     config = tile.choose(SIZES, DTYPES[name], "snake", True)
     (step,) = plan.steps(SIZES, DTYPES[name], "snake")
     return config, offline.report(step.kernel, HOPPER)

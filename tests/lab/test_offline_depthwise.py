@@ -40,7 +40,6 @@ LOADS = {1: r"ld\.global\.u16", 2: r"ld\.global\.u32", 4: r"ld\.global\.v2\.u32"
 
 @cache
 def forward_report(reason):
-    """The configuration and its report."""
     problem, dtype, cc = FORWARD[reason]
     rung = RUNGS["depthwise"]
     config = rung.config(problem, dtype)
@@ -106,7 +105,6 @@ long_filters = pytest.mark.parametrize("reason", thorough(LONG, always=("bfloat1
 
 @cache
 def long_report(reason):
-    """The configuration and its report."""
     problem, dtype, cc = LONG[reason]
     rung = RUNGS["depthwise"]
     config = depthwise_long_config.choose(problem, dtype)

@@ -102,7 +102,6 @@ def test_every_curve_is_labelled_and_gpu_and_date_stand_below(tmp_path):
 
 
 def curves_of(axes):
-    """The points of each curve, by its label."""
     return dict(zip([label for _, label in axes.curves], [list(map(tuple, one.get_xydata())) for one in axes.lines],
                     strict=True))  # fmt: skip
 
@@ -320,7 +319,6 @@ def test_every_direction_has_its_own_table_after_the_forward_pass():
 
 
 def cells_of_column(rendered, name):
-    """A table column's cells by workload; empty without the column."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rendered.splitlines() if line[:1] == "|"]
     header, _, *lines = lines
     return {line[0]: line[header.index(name)] for line in lines} if name in header else {}

@@ -10,7 +10,7 @@ DATA = Path(__file__).resolve().parents[2] / "plots" / "data"
 
 
 def newest(**wanted):
-    """Milliseconds by length, in the newest rows with these columns."""
+    """Milliseconds by length, of the newest rows with these columns."""
     found = rows.latest(row for row in rows.read_all(DATA) if "H200" in row.gpu).values()
     return {row.length: row.ms_p50 for row in found if all(getattr(row, name) == wanted[name] for name in wanted)}
 

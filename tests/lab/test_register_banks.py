@@ -42,7 +42,6 @@ def test_the_count():
 
 
 def clocks_of(kernel):
-    """Clocks of each product loop, the inner one first."""
     report = offline.report(kernel, HOPPER)
     return [clocks_a_product(loop) for loop in sorted(product_loops(report.sass), key=len)]
 

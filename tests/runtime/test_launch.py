@@ -99,7 +99,6 @@ def test_dynamic_shared_memory_is_allowed_however_little(monkeypatch, shared_byt
 
 
 def slots_of(kernel, *arguments):
-    """The arguments as the driver reads them."""
     return list(kernel.prepare(1, *arguments).slots)
 
 

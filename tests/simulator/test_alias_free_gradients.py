@@ -43,7 +43,6 @@ def operands(case, length, dtype, batch=2):
 
 
 def computed(config, sizes, x, dy, up, down, alpha, beta):
-    """The gradients of x, alpha and beta."""
     dx = torch.full(x.shape, torch.nan, dtype=x.dtype)
     partials = torch.full((plan.partials_of(sizes, config),), torch.nan, dtype=accumulator_of(x.dtype))
     tied = beta is None

@@ -1,7 +1,4 @@
-"""A block of the simulator: what its threads do between barriers, and when one of them ends early or fails.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""A block of the simulator: what its threads do between barriers, and when one of them ends early or fails."""
 
 import threading
 import time

@@ -1,7 +1,4 @@
-"""The depthwise form for long filters, in the CUDA simulator: blocks within a row and at its ends, wherever rows begin.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""The depthwise form for long filters: blocks within a row and at its ends, wherever rows begin."""
 
 import math
 

@@ -30,7 +30,6 @@ def few_multiprocessors(monkeypatch):
 
 
 def run(capsys, first, count):
-    """Exit code, and lines of stdout."""
     code = cli.main(["fuzz", "--seed", "5", "--first", str(first), "--count", str(count)])
     return code, capsys.readouterr().out.splitlines()
 

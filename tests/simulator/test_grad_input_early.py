@@ -1,4 +1,4 @@
-"""When grad_input_tile waits for its weights, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""When grad_input_tile waits for its weights, in the CUDA simulator."""
 
 import threading
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""What runs beside the gradients on tensor cores: planes of grad_output, and grad_weight's second stage.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""What runs beside the gradients on tensor cores: planes of grad_output, and grad_weight's second stage."""
 
 import threading
 from collections import defaultdict

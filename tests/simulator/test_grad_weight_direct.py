@@ -1,7 +1,4 @@
-"""Sums stored as the weight's gradient, in the CUDA simulator: each where it belongs, nothing elsewhere.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Sums stored as the weight's gradient, in the CUDA simulator: each where it belongs, nothing elsewhere."""
 
 from dataclasses import replace
 

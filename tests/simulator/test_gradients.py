@@ -1,7 +1,4 @@
-"""Every gradient in the CUDA simulator, in tiny tiles with seams, tails and splits, against the reference.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Every gradient in the CUDA simulator, in tiny tiles with seams, tails and splits, against the reference."""
 
 from dataclasses import replace
 

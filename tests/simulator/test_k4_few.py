@@ -1,4 +1,4 @@
-"""k4's thread tiles for few blocks, of one to three warps, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1."""
+"""k4's thread tiles for few blocks, of one to three warps, in the CUDA simulator."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where k4's weights are packed, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""Where k4's weights are packed, in the CUDA simulator."""
 
 import numpy as np
 import pytest

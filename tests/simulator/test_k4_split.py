@@ -1,4 +1,4 @@
-"""k4's split-K in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""k4's split-K in the CUDA simulator."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Windows of k6 that a producer splits, in Python.  Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""Windows of k6 that a producer splits, in Python."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The kernel of k6's last columns, in the CUDA simulator.  Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""The kernel of k6's last columns, in the CUDA simulator."""
 
 from dataclasses import replace
 

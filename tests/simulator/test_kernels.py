@@ -1,7 +1,4 @@
-"""Every rung in the CUDA simulator, in tiny tiles with seams and tails, against the scatter reference.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Every rung in the CUDA simulator, in tiny tiles with seams and tails, against the scatter reference."""
 
 import math
 

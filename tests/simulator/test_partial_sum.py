@@ -1,4 +1,4 @@
-"""The kernel that adds up partial sums, in the CUDA simulator. Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""The kernel that adds up partial sums, in the CUDA simulator."""
 
 import itertools
 

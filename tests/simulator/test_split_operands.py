@@ -1,4 +1,4 @@
-"""Float32 numbers as split operands, in Python.  Needs NUMBA_ENABLE_CUDASIM=1 (`make test`)."""
+"""Float32 numbers as split operands, in Python."""
 
 from types import SimpleNamespace
 

@@ -1,7 +1,4 @@
-"""Steps in the CUDA simulator: the bits of k2_polyphase on the whole signal, whatever the chunks, tiles and masks.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Steps in the CUDA simulator: the bits of k2_polyphase on the whole signal, whatever the chunks, tiles and masks."""
 
 from dataclasses import replace
 

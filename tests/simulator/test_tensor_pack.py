@@ -1,7 +1,4 @@
-"""Weights in the tensor-core rungs' order, in the CUDA simulator: each slot holds its weight, or zero.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Weights in the tensor-core rungs' order, in the CUDA simulator: each slot holds its weight, or zero."""
 
 import itertools
 import math

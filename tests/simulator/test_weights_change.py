@@ -1,7 +1,4 @@
-"""Kernels that were prepared for a layout compute with the weights as they are at each call, in the CUDA simulator.
-
-Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
-"""
+"""Kernels that were prepared for a layout compute with the weights as they are at each call, in the CUDA simulator."""
 
 import pytest
 import torch
