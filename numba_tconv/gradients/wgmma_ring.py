@@ -162,8 +162,6 @@ MAPS = named(
 
 
 class Thread(NamedTuple):
-    """A thread's place in its block, and the address of slot 0."""
-
     base: int
     number: int
     lane: int

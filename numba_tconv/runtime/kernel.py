@@ -278,7 +278,7 @@ def _compiling_for(cc: tuple):
 
 @contextlib.contextmanager
 def capture_ignored():
-    """Let this thread make driver calls that a capture forbids."""
+    """Lets this thread make driver calls that a capture forbids."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
     try:

@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActivationCall:
-    """An alias-free activation of contiguous tensors; with its gradients if ``step``."""
+    """``step``: with its gradients."""
 
     sizes: AliasFree
     dtype: torch.dtype

@@ -120,7 +120,6 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
 
 
 def _is_one(module: nn.Module) -> bool:
-    """Whether ``module`` is torch's layer, or has its class's name."""
     name = getattr(module, "original_name", type(module).__name__)  # of a scripted module
     return isinstance(module, nn.ConvTranspose1d) or name == nn.ConvTranspose1d.__name__
 
@@ -142,7 +141,6 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _reaches_torchs_forward(cls: type) -> bool:
-    """Whether ``forward`` is torch's, or calls ``super().forward`` down to it."""
     for one in cls.__mro__:
         if one is nn.ConvTranspose1d:
             return True

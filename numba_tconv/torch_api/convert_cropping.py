@@ -33,7 +33,6 @@ class Cropping(nn.Module):
 
 
 def is_one(module: nn.Module) -> bool:
-    """Whether ``module`` is of a known class or of a subclass."""
     return not isinstance(module, Cropping) and any(one.__name__ in NAMES for one in type(module).__mro__)
 
 
@@ -92,7 +91,6 @@ def _unusual(module: nn.Module, owners: Counter) -> str | None:
 
 
 def _crops(module: nn.Module) -> tuple[int, int]:
-    """Outputs that ``module`` crops at the left and at the right."""
     if hasattr(module, "padding_left"):
         return module.padding_left, module.padding_right
     layer = layer_of(module)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 
 class Freezable:
-    """Base of this package's layers; torch's class follows it among their bases."""
-
     _frozen = None  # a FrozenLayer or FrozenActivation (freeze.py) while frozen
 
     def __prepare_scriptable__(self):

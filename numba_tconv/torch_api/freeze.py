@@ -156,7 +156,6 @@ class _Kept:
         """Undo what freezing changed on ``layer`` itself."""
 
     def stands(self, layer: nn.Module) -> bool:
-        """Whether ``layer`` still has the tensors it was frozen with."""
         return self.layer() is layer and all(place.get(name) is tensor for place, name, tensor in self.sources)
 
     def serves(self, layer: nn.Module) -> bool:

@@ -260,7 +260,6 @@ def _call(
 
 
 def _ours(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cpu: bool = False) -> bool:
-    """Whether this package's operator computes the tensors, with ``cpu`` also those on the CPU."""
     return (
         (input.is_cuda or (cpu and input.is_cpu))
         and input.dtype in PRECISIONS

@@ -55,7 +55,6 @@ def problem_of(grad_output, in_channels, length, kernel_size, parameters) -> Pro
 
 
 def _product_jvp(operator, tangents, arguments):
-    """The tangent of ``operator``, linear in each of its first two arguments."""
     first, second, *others = arguments
     with_first = transforms.apply(operator, tangents[0], second, *others)
     return with_first + transforms.apply(operator, first, tangents[1], *others)
@@ -158,7 +157,6 @@ def setup_context(ctx, inputs, output):
 
 
 def constants_of(input, weight, others) -> tuple:
-    """Length, kernel size and parameters for ``backward``, from two shapes and the operator's numbers."""
     *parameters, _, precision = others
     return input[2], weight[2], *parameters, precision
 

@@ -102,7 +102,6 @@ class ConvTranspose1d(Freezable, nn.ConvTranspose1d):
         )
 
     def _require_zeros(self) -> None:
-        """Raise ValueError unless padding is by zeros; the attribute may have changed since ``__init__``."""
         if self.padding_mode != "zeros":
             raise ValueError(f'padding_mode must be "zeros", got {self.padding_mode!r}')
 

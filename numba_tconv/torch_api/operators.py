@@ -158,7 +158,6 @@ def _able(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: de
 
 
 def _gains(of: str, problem: Problem, dtype: torch.dtype, precision: str, gpu: device.Device) -> list[GradientRung]:
-    """Able rungs that suit the problem and use tensor cores, or are limited by memory."""
     meant = (r for r in _able(of, problem, dtype, precision, gpu) if not r.unsuited(problem, dtype, precision, gpu))
     return [rung for rung in meant if rung.tensor_cores or rung.memory_bound]
 

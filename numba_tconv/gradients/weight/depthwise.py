@@ -194,7 +194,6 @@ def choose(problem: Problem, dtype: torch.dtype) -> Config:
 
 
 def splits_of(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Vectors of a sample, splits, and vectors of a split."""
     vectors = -(-problem.length // config.positions)
     most = config.threads * config.passes
     splits = -(-problem.batch * vectors // most)

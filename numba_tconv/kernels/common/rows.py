@@ -36,8 +36,6 @@ class Source(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The contiguous copy; blocks along y of the grid share its rows."""
-
     data: object
     vectors: int  # of 16 bytes, a row
     layer_rows: int  # rows of a y

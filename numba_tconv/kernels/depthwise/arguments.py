@@ -42,7 +42,6 @@ class Window(NamedTuple):
 
 
 def shared_signature(storage: types.Type) -> tuple:
-    """Types of (x, w, bias, y, sizes), of every form."""
     stored = flat(storage)
     tensors = ((Input, stored), (Weights, stored), (Bias, stored), (Output, stored))
     return (*(arguments(fields, data=data) for fields, data in tensors), arguments(Sizes))

@@ -42,7 +42,7 @@ class DirectConfig:
 
     @property
     def families(self) -> int:
-        """Output z of a vector is of family z mod families, which has one phase."""
+        """Output z of a vector is of family z mod families, of one phase."""
         return min(self.taps.stride, VECTOR)
 
     @property

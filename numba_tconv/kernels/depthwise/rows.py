@@ -58,7 +58,6 @@ def reason(problem) -> str | None:
 
 
 def many_channels(problem) -> str | None:
-    """Why a gradient's kernel is not meant for ``problem``, or None."""
     if max(problem.in_channels_per_group, problem.out_channels_per_group) > FEW_CHANNELS:
         return f"it is for up to {FEW_CHANNELS} channels a group: it reads a row for each that the row meets"
     return None
@@ -78,7 +77,6 @@ def grid(rows: int, teams: int, stretches: int) -> tuple[int, int, int]:
 
 
 def offset_of(tensor: Layout) -> int:
-    """Elements from a multiple of 16 bytes to the tensor."""
     return tensor.offset % 16 // tensor.dtype.itemsize
 
 

@@ -78,7 +78,6 @@ def make_multiply(config: Config) -> Multiply:
 
     @device_function
     def multiply_last(registers, stage, tails):
-        """The last tap of a channel, for the rows that have it."""
         load_weights(registers.weights, stage, whole_taps)
         for m in range(thread_m):
             # Zero times NaN is NaN, so a missing tap must not multiply.

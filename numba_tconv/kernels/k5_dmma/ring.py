@@ -59,7 +59,6 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def fill_ring(block, full, empty, x, packed, sizes, grid):
-        """Copy every stage into its slot once all consumers have released it."""
         warp, lane = int32((cuda.threadIdx.x - threads) // WARP), int32(cuda.threadIdx.x % WARP)
         slot, parity = int32(0), int32(1)
         # Bytes that this lane announces: a row of x, and all weights.

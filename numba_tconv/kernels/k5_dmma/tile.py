@@ -160,5 +160,4 @@ def cost(problem: Problem, config: Config, device: Device) -> float:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, x_vector: int = 1, device: Device = H200) -> Config:
-    """The configuration with the least estimated time; ``x_vector``: elements of a cp.async."""
     return min(candidates(problem, x_vector, device), key=lambda config: cost(problem, config, device))

@@ -181,7 +181,6 @@ def _fills(problem: Problem, tile: Tile, device: Device) -> bool:
 
 
 def _staged(config: Config, shared: int) -> Config:
-    """``config`` with the largest rounds of the store in ``shared`` bytes."""
     for channels in round_sizes(config.tile):
         staged = replace(config, tile=replace(config.tile, round_channels=channels))
         if staged.shared_bytes + RESERVED_SHARED <= shared:

@@ -106,7 +106,6 @@ def _make_row_tile_of(config: Config):
 
 
 def _make_kernel(config: Config) -> Kernel:
-    """The streamed kernel, whose loads run ``stages - 1`` ahead."""
     tile, stages, threads, tiles, depth = config.tile, config.stages, config.threads, config.tiles, config.depth
     itemsize, pitch, pair, lead, halo = tile.itemsize, config.pitch, 4 // tile.itemsize, tile.lead, config.halo
     x_stage, slot, advance = config.x_stage, config.x_stage + config.w_stage, tile.advance

@@ -172,7 +172,6 @@ def _why(named: str | None, asked: str, computed: str, dtype: torch.dtype) -> st
 
 
 def _recorded_for(problem: Problem, dtype, precision: str, gpu: str, data) -> dict[str, rows.Row]:
-    """Each rung's newest row for these sizes, preferably of CALL."""
     arithmetic_of = name_of(dtype), precision if len(PRECISIONS[dtype]) > 1 else name_of(dtype)
     fitting = (
         row

@@ -37,7 +37,7 @@ COPY_BYTES = 2 << 30
 
 
 class WrongResult(Exception):
-    """A timed result is wrong. ``rows`` are the right contestants'."""
+    """``rows`` are those of right contestants."""
 
     def __init__(self, message: str, rows: list[Row]):
         super().__init__(message)
@@ -75,7 +75,7 @@ def make_inputs(workload: Workload, dtype: torch.dtype, device: str, seed: int =
 
 
 def make_operands(workload: Workload, dtype: torch.dtype, device: str, gradients: bool) -> Operands:
-    """``make_inputs``, with ``gradients`` also a random grad_output (N, C_out, L_out)."""
+    """``gradients``: with a random grad_output (N, C_out, L_out)."""
     inputs = Operands(*make_inputs(workload, dtype, device))
     if not gradients:
         return inputs
@@ -155,7 +155,7 @@ def _wrong(name: str, found: dict[str, dict[str, Error]], operands: Operands, pr
 
 
 def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: str) -> Contestant:
-    """A rung or the selection, whose result memory holds NaN before every call."""
+    """The result memory holds NaN before every call."""
     asked = TF32_ALLOWED if precision == "tf32" else precision
     shapes = [shape_of(result, p) for result in results_of(direction, p)]
 
@@ -181,7 +181,7 @@ def _ours(name: str, direction: str, operands: Operands, p: Problem, precision: 
 
 
 def _theirs(direction: str, operands: Operands, p: Problem) -> dict[str, Contestant]:
-    """torch's op, gradient or step; for the forward pass also conv1d with packed weights, where it applies."""
+    """torch's op, gradient or step; for the forward pass also conv1d where it applies."""
     if direction == STEP:
         return {CUDNN: Contestant(lambda: by_autograd(lambda *inputs: torch_forward(*inputs, p), operands, p))}
     contestants = {CUDNN: Contestant(lambda: {direction: by_torch(direction, operands, p)})}

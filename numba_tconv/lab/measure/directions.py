@@ -78,7 +78,6 @@ def our_forward(x, weight, bias, p: Problem, precision: str) -> torch.Tensor:
 
 
 def by_selection(result: str, operands: Operands, p: Problem, precision: str) -> torch.Tensor:
-    """A result by the public function, or a gradient's operator."""
     if result == FORWARD:
         return our_forward(*operands.of(result), p, precision)
     parameters = p.stride, p.padding, p.output_padding, p.groups, p.dilation, precision

@@ -58,7 +58,6 @@ class Case:
                 raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} elements of {name} are wrong")
 
     def operands(self):
-        """x, the filters, alpha, beta and y's gradient; None for what there is not."""
         s, dtype, where = self.sizes, DTYPES[self.dtype], "cpu" if SIMULATOR else "cuda"
         generator = torch.Generator(where).manual_seed(self.seed)
 

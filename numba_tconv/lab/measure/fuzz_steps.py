@@ -39,7 +39,6 @@ class Case:
         return f"from numba_tconv.lab.measure.fuzz_steps import *; {self!r}.check()"
 
     def check(self) -> None:
-        """Play the streams. Raises Mismatch if an output or a state is wrong."""
         p, dtype, drawn = self.layer, DTYPES[self.dtype], random.Random(self.seed)
         generator = torch.Generator(self.device).manual_seed(self.seed)
 

@@ -58,7 +58,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def append(path: str | os.PathLike, tried: list[Tried]) -> None:
-    """Add rows, replacing those of the same workloads and precisions. Raises RowsError."""
+    """Replaces rows of the same workloads and precisions. Raises RowsError."""
     renewed = {(row.workload, row.precision) for row in tried}
     kept = [row for row in read(path) if (row.workload, row.precision) not in renewed]
     rows.replace(path, [*kept, *tried], Tried)

@@ -49,7 +49,7 @@ def _speedups(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _frozen(picked: list[Row]) -> str:
-    """The gain of frozen weights, over layers timed both ways; empty without any."""
+    """Empty without layers timed both ways."""
     both: dict[str, dict[tuple, Row]] = {
         weights: latest(row for row in picked if row.direction == FORWARD and row.weights == weights)
         for weights in (CALL, FROZEN)
@@ -64,7 +64,6 @@ def _frozen(picked: list[Row]) -> str:
 
 
 def _fallback(forward: list[Row]) -> str:
-    """The numbers not of default calls, in a sentence; empty without any."""
     counts = []
     for precision, name in ARITHMETIC.items():
         some = [row for row in forward if row.precision == precision]

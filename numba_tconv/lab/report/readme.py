@@ -52,7 +52,7 @@ def figures(planned: dict[str, plotting.Plan]) -> str:
 
 
 def section(readme: str, name: str) -> str:
-    """The text between the markers of ``name``. Raises RowsError where one is missing."""
+    """Raises RowsError where a marker of ``name`` is missing."""
     start, end = _span(readme, name)
     return readme[start:end].strip()
 

@@ -79,7 +79,6 @@ def precisions(rows: Iterable[Row]) -> str:
 
 
 def _picked(rows: Iterable[Row]) -> dict[tuple, Row]:
-    """The selection's rows by (workload, direction, precision), on the GPU with the most."""
     picked = [row for row in rows if row.rung == "auto" and (row.direction, row.precision) in COLUMNS]
     picked = latest(row for row in of_main_gpu(picked) if row.workload in WORKLOADS).values()
     return {(row.workload, row.direction, row.precision): row for row in picked}

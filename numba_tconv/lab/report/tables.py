@@ -50,7 +50,6 @@ def where(rows: list) -> str:
 
 
 def arithmetic(row) -> str:
-    """The row's dtype, and precision where there is a choice."""
     return row.dtype if row.precision == row.dtype else f"{row.dtype}, {row.precision}"
 
 
@@ -60,7 +59,6 @@ def time(row: Row | None) -> str:
 
 
 def note(rows: Iterable[Row]) -> str:
-    """The meaning of MARK, if ``rows`` have it; else empty."""
     marked = any(row.weights == FROZEN for row in rows)
     return f"(`{MARK}`: weights packed before the call, as in a frozen layer; no row of the default call yet.)" * marked
 

@@ -39,8 +39,6 @@ def array(shared: FakeCUDAShared, shape, dtype, alignment=None):
 
 
 class Thread(kernel.BlockThread):
-    """A thread that serves block after block, in its turn."""
-
     def __init__(self, block: Block):
         super().__init__(None, block, (0, 0, 0), (0, 0, 0), False)
         self.turn = _locked()

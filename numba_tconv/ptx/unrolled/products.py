@@ -91,7 +91,6 @@ def multiply_runs(element, cases, outputs, granule, granules, runs):
         return types.void(sums, a, source, types.intp, types.int32, types.int32), codegen
 
     def _load(context, builder, sig, args, r):
-        """A run's elements, each as a word and whether it is its upper half."""
         kind = i16 if granule == 1 else i32 if granule == 2 else ir.VectorType(i32, granule // 2)
         hop = builder.mul(builder.sext(args[4], i64), ir.Constant(i64, r))
         first = item(context, builder, sig.args[2], args[2], builder.add(args[3], hop))

@@ -222,7 +222,6 @@ def make_keep(config: Config):
 
 
 def make_operands(config: Config) -> Operands:
-    """Build the Operands of a stage; a lane's state is a Lane."""
     blocks, sums_of_block, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
     lanes_entries = 2 if halves else 1  # places of a register

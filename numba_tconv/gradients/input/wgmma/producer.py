@@ -54,7 +54,6 @@ def template(shape: tuple, strides: tuple, config: Config) -> tuple[int, ...]:
 
 
 def make_produce(config: Config, place_of_tile):
-    """Build ``produce``: all copies of a block from ``tile`` on."""
     slot_bytes, w_bytes, spacing, stage_bytes = config.slot, config.b_bytes, config.spacing, config.stage_bytes
     boxes, piece, stride, channels, entries = config.boxes, config.piece, config.stride, config.channels, config.entries
     sheared, partial, vector, map_room = config.sheared, config.partial, 16 // config.itemsize, config.map

@@ -81,7 +81,6 @@ def tiles(layer: Problem, dtype: torch.dtype, device: Device) -> tuple[Config, .
     found = [*candidates(layer, dtype, device), *_of_two_kinds(layer, dtype, device)]
 
     def best(cost, least):
-        """The tile of least ``cost``; ``least`` is a quick lower bound."""
         lowest, chosen = math.inf, None
         for bound, _, z in sorted((least(config), -config.vectors_a_turn, z) for z, config in enumerate(found)):
             if bound >= lowest:
@@ -191,7 +190,7 @@ def _issued(config: Config) -> float:
 
 @lru_cache(maxsize=4096)
 def _blocks(config: Config, resident: int) -> tuple[float, float]:
-    """Clocks of a stage of ``resident`` blocks, and of their beginning and end."""
+    """Clocks of a stage of ``resident`` blocks, and of their begin and end."""
     c = config
     a_warp, warps, sums = _issued(c), resident * c.threads / 32, c.sums / c.slices
     alone = a_warp + VECTOR_LATENCY * (c.block_l // (c.slices * c.vector)) + STAGE_LATENCY

@@ -11,8 +11,6 @@ from .tile import Config
 
 
 class Registers(NamedTuple):
-    """A thread's local arrays, and the shared memory that fills them."""
-
     sums: object
     xs: object  # a vector of positions a row
     gs: object  # a pair's columns that the vector meets

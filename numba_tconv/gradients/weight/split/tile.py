@@ -66,7 +66,6 @@ class Config(ThreadTile):
         return (self, self.rest_tile) if self.rest_tile else (self,)
 
     def copying_vectors(self) -> Config:
-        """With 16-byte copies of x, whose rows and samples begin at multiples."""
         return replace(self, x_vector=self.vector, rest_tile=self.rest_tile and self.rest_tile.copying_vectors())
 
     @property

@@ -123,7 +123,6 @@ def candidates(problem: Problem, precision: str, alike: int) -> Iterator[Config]
 
 
 def _sized(problem: Problem, config: Config) -> Iterator[Config]:
-    """``config`` with all numbers of blocks and channels that fit."""
     for blocks in (1, 2):
         for alternate in (False, True):
             most = min(MOST_CHANNELS, 2 * MOST_SUMS // (blocks * config.tap_chunk) // 8 * 8)
@@ -184,7 +183,6 @@ def splits_of(problem: Problem, config: Config, device: Device = H200) -> int:
 
 @lru_cache(maxsize=1024)
 def whole_is_faster(problem: Problem, config: Config, device: Device = H200) -> bool:
-    """Whether one split, stored as the gradient, is estimated faster."""
     _, stages = config.stages_of(problem)
     if stages * config.positions > LONGEST_SUM:
         return False

@@ -34,8 +34,6 @@ VECTOR = 4  # float32 elements
 
 
 class Staging(NamedTuple):
-    """Shared memory as float32, and its first element in slot 0."""
-
     shared: object
     first: int
 

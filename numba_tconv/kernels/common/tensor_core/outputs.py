@@ -60,8 +60,6 @@ class Staging(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread of the warps that store a tile together."""
-
     team: int  # meets at named barrier ``team + 1``
     warp: int
     lane: int

@@ -77,7 +77,6 @@ def larger_finite(value, other):
 
 @device_function
 def inverse_of_sums(exponent, of_weights):
-    """The factor of sums of products; infinity if too large."""
     return float_of(min(int32(exponent + of_weights), int32(NO_NUMBER)) << MANTISSA)
 
 

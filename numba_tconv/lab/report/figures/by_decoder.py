@@ -61,8 +61,7 @@ def _panel(axes: Axes, rows: list[Timed]) -> None:
 
 
 def _bar(axes: Axes, height: float, unit: float, times: tuple[float, float], side: dict, gains=("", "")) -> None:
-    """A bar at ``height``, filled for the convolutions. ``times`` (convolutions, whole) are in ms, ``unit`` is drawn as
-    1, ``gains`` follow the labels."""
+    """A bar at ``height``, filled for the convolutions; ``times`` (convolutions, whole) in ms, ``unit`` drawn as 1."""
     layers, whole = (time / unit for time in times)
     box = dict(height=BAR, edgecolor=side["color"], linewidth=0.8)
     axes.barh(height, layers, color=side["color"], **box)

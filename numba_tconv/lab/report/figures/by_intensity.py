@@ -49,7 +49,6 @@ def intensity(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    """How many layers are bound by memory in each dtype and precision."""
     said = []
     for some in arithmetics(rows).values():
         per_byte = {row.workload: _per_byte(row) for row in some}

@@ -78,7 +78,7 @@ def samples(row: Row) -> int:
 
 
 def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows at powers of two of output, if any: their neighbours would overlap them."""
+    """The rows at powers of two of output, if any."""
 
     def on_it(row):
         workload = of_row(row.workload, row.length)
@@ -112,7 +112,6 @@ def _panel(axes: Axes, rows: list[Row], live: list[Row]) -> None:
 
 
 def _fit(panels: list[Axes], rows: Sequence[Row]) -> None:
-    """One scale for all panels, with room for labels behind the curves; at most a thousandfold."""
     heights = [y for axes in panels for one in axes.lines for y in one.get_ydata()]
     lengths = [samples(row) for row in rows]
     room = (max(lengths) / min(lengths)) ** 0.42

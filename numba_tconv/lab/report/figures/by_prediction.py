@@ -25,8 +25,6 @@ FAR = 1.35  # choices off by this factor are named
 
 
 class Pair(NamedTuple):
-    """A measured configuration, its predicted ms without launch overhead, and whether the rung takes it."""
-
     measured: Tried
     expected: float
     taken: bool
@@ -56,7 +54,6 @@ def predicted(tried: Iterable[Tried]) -> Figure | None:
 
 
 def pairs(tried: Iterable[Tried]) -> list[Pair]:
-    """Each measured configuration with its prediction; those that are gone are left out."""
     found = []
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:

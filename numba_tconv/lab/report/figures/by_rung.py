@@ -19,7 +19,6 @@ HEADING = 0.9  # height, of a bar's 1
 
 
 def shown(row: Row) -> bool:
-    """Whether the row is of a ladder rung in float32, on one of WORKLOADS."""
     on_ladder = re.match(STEP, row.rung) and row.dtype == "float32" and row.precision in PRECISIONS
     return bool(on_ladder) and row.workload in WORKLOADS
 
@@ -59,7 +58,6 @@ def ladder(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    """From the slowest rung's time to the fastest's, on the first workload."""
     some = [row for row in rows if row.workload == workloads(rows)[0]]
     slow, fast = max(some, key=lambda row: row.ms_p50), fastest(some)
     return (

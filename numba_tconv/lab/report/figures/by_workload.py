@@ -54,7 +54,6 @@ def shares(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    """The mean speed-up of ``auto``, else the fastest, and the median share of the roofline."""
     rows = [row for row in rows if drawn(row)]
     best = [taken(rows, name) for name in workloads(rows)]
     gains, reached = [row.opponent_ms / row.ms_p50 for row in best], sorted(row.roofline for row in best)
@@ -65,7 +64,6 @@ def finding(rows: list[Row]) -> str:
 
 
 def by_family(rows: list[Row]) -> list[str]:
-    """The rows' workloads, families in the order of WORKLOADS and together."""
     names = workloads(rows)
     families = list(dict.fromkeys(workload.family for workload in WORKLOADS.values()))
     return sorted(names, key=lambda name: families.index(WORKLOADS[name].family) if name in WORKLOADS else 999)

@@ -25,7 +25,6 @@ def swept(row: Row) -> bool:
 
 
 def at_full_size(row: Row) -> bool:
-    """Whether the row has a mark and a roofline share, at its workload's size."""
     return drawn(row) and not swept(row) and row.roofline is not None
 
 
@@ -54,7 +53,6 @@ def rungs(rows: Iterable[Row]) -> list[str]:
 
 
 def swept_layers(rows: Iterable[Row]) -> list[str]:
-    """The workloads of sweeps, those of LAYERS first and in its order."""
     names = sorted({row.workload for row in rows})
     order = [*LAYERS, *WORKLOADS]
     places = {name: order.index(base) if (base := name.partition("@")[0]) in order else len(order) for name in names}
@@ -67,13 +65,11 @@ def workloads(rows: Iterable[Row]) -> list[str]:
 
 
 def arithmetics(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows by dtype and precision, float32 and "ieee" first."""
     groups = grouped(rows, lambda row: (row.dtype, row.precision))
     return {key: groups[key] for key in sorted(groups, key=lambda key: (key[0] != "float32", *key))}
 
 
 def taken(rows: Iterable[Row], name: str) -> Row:
-    """The workload's row of ``auto``, else of the fastest rung."""
     of_workload = [row for row in rows if row.workload == name]
     return fastest([row for row in of_workload if row.rung == AUTO] or of_workload)
 
