@@ -47,7 +47,7 @@ class Families(NamedTuple):
 
 
 def make_fill(config: Config):
-    """Build ``fill(shared, base, x, window, lane, width)``: a team copies and converts a Window."""
+    """Build ``fill``: a team copies and converts a Window."""
     element, vector, lanes, in_per_group = ELEMENTS[config.dtype], config.vector, config.lanes, config.in_per_group
     load, accumulator, storage = element.load, element.accumulator, element.storage
     batch_elements, shared_vector = BATCH * vector, 4 // config.words
@@ -97,9 +97,8 @@ def make_fill(config: Config):
 
 
 def make_aim(config: Config):
-    """Build ``aim(families, base, start, w_offset, stride_k)``, which fills in Families.
-
-    ``start``: the vector's first output, from column ``base`` on, ``stride`` outputs a column."""
+    """Build ``aim``, which fills in Families; ``start``: the vector's first output, from column ``base`` on, ``stride``
+    outputs a column."""
     taps, families_count = config.taps, config.families
     stride, dilation, gap, rows, inverse = taps.stride, taps.dilation, taps.gap, taps.rows, taps.dilation_inverse
     kernel_size = taps.kernel_size

@@ -39,7 +39,7 @@ BATCH = 4  # elements in flight, copied through registers
 
 
 def make_fill(config: LongConfig):
-    """Build ``fill(inputs, base, x, window, thread)``: a block starts the copies of a channel's Window."""
+    """Build ``fill``: a block starts the copies of a channel's Window."""
     storage, threads, width, vector = ELEMENTS[config.dtype].storage, config.threads, config.width, config.vector
     fill_steps = width // (threads * vector)
     copy, copy_steps = copy_vectors(1, 0), copy_vectors(fill_steps, threads * vector)
@@ -132,7 +132,7 @@ def make_copy_weights(config: LongConfig) -> CopyWeights:
 
 
 def make_multiply(config: LongConfig):
-    """Build ``multiply(sums, piece, inputs, first_input, shared, weights)``: adds the products of an input channel.
+    """Build ``multiply``, which adds the products of an input channel.
 
     ``piece``: a local array that collects them first, where sums are apart. ``first_input``, ``weights``: places of the
     thread's first column and of the channel's weights."""

@@ -11,10 +11,9 @@ from .tile import Config
 
 
 def make_store(config: Config):
-    """Build ``store(y, tile, values, bias, sizes, grid)`` for the first ``config.threads`` threads of a block.
+    """Build the store of the first ``config.threads`` threads of a block, which write consecutive outputs.
 
-    Consecutive threads write consecutive outputs. ``values``: a local array of ``y_vector``. Outputs that no tap
-    reaches become the bias or zero."""
+    ``values``: a local array of ``y_vector``. Outputs that no tap reaches become the bias or zero."""
     threads, block_n, y_vector, pitch = config.threads, config.block_n, config.y_vector, config.pitch
     stride, dilation, gap, rows = config.stride, config.dilation, config.taps.gap, config.taps.rows
     phases, channels, accumulator = config.phases, config.channels, ELEMENTS[config.dtype].accumulator

@@ -52,9 +52,9 @@ from .tile import Config, tiny
 
 
 def make_advance(config: Config, multiply: Callable):
-    """Build ``advance(progress, end, block, registers, lane, tails, live, x, packed, sizes, grid)``.
+    """Build ``advance``, which multiplies up to stage ``end``, copies ``stages - 1`` ahead, and returns the new
+    Progress.
 
-    It multiplies from ``progress`` to stage ``end``, copies ``stages - 1`` ahead, and returns the new Progress.
     ``tails``: of Multiply.tails_of. ``live``: whether the thread multiplies."""
     threads, vector, stages, block_k = config.threads, config.vector, config.stages, config.block_k
     x_stage, w_stage, itemsize = config.x_stage, config.w_stage, config.itemsize

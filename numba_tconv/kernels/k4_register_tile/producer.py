@@ -10,9 +10,8 @@ from .tile import Config
 
 
 def make_aim(config: Config, warps: int, first_thread: int = 0):
-    """Build ``aim(block, shift, x, sizes, grid)`` for ``warps`` warps from ``first_thread`` on.
-
-    It fills in ``block.offsets`` and ``block.start`` for a window that begins ``shift`` columns before the tile."""
+    """Build ``aim`` for ``warps`` warps from ``first_thread`` on: it fills in ``block.offsets`` and ``block.start`` for
+    a window that begins ``shift`` columns before the tile."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
 
     @device_function
@@ -31,10 +30,9 @@ def make_aim(config: Config, warps: int, first_thread: int = 0):
 
 
 def make_load_window(config: Config, warps: int, first_thread: int = 0):
-    """Build ``load_window(block, slot, x, channel, channels_left)`` for the same warps.
+    """Build ``load_window`` for the same warps: it copies a stage's window to element ``slot`` of shared memory.
 
-    It copies a stage's window to element ``slot`` of shared memory. ``channel``: offset of the stage's first in x.
-    Channels from ``channels_left`` on become zeros."""
+    ``channel``: offset of the stage's first in x. Channels from ``channels_left`` on become zeros."""
     x_vector, x_per_row = config.x_vector, config.copied // config.x_vector
     width, block_k = config.width, config.block_k
     x_copies, whole_chunks, copy = -(-x_per_row // 32), config.whole_chunks, cp_async(x_vector)

@@ -46,7 +46,7 @@ class Tap(NamedTuple):
 
 @cache
 def make_kernel(config: Config, overlapped: bool) -> Kernel:
-    """``overlapped``: the main kernel's blocks may begin once all of this one's have."""
+    """``overlapped``: the main kernel's blocks may begin once all packing blocks have begun."""
     block_m, tap_chunk, w_stage, rows = config.block_m, config.tap_chunk, config.w_stage, config.taps.rows
     phases, long_phases = config.phases, config.long_phases
     channels, channel_taps = config.channels, config.channel_taps

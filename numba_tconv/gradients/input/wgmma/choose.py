@@ -29,9 +29,8 @@ from .tile import Config, entry_of, place_of
 
 MOST_SUMS = 160  # of a consumer thread
 MOST_PHASES = 16
-# Fitted clocks: of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes that the GPU copies a
-# clock; of another launch.
-# written a clock by the GPU's copies; clocks of another launch.
+# Fitted: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes that the GPU copies a
+# clock; clocks of another launch.
 TURN_CLOCKS, LEAVING, COPYING, LAUNCH_CLOCKS = 200, 4, 2400, 5000
 # Shares of the clocks of whole sums, and of the widest tiles, below which others are taken.
 LARGEST_SHARE, LARGEST_SHARE_OF_WIDEST = 3 / 4, 0.95

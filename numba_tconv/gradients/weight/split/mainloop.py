@@ -18,9 +18,8 @@ class Registers(NamedTuple):
 
 
 def make_multiply(config: Config) -> Callable:
-    """Build ``multiply(registers, x, g)``, of a vector of positions.
-
-    ``x``, ``g``: elements of shared memory, where the thread's first row and first pair begin."""
+    """Build the products of a vector of positions; ``x``, ``g``: where the thread's first row and pair begin in shared
+    memory, in elements."""
     vector, tap_chunk, step, window = config.vector, config.tap_chunk, config.taps.step, config.window_columns
     thread_m, thread_p, lanes_m, lanes_p = config.thread_m, config.thread_p, config.lanes_m, config.lanes_p
     x_pitch, g_pitch = config.pitch(config.block_l), config.pitch(config.width)

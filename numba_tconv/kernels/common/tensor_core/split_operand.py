@@ -98,7 +98,7 @@ def _largest_number(v, at, window, first):
 
 
 def make_split(window: int, first: int):
-    """Build ``split(v, at, scales)``: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
+    """Build ``split``: SPLIT_ROWS rows of ``window`` float32 in ``v``, from ``at`` on, become operands.
 
     All lanes of a warp call it, with ``scales_of`` the weights. Columns before ``first`` are ignored. A word holds two
     rows: hi of rows 0 and 1, of 2 and 3, then lo. Returns the factor of sums of products."""
