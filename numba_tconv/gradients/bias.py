@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     batch: int
     out_length: int
     out_channels: int
-    split_length: int  # positions of a split
+    split_length: int
 
 
 @cache

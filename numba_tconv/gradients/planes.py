@@ -33,7 +33,7 @@ class Config:
     itemsize: int
     stride: int
     dilation: int
-    phases: int  # of a channel, with taps
+    phases: int  # with taps
 
     @property
     def kind(self):

@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     out_length: int
     padding: int
     columns: int
-    pitch: int  # elements between planes
+    pitch: int
     rows: int  # of grad_output, over all samples
 
 
@@ -136,7 +136,7 @@ def make_kernel(config) -> Kernel:
     tile_phases, strips = squares * vector, _strips(phases, vector)
     threads = squares * (COLUMNS // vector)
     shared_bytes = (tile_phases * (COLUMNS // vector) + squares) * ALIGNMENT
-    span = (vector - 1) * stride + vector  # elements of grad_output in a square
+    span = (vector - 1) * stride + vector
     side_by_side = dilation == 1 and stride % vector == 0  # all of a square's vectors are aligned, or none
     turn_vectors, turn_elements = _make_turn_vectors(config), _make_turn_elements(config)
 

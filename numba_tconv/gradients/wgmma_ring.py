@@ -55,11 +55,11 @@ class Ring:
 
     precision: str
     blocks: int  # of 64 rows, a warpgroup
-    channels: int  # input channels of a tile
+    channels: int  # input channels
     alternate: bool  # warpgroups take alternate stages (grad_weight) or tiles (ping-pong), else share them
     stages: int
-    g_channels: int  # output channels of a stage
-    width: int  # elements of a box's row
+    g_channels: int
+    width: int
     alike: int  # distance of channels whose rows begin alike modulo 16 bytes; each set has its boxes
     boxes: int  # of grad_output, in a stage
     own_words = 0  # 64-bit words beside the stages' barriers

@@ -118,7 +118,7 @@ class Columns(NamedTuple):
     phases_left: int
     padding: int
     out_length: int
-    stride_n: int  # of grad_output, in elements
+    stride_n: int
     stride_l: int
 
 

@@ -47,7 +47,7 @@ class Config(Meeting):
     positions: int
     lanes: int = 128
     threads: int = 128
-    passes: int = 8  # of a thread
+    passes: int = 8
     min_blocks: int = 8
     in_place: bool = False  # code for each alignment of a run
 

@@ -65,8 +65,8 @@ class Sizes(NamedTuple):
     pairs: int  # of an input and an output channel
     in_channels_per_group: int
     out_channels_per_group: int
-    vectors: int  # of a sample
-    split_vectors: int  # of a split
+    vectors: int
+    split_vectors: int
 
 
 @cache

@@ -17,7 +17,7 @@ class Packing:
     """How weights laid out as ``weights`` are packed; made by ``unique``."""
 
     weights: Layout
-    size: int  # elements when packed
+    size: int
     launch: Prepared  # of (weights, packed weights)
 
     @cached_property

@@ -38,7 +38,7 @@ class Source(NamedTuple):
 class Result(NamedTuple):
     data: object
     vectors: int  # of 16 bytes, a row
-    layer_rows: int  # rows of a y
+    layer_rows: int
     rows: int
 
 

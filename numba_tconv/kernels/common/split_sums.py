@@ -30,7 +30,7 @@ SECOND_LAUNCH = 0.0031  # ms
 SUM_BANDWIDTH = 1.64e9  # bytes of partial sums and outputs a millisecond
 LEAST_GAIN = 0.0015  # ms that a model must promise: about its error
 THREADS = 128
-VECTOR = 4  # outputs of a thread
+VECTOR = 4
 BATCH = 4  # parts in flight
 MOST_SUMS = 2**31 - 1  # counted in 32 bits
 

@@ -98,7 +98,7 @@ def make_copies(box: Box, threads: int) -> tuple:
     """Build three starts of copies: along channels, along phases, one by one."""
     depth, run, vector, phases, rows, taps = box.depth, box.run, box.vector, box.phases, box.rows, box.taps
     of_channel, all_channels, storage = taps * phases, box.channels, ELEMENTS[box.dtype].storage
-    elements, pieces = depth * all_channels * of_channel, phases // vector  # elements; vectors in a run of phases
+    elements, pieces = depth * all_channels * of_channel, phases // vector
     vectors = depth * all_channels * taps * pieces if box.phases_are_vectors else 0
     copy = cp_async(vector)
 

@@ -21,9 +21,9 @@ from numba_tconv.runtime.kernel import Kernel
 from .arguments import shared_signature
 from .rows import MOST_SAMPLES, split
 
-VECTOR = 8  # outputs of a thread in a pass
+VECTOR = 8
 LANES = 128, 64, 32
-MOST_WEIGHTS = 16  # of a thread
+MOST_WEIGHTS = 16
 MOST_TAPS_PER_ROW = 8  # the code grows with them
 
 
@@ -36,7 +36,7 @@ class DirectConfig:
     out_per_group: int
     lanes: int = 128
     threads: int = 128
-    passes: int = 16  # of a thread
+    passes: int = 16
     runs: int = 2  # in flight at once
     min_blocks: int = 2
 

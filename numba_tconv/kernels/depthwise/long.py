@@ -76,7 +76,7 @@ def make_fill(config: LongConfig):
     def fill(inputs, base, x, window, thread):
         if window.aligned:
             e, last = int32(thread * vector), int32(window.end - vector)
-            if window.begin == 0 and window.end == width:  # straight-line code
+            if window.begin == 0 and window.end == width:
                 copy_steps(inputs, base + e, x.data, window.source + e)
                 e = int32(e + fill_steps * threads * vector)
             while e < width:

@@ -15,7 +15,7 @@ from numba_tconv.runtime.kernel import STATIC_SHARED_LIMIT
 
 from . import rows as depthwise_rows
 
-WEIGHT_WORDS = 32  # registers for weights
+WEIGHT_WORDS = 32
 PRODUCTS = 256  # of a pass: longer loops stay loops
 GOOD_SHARED = 24 * 1024  # bytes that do not limit the blocks of a multiprocessor
 

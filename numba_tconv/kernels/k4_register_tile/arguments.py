@@ -16,8 +16,8 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    columns: int  # of a sample
-    first_column: int  # of a sample
+    columns: int
+    first_column: int
     row_tiles: int
     tap_chunks: int
     channel_chunks: int

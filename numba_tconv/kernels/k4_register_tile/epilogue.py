@@ -20,7 +20,7 @@ def make_store(config: Config):
     phase_pitch, channel_pitch = (
         (channels * pitch, pitch) if config.apart else (pitch, phases * pitch)
     )  # of the staged tile
-    run = block_n * phases * gap  # consecutive outputs of a channel
+    run = block_n * phases * gap
     lanes_run = min(run // y_vector, threads)
     channel_lanes = threads // lanes_run
     all_store = threads % lanes_run == 0

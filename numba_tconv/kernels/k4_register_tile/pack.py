@@ -41,7 +41,7 @@ class Order:
     tap_chunk: int
     phases: int
     channels: int
-    row_parts: int  # row tiles of an output channel
+    row_parts: int
     apart: bool  # by phase
     fragments: bool  # as tensor-core operands: (k / 4, tap, m / 16, lane, row of the lane)
 

@@ -39,12 +39,12 @@ class Config(WarpTile):
     thread_n: int
     lanes_m: int
     stages: int = 2
-    min_blocks: int = 2  # on a multiprocessor: the register budget
+    min_blocks: int = 2  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     x_vector: int = 1  # elements of a cp.async
     apart: bool = False  # rows of all phases, grouped by phase; a thread has one
     y_vector: int = 1  # outputs of a store
-    splits: int = 1  # split-K
+    splits: int = 1
 
     barriers = 0
     fragments = False  # weights packed as tensor-core operands

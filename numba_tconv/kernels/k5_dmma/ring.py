@@ -72,7 +72,7 @@ def make_kernel(config: Config) -> Kernel:
             n, column = divmod(block.first_column - shift, columns)
             i = grid.first_column + column
             whole = n >= 0 and n < sizes.batch and i >= 0 and i + copied <= sizes.length and column + copied <= columns
-            row = int32(warp * rows + lane)  # of the stage's window
+            row = int32(warp * rows + lane)
             in_x = block.group_offset + n * x.stride_n + i + row * x.stride_c
             channel, left = block.group_offset, sizes.in_per_group
             while left > 0:

@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 class Loop(NamedTuple):
     tap_chunks: int
     stages_a_chunk: int
-    group_tiles: int  # row tiles a group
+    group_tiles: int
 
 
 class Thread(NamedTuple):
@@ -56,7 +56,7 @@ class RowTile(NamedTuple):
     group: int
     first_row: int  # row of taps
     first_channel: int  # of all groups
-    channels_left: int  # of the group, from there on
+    channels_left: int
 
 
 def types_of(config: Config) -> tuple:

@@ -15,10 +15,10 @@ from .tile import Config
 class Ahead(NamedTuple):
     """The stage to copy next."""
 
-    tile: int  # column tile
+    tile: int
     sample: int  # where the tile's own outputs begin
     column: int
-    chunk: int  # of taps
+    chunk: int
     channel: int
     address: int  # Source of the thread
     last_channel: int

@@ -46,8 +46,8 @@ class Source(NamedTuple):
 
 
 class Share(NamedTuple):
-    row: int  # its first row
-    first_copy: int  # of each row
+    row: int
+    first_copy: int
 
 
 class Shared(NamedTuple):
@@ -133,7 +133,7 @@ def _make_load_listed(config: Config):
     threads, depth, pitch, itemsize = config.threads, config.depth, config.pitch, config.tile.itemsize
     turned, per_row, table_at = config.turned, config.table_entries, config.table
     vector = 1 if turned else config.x_vector
-    row_lanes = max(1, threads // depth)  # threads that copy a row
+    row_lanes = max(1, threads // depth)
     rows_at_once, row_copies = threads // row_lanes, -(-per_row // row_lanes)
     entry, copy_x = ld_shared(4, int32), cp_async_to(max(4, vector * itemsize))
 

@@ -37,10 +37,10 @@ class Config:
     tiles: int  # neighbouring, of a block
     chunks: int  # product depths of a stage
     stages: int
-    min_blocks: int  # on a multiprocessor: the register budget
+    min_blocks: int  # the register budget
     x_vector: int  # elements of a copy: 16 bytes or 4
     resident_weights: int = 0  # bytes; 0: streamed
-    teams: int = 1  # with resident weights
+    teams: int = 1
     in_steps: bool = True  # windows within one signal are copied in steps
 
     @property
@@ -152,7 +152,7 @@ class Config:
     @property
     def channels_at_once(self) -> int:
         steps = self.tile.advance * self.tile.span * self.tile.itemsize // 128
-        most = max(1, MOST_STORES // max(1, steps))  # channels of a warp
+        most = max(1, MOST_STORES // max(1, steps))
         rounds = {c: -(-c // self.tile_warps) for c in range(1, self.tile.round_channels + 1)}
         fitting = [c for c, r in rounds.items() if self.tile.round_channels % c == 0 and r <= most]
         return max(fitting, key=lambda c: (c / rounds[c], c))

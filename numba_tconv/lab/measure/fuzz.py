@@ -39,7 +39,7 @@ STRUCTURES = [
     *[(12, 5, 18, 8, 8), (100, 130, 1, 8, 3), (256, 512, 1, 8, 1), (2, 4, 1, 1, 1), (1, 9, 700, 16, 16)],
 ]  # fmt: skip
 TINY_STRUCTURES = [(1, 3, 1, 2, 3), (2, 4, 1, 3, 2), (2, 3, 2, 2, 2), (3, 5, 2, 1, 3), (4, 2, 1, 2, 1), (2, 3, 5, 1, 1)]
-REPORT_S = 30  # seconds between reports
+REPORT_S = 30
 
 
 class Mismatch(AssertionError):

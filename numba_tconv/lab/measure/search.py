@@ -23,7 +23,7 @@ from .directions import Operands, torch_forward
 from .workloads import Workload
 
 RUNG = "k6_wgmma"
-FILE = Path("search", f"{RUNG}.csv")  # in the data directory
+FILE = Path("search", f"{RUNG}.csv")
 REPEATS, BUDGET_S = 9, 0.3
 
 
@@ -96,7 +96,7 @@ def measure(workload: Workload, dtype: torch.dtype, precision: str) -> list[Trie
     found, chosen, rung = configs(p, name), choose_whole(p, name), RUNGS[RUNG]
     with bench.torch_switches(tf32=precision == "tf32"), torch.no_grad():
         x, weight, bias = bench.make_inputs(workload, dtype, "cuda")
-        packed_once = FrozenWeights(weight)  # not timed
+        packed_once = FrozenWeights(weight)
         y = torch.empty((p.batch, p.out_channels, p.out_length), dtype=dtype, device="cuda")
         ends = torch.tensor(sorted({0, p.batch - 1}), device="cuda")
 

@@ -18,7 +18,7 @@ from .tile import Config
 def make_store(config: Config) -> Callable:
     vector, vector_m, block_m, block_n = config.vector, config.vector_m, config.block_m, config.block_n
     thread_m, thread_n, lanes_m, pitch = config.thread_m, config.thread_n, config.lanes_m, config.result_pitch
-    lanes = math.gcd(block_n, config.threads)  # threads of a row
+    lanes = math.gcd(block_n, config.threads)
     rows_at_once = config.threads // lanes
     element = ELEMENTS[config.dtype]
     convert, accumulator = element.store, element.accumulator

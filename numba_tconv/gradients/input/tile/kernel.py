@@ -130,7 +130,7 @@ def make_kernel(config: Config) -> Kernel:
         packed = int64(cuda.blockIdx.x) * total * w_stage
         source = group * sizes.out_channels_per_group * grad_output.stride_c
         load_slot, multiply_slot = int32(0), int32(0)
-        until_aside = int32(partial)  # until partial sums are added
+        until_aside = int32(partial)
         s = int32(1 - stages)
         while s < total:
             if s >= 0:
@@ -264,7 +264,7 @@ class Plan(NamedTuple):
     packed: torch.Tensor  # a stand-in
     pack: Prepared
     main: Prepared
-    add_up: split_sums.SecondStage | None  # with splits
+    add_up: split_sums.SecondStage | None
 
 
 @lru_cache(maxsize=1024)

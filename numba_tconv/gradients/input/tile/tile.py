@@ -21,7 +21,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 
 WINDOW_LIMIT = 20  # columns in a thread's registers
 UNROLL_LIMIT = 400  # multiply-adds of a pair
-TURN = 512  # multiply-adds of a thread in a turn
+TURN = 512  # multiply-adds of a thread
 MOST_PAIRS = 16  # of a stage
 LOCATING = 3  # instructions to look up a column, about
 # Products of a float32 partial sum, about, if few in all, and if MANY.
@@ -51,11 +51,11 @@ class Config(WarpTile):
     thread_m: int
     thread_n: int
     lanes_m: int
-    min_blocks: int  # on a multiprocessor: the register budget
+    min_blocks: int  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     stages: int = 2
     long_phases: int = 0  # of tap_chunk taps, before those of one less, in a stage of all taps; 0: none has less
-    splits: int = 1  # split-K
+    splits: int = 1
     early_launch: bool = False  # see Kernel.prepare
     overlaps_packing: bool = False
 

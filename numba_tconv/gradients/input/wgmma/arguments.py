@@ -16,11 +16,11 @@ class Shape(NamedTuple):
     length: int
     groups: int
     group_rows: int  # of grad_output's map, a group
-    group_channels: int  # input channels
+    group_channels: int
 
 
 class Grid(NamedTuple):
-    position_tiles: int  # of a sample
+    position_tiles: int
     channel_tiles: int
     tiles: int  # parts of tiles, in all
     tile_stages: int  # of a part
@@ -45,7 +45,7 @@ class Window(NamedTuple):
     rows: tuple  # addresses of its positions in slot 0
     places: tuple  # of its entries in a stage, in bytes from a position
     first_entry: int
-    table: int  # address of the table's first entry
+    table: int  # address of its first entry
     phase: tuple  # one number: of the next stage, in bytes of the table
 
 

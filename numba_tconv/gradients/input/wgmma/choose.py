@@ -27,7 +27,7 @@ from numba_tconv.runtime.device import Device
 
 from .tile import Config, entry_of, place_of
 
-MOST_SUMS = 160  # of a consumer thread
+MOST_SUMS = 160
 MOST_PHASES = 16
 # Fitted: clocks of a stage more in ping-pong; sums stored a clock by a multiprocessor; bytes that the GPU copies a
 # clock; clocks of another launch.

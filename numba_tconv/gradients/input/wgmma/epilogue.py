@@ -19,7 +19,7 @@ from .tile import Config
 
 class Target(NamedTuple):
     start: int  # element of the first position and channel
-    length: int  # elements between channels
+    length: int  # between channels
     channels_left: int
     positions_left: int
 

@@ -221,7 +221,7 @@ class InputWarpgroup(WgmmaGradient):
             maps, sums = maps_room(), partials_room() if second else result
             launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
             if second:
-                second.launch(sums, w, result)  # w: there is no bias
+                second.launch(sums, w, result)  # there is no bias
 
         def fill_from_copies(grad_output, weight, result):
             g, w = grad_output, in_rows(weight.reshape(1, p.in_channels, -1))

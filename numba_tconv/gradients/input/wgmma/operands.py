@@ -224,7 +224,7 @@ def make_keep(config: Config):
 def make_operands(config: Config) -> Operands:
     blocks, sums_of_block, entries = config.blocks, config.channels // 2, config.entries
     neighbours, halves = 4 // config.itemsize, config.halves
-    lanes_entries = 2 if halves else 1  # places of a register
+    lanes_entries = 2 if halves else 1
     entry_at = device_function(entry_of)
     load_word, multiply_all = ld_shared(1, int32), wgmma(config.kind, config.channels)
     keep, clears, lane_rows = make_keep(config), config.clears, 2 * blocks

@@ -28,10 +28,10 @@ class Config(Ring):
     through: bool
     g_channels: int  # output channels of a stage's windows
     blocks: int  # of 64 positions, a warpgroup
-    channels: int  # input channels of a tile
+    channels: int  # input channels
     alternate: bool  # ping-pong, not cooperative
     stages: int = 0
-    partial: bool = False  # split-K: float32 sums
+    partial: bool = False  # split-K
 
     alike = 1  # one box holds all rows
 

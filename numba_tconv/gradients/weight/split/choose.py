@@ -21,7 +21,7 @@ from numba_tconv.runtime.elements import ELEMENTS
 from .tile import ALL, PARTIAL_TERMS, REST, SPLIT_COLUMNS, THREADS, WHOLE, Config, make, rows_of, unequal
 
 CLEARLY = 0.95  # share of the usual tile's time that others must undercut
-LENGTHS = 128, 512, 8192  # lengths for which a layer may have its own tile
+LENGTHS = 128, 512, 8192
 MOST_ROUNDS = 4  # if sums need no more
 MOST_SUMS = {4: 96, 8: 32}  # of a thread, by a sum's bytes: LLVM unrolls them times a vector
 # Registers beside sums and operands; the least; more except in float32.
@@ -31,8 +31,8 @@ BANKED = 8  # phases whose columns lie in different banks
 
 # The cost model.
 SCHEDULERS = 4
-CLOCKS = 1.53e6  # clocks in a millisecond
-LAUNCH = 0.006  # ms of a launch
+CLOCKS = 1.53e6  # a millisecond
+LAUNCH = 0.006  # ms
 # Clocks of a scheduler a warp; a multiply-add takes one.
 LOAD, COPY = 1.7, 2  # a vector from shared memory; an element
 LOCATE, CONFLICT = 40, 15  # a column; a further access of the same banks

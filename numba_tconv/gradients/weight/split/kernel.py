@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Grid(NamedTuple):
-    columns: int  # of a sample
+    columns: int
     row_tiles: int
     channel_tiles: int
     phase_chunks: int
@@ -67,7 +67,7 @@ class Tile(NamedTuple):
     first_row: int
     first_channel: int
     first_phase: int
-    first_tap: int  # of that phase
+    first_tap: int
     end_tap: int
     rows_left: int
     channels_left: int
@@ -97,7 +97,7 @@ def make_blocks(config: Config) -> Callable:
         return int32(e // warp_p % lanes_m), int32(e // (warp_p * lanes_m) * warp_p + e % warp_p)
 
     def grad_weight_split(grad_output, x, result, sizes, grid):
-        whole = sizes.kernel_size // rows * rows  # taps of whole rows
+        whole = sizes.kernel_size // rows * rows
         begin, end = whole if of_rest else 0, whole if of_whole else sizes.kernel_size
         shared = cuda.shared.array(0, dtype=accumulator)
         # Neighbours read the same positions.
@@ -130,8 +130,8 @@ def make_blocks(config: Config) -> Callable:
         total = int32(min(grid.split_stages, grid.stages - split * grid.split_stages))
         n, i = divmod(split * grid.split_stages * block_l, grid.columns)
         hop_n, hop_i = divmod(int64(block_l), grid.columns)
-        load_slot, multiply_slot = int32(0), int32(0)  # offsets
-        until_aside = int32(partial)  # until partial sums are added
+        load_slot, multiply_slot = int32(0), int32(0)
+        until_aside = int32(partial)
         s = int32(-1)
         while s < total:
             if s >= 0:

@@ -53,13 +53,13 @@ class Config(ThreadTile):
     lanes_p: int
     slices: int
     block_l: int
-    min_blocks: int = 1  # on a multiprocessor: the register budget
+    min_blocks: int = 1  # the register budget
     partial: int = 0  # stages of a partial sum; 0: all
     x_vector: int = 1  # of x in a cp.async
     whole_rows: bool = False  # a group's rows are whole blocks
     whole_channels: bool = False  # output channels are
-    part: str = ALL  # of the taps
-    rest_tile: Config | None = None  # with WHOLE: the REST tile, with as many threads
+    part: str = ALL
+    rest_tile: Config | None = None  # with WHOLE: the REST tile
 
     @property
     def tiles(self) -> tuple[Config, ...]:

@@ -20,7 +20,7 @@ class Rows(NamedTuple):
 
 class Grid(NamedTuple):
     group_rows: int
-    group_channels: int  # input channels
+    group_channels: int
     pair_tiles: int
     channel_tiles: int
     tap_chunks: int

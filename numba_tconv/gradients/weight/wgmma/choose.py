@@ -27,7 +27,7 @@ from .tile import Config, Window, accesses
 
 MOST_SUMS, OTHER_REGISTERS = 192, 30  # of a consumer thread
 MOST_PLACES = 12  # of a row for a tile's taps; more compile slowly
-WORD = 4  # bytes of a register
+WORD = 4  # bytes
 LARGEST_SHARE = 0.95  # of the usual tile's clocks, below which another is taken
 LONGEST_SUM = 1 << 15  # positions of a split: tensor cores truncate
 FIRST_STAGES = 4  # stages with latency that nothing hides

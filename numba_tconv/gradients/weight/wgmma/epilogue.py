@@ -30,7 +30,7 @@ from .tile import Config
 
 THREADS = 128 * CONSUMERS
 BARRIER = 1
-VECTOR = 4  # float32 elements
+VECTOR = 4
 
 
 class Staging(NamedTuple):
@@ -76,7 +76,7 @@ def _make_direct(config: Config):
     pairs, run, plane_phases = config.pairs, run_of(config), config.plane_phases
     phases = config.rows if plane_phases else config.window.phases  # side by side in shared memory
     kernel_size, pitch, vector, lane_rows = chunk * phases, pitch_of(config), ALIGNMENT // config.itemsize, 2 * blocks
-    gap = plane_phases - phases  # elements between pieces of a run
+    gap = plane_phases - phases
     vectors = run // vector
     fragment, store_vector = device_function(wgmma_d), store_run(ELEMENTS[DTYPES[config.precision]])
 

@@ -83,7 +83,7 @@ def make_kernel(config: Config) -> Kernel:
     first_pair = make_first_pair(config)
     setup = make_setup(config, 4 if alternate else 4 * CONSUMERS)
     alike, channels, positions = config.alike, config.channels, config.positions
-    sets_maps, block_maps = alike * MAP_BYTES, (alike + 1) * MAP_BYTES  # bytes
+    sets_maps, block_maps = alike * MAP_BYTES, (alike + 1) * MAP_BYTES
     x_bytes, flags, lane_bytes, itemsize = config.b_bytes, config.words, config.lane_bytes, config.itemsize
     set_bytes, pitch, vector = config.pieces * config.spacing, config.width * itemsize, 16 // itemsize
     pairs, phases, dilation, clears = config.pairs, config.window.phases, config.window.dilation, config.clears > 0
@@ -214,7 +214,7 @@ class WeightWarpgroup(WgmmaGradient):
         separated, own = config or choose_for(p, precision, alike, device)
         if own.direct and result.offset % ALIGNMENT:
             own = replace(own, direct=False, plane_phases=0)
-        for_others = separated is None and own.alike != alike  # for other tensors
+        for_others = separated is None and own.alike != alike
         aligned = result.offset % ALIGNMENT == 0
 
         def prepared(g, x):

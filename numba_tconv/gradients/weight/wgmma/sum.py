@@ -138,7 +138,7 @@ def make_kernel(config: Config) -> Kernel:
                 for z in range(all_loads):
                     if first + z // all_totals < sums.splits:
                         totals[z % all_totals] += float64(values[z])
-                first = recomputed(int32(first + together))  # not worth unrolling further
+                first = recomputed(int32(first + together))  # stays rolled
             for z in range(all_totals):
                 turned[first_row + z // channels_of_thread, lane + z % channels_of_thread] = float32(totals[z])
             cuda.syncthreads()

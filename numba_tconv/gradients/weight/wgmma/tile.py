@@ -15,7 +15,7 @@ from numba_tconv.formula.problem import Problem
 from numba_tconv.gradients.wgmma_ring import ROW, Ring
 from numba_tconv.kernels.common.tensor_map import LARGEST_BOX
 
-MOST_BEGINS = 16  # of a tile within a channel, in an estimate
+MOST_BEGINS = 16
 
 
 @dataclass(frozen=True)

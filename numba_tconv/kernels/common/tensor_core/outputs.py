@@ -33,7 +33,7 @@ class Extent(NamedTuple):
     """Where a tile's outputs begin and end (store_any.make_aim)."""
 
     begin: int  # the tile's first own output
-    next_sample: int  # of the next tile
+    next_sample: int
     next_begin: int
     lowest: int  # range of the sample's outputs, from the tile's own on
     highest: int
@@ -47,8 +47,8 @@ class Place(NamedTuple):
     sample: int  # where the tile's own outputs begin
     column: int
     row: int  # first row of taps
-    channel: int  # first channel
-    channels_left: int  # from the first on
+    channel: int
+    channels_left: int
     extent: Extent
     head: int  # index in y of the tile's own first output, in the warp's first channel
 

@@ -39,7 +39,7 @@ from .split_operand import LEAST, exponent_of, inverse_of, scale_of
 from .tile import Tile
 
 THREADS = 128
-WORDS = 4  # words of a thread at a time
+WORDS = 4  # of a thread at a time
 SCALE = WORDS  # words behind packed split operands; the last: the inverse scale
 MAPS = wgmma_b_at, mma_a, split_channel
 ON_GPU = tuple(map(device_function, MAPS))

@@ -54,7 +54,7 @@ def _make_store(tile: Tile, warps: int, stage, buffers: int, buffer_bytes: int, 
     """The store for runs at multiples of ``width`` outputs, which a lane writes at once."""
     rows, pitch, overlap, threads = tile.rows, tile.pitch, tile.overlap, 32 * warps
     warp_rows = ROUND_ROWS // warps
-    step = 32 * width  # outputs of a warp's write
+    step = 32 * width
     steps = -(-(tile.advance + tile.sector - 1) // step)
     pieces = warp_rows * steps
     copy, run_of = ld_shared_st_global_if(width), make_run_of(tile)

@@ -128,7 +128,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     halves = itemsize == 2
     narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
     width, all_loads = outputs_at_once(quantum, itemsize), runs_loads(tile)
-    loads, words = width // quantum, width * itemsize // 4  # for a lane's step
+    loads, words = width // quantum, width * itemsize // 4
     load, write = ld_shared(quantum, float32), st_global_if(words)
     step, step_bytes = 32 * width, (32 + skip) * width * 4  # a warp's step: outputs, bytes of the buffer
     channels, kept, all_channels = runs_channels(tile, warps), keeps_runs(tile, warps), _all_channels(tile, warps)

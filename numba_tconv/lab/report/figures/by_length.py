@@ -92,7 +92,7 @@ def _on_the_grid(rows: Sequence[Row]) -> list[Row]:
 def _panel(axes: Axes, rows: list[Row], live: list[Row]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    curves = axes.curves = []  # last point and label
+    curves = axes.curves = []
 
     def line(points, label, style):
         points = sorted(points)
