@@ -221,9 +221,8 @@ def make_setup(config: Ring, releases: int, turns: int = 0):
 def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2):
     """Build the mainloop over the next ``stages_left`` stages, of which it takes every ``step``-th.
 
-    With two ``sets`` of operands, one is loaded during products. ``descriptor`` is B's in slot 0; a lane that
-    ``signals`` releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released.
-    """
+    With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
+    this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
     load, multiply, prepare, count = operands
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 

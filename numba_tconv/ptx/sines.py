@@ -1,4 +1,4 @@
-"""Instructions for sines."""
+"""Instructions that a sine is made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from .core import asm, f32, instruction
 
 
 def _of_one(text, meaning):
+    """An instruction (float32) -> float32."""
+
     @instruction(meaning)
     def of_one(typingctx, value):
         def codegen(context, builder, sig, args):

@@ -197,6 +197,7 @@ def sum_problem(shape: tuple[int, int, int]) -> Problem:
 
 
 def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
+    """The gradient's Ready; None where torch computes it."""
     _, _, dtype, index, _ = grad_output
     precision = gradient_precision(of, problem, dtype, precision, device.of(index))
     return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)

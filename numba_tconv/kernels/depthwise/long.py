@@ -269,7 +269,7 @@ def make_kernel(config: LongConfig) -> Kernel:
             target = (row * out_per_group + j) * sizes.out_length + first_output
             e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
             for z in range(vector):
-                # A run earlier: the first vector may begin before the block's outputs.
+                # From a run earlier: the first vector may begin before the block's outputs.
                 i = int32(e + z + run)
                 of_run = int32(uint32(i) // uint32(run))
                 places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))

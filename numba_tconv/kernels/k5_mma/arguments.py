@@ -60,6 +60,7 @@ class RowTile(NamedTuple):
 
 
 def types_of(config: Config) -> tuple:
+    """Numba's types of the kernels' arguments."""
     stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
     bits = flat(bits_type(config))
 

@@ -68,6 +68,7 @@ def _make_stage_sums(config: Config):
 
 @device_function
 def output_of(y, weights, sizes, out_channels, alignment):
+    """The Output of a kernel's arguments."""
     shift, quantum, offset, whole = alignment
     return Output(y, weights.bias, weights.has_bias, sizes.batch, sizes.columns, sizes.first_column, out_channels,
                   sizes.out_length, sizes.padding, Alignment(shift, quantum, offset, whole))  # fmt: skip

@@ -59,8 +59,9 @@ def make_store(config: Config):
 
     @device_function
     def store_four(k, state):
-        """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged so that each lane has four positions
-        of a channel."""
+        """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged between four lanes.
+
+        Each lane then has four positions of a channel, and its lanes store 16 side by side."""
         sums, grad, to, lane = state
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)

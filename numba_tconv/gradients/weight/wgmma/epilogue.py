@@ -82,6 +82,7 @@ def _make_direct(config: Config):
 
     @device_function
     def stage_sum(k, state):
+        """Put a sum into shared memory."""
         sums, staging, runs, consumer = state
         tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
         _, n = fragment(consumer.warp, consumer.lane, z)
