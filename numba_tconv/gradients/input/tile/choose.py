@@ -113,8 +113,8 @@ def clearly_better(problem: Problem, best: Config, device: Device) -> Config:
 def begins_while_packing(problem: Problem, config: Config, device: Device) -> bool:
     """Whether main blocks may begin once all packing blocks have begun.
 
-    Otherwise they gather on few multiprocessors, unless they need nearly all places, or each multiprocessor packs at
-    most one block."""
+    Early blocks gather on few multiprocessors, unless they need nearly all places or each multiprocessor packs at most
+    one block."""
     part = split(problem, config.splits)
     full = blocks_of(part, config) >= NEARLY_ALL * config.min_blocks * device.multiprocessors
     return device.launches_early and (full or pack_blocks(problem, config) <= device.multiprocessors)
