@@ -79,7 +79,7 @@ k5_mma                tf32    hifigan_u3
 
 
 def listed() -> list[tuple[str, str, Call]]:
-    """Every listed call with its architecture and name."""
+    """Every listed call: architecture, name, and the call."""
     found = []
     for arch, lines in (("sm_90a", CALLS), ("sm_80", ON_A100)):
         for line in lines.split("\n")[1:-1]:
