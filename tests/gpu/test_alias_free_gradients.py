@@ -14,6 +14,7 @@ from numba_tconv.torch_api.alias_free_operators import alias_free_activation, co
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 CHOICES = 2, 2, True, "snake"
+DRAWS = 24  # in whose mean one element's rounding counts little
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -24,8 +25,8 @@ def no_composition():
         yield
 
 
-def operands(shape, dtype, choices=CHOICES, taps=(12, 12), beta=True):
-    torch.manual_seed(0)
+def operands(shape, dtype, choices=CHOICES, taps=(12, 12), beta=True, seed=0):
+    torch.manual_seed(seed)
     x = torch.randn(shape, device="cuda").to(dtype)
     filters = [torch.softmax(torch.randn(count, device="cuda"), 0).to(dtype) for count in taps]
     alpha, beta = (torch.rand(shape[1], device="cuda").to(dtype) if given else None for given in (True, beta))
@@ -42,26 +43,36 @@ def gradients(function, tensors, choices, dy=None, wanted=(0, 3, 4), **kind):
     return torch.autograd.grad(y, given, dy.to(tensors[0].dtype).to(y.dtype))
 
 
-def assert_close(tensors, choices=CHOICES):
-    """At most twice torch's error in the same dtype, in norm and in the largest element.
-
-    Where torch's is small by luck, one rounding of the result is allowed, in float64 that of its sum. The gradients of
-    alpha and beta have one number a channel: of a few numbers, torch's error is often small by luck.
-    """
+def errors(tensors, choices):
+    """Of each gradient, ours and torch's: errors in norm and in the largest element, relative to the truth's."""
     x = tensors[0]
     y = composed(*tensors, *choices)
     dy = torch.randn(y.shape, device="cuda").to(x.dtype)
     truth = gradients(composed, tensors, choices, dy.double(), dtype=torch.float64)
-    theirs = gradients(composed, tensors, choices, dy)
-    ours = gradients(alias_free_activation, tensors, choices, dy)
-    for z, (one, other, right) in enumerate(zip(ours, theirs, truth, strict=True)):
-        assert one.shape == right.shape
-        assert one.dtype == x.dtype
+    found = []
+    for function in (alias_free_activation, composed):
+        found.append([])
+        for one, right in zip(gradients(function, tensors, choices, dy), truth, strict=True):
+            assert one.shape == right.shape
+            assert one.dtype == x.dtype
+            wrong = one.double() - right
+            found[-1].append(torch.stack([wrong.norm() / right.norm(), wrong.abs().max() / right.abs().max()]))
+    return [torch.stack(side).tolist() for side in found]
+
+
+def assert_close(*draws, choices=CHOICES):
+    """At most twice torch's error in the same dtype, in norm and in the largest element, in the mean of ``draws``.
+
+    Where torch's is small by luck, one rounding of the result is allowed, in float64 that of its sum. The gradients of
+    alpha and beta have one number a channel: of a few numbers, torch's error is often small by luck.
+    """
+    x = draws[0][0]
+    found = torch.tensor([errors(tensors, choices) for tensors in draws], dtype=torch.float64)
+    for z, (ours, theirs) in enumerate(found.mean(dim=0).unbind(dim=1)):
         terms = 64 if z == 0 else 2 * x.numel() // x.shape[1]
         epsilon = torch.finfo(x.dtype).eps * (math.sqrt(terms) if x.dtype == torch.float64 else 1)
-        found, of_torch = one.double() - right, other.double() - right
-        assert found.norm() <= max(2 * of_torch.norm(), epsilon * right.norm())
-        assert found.abs().max() <= max(2 * of_torch.abs().max(), 2 * epsilon * right.abs().max())
+        assert ours[0] <= max(2 * theirs[0], epsilon)
+        assert ours[1] <= max(2 * theirs[1], 2 * epsilon)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -69,7 +80,7 @@ def assert_close(tensors, choices=CHOICES):
 def test_each_activation(dtype, activation):
     choices = 2, 2, True, activation
     for length in (37, 3001):
-        assert_close(operands((8, 3, length), dtype, choices), choices)
+        assert_close(operands((8, 3, length), dtype, choices), choices=choices)
 
 
 @dtypes
@@ -77,7 +88,7 @@ def test_each_activation(dtype, activation):
 def test_beta_is_alpha(dtype, log_scale):
     tensors = operands((8, 3, 1000), dtype, beta=False)
     tensors[3] += 0.5
-    assert_close(tensors, (2, 2, log_scale, "snake"))
+    assert_close(tensors, choices=(2, 2, log_scale, "snake"))
 
 
 @dtypes
@@ -89,9 +100,14 @@ def test_each_length_to_40(dtype):
 @pytest.mark.parametrize("ratios", [(1, 1), (2, 2), (3, 3), (4, 4), (2, 1), (1, 2), (3, 4), (4, 3)], ids=str)
 @pytest.mark.parametrize("taps", [(4, 1), (7, 12), (32, 32)], ids=str)
 def test_ratios_and_taps(ratios, taps):
+    """The largest error is that of one element, mostly of the rounding of its up-sample: each draw's is luck.
+
+    Torch's own, its taps added in the other order, is up to a third of the times more than twice as large.
+    """
     choices = *ratios, True, "snake"
     for length in (1, 5, 1500):
-        assert_close(operands((2, 64, length), torch.float32, choices, taps), choices)
+        draws = (operands((2, 64, length), torch.float32, choices, taps, seed=seed) for seed in range(DRAWS))
+        assert_close(*draws, choices=choices)
 
 
 @dtypes

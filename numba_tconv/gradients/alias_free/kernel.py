@@ -123,14 +123,23 @@ def make_kernel(config: Config) -> Kernel:
 
     @device_function
     def repetitions(filter_up, planes, first, end, origin, up_length):
-        """The gradient of the repetitions of an end of x, from sample ``first`` to ``end - 1``."""
+        """The gradient of the repetitions of an end of x, from sample ``first`` to ``end - 1``.
+
+        In float32 each repetition is summed on its own: shorter sums round less.
+        """
         total = accumulator(0)
         for j in range(first, end):
             place = j * up_ratio - up_shift  # the up-sample of the first tap
+            taps = accumulator(0)
             for k in range(max(0, -place), min(up_taps, up_length - place)):
                 n = uint32(place + k - origin)
                 value = planes[n % uint32(up_ratio) * uint32(plane) + n // uint32(up_ratio)]
-                total += load(filter_up[uint64(k)]) * value
+                if wide:
+                    total += load(filter_up[uint64(k)]) * value
+                else:
+                    taps += load(filter_up[uint64(k)]) * value
+            if not wide:
+                total += taps
         return accumulator(up_ratio) * total
 
     through_all, through_all_far = repeated(through, ups), repeated(through_far, ups)
