@@ -1,5 +1,7 @@
 """BigVGAN in plain torch, and decoders in several modes."""
 
+import copy
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from numba_tconv.lab.measure import bench, rows
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import bigvgan, decoder_modes, decoders
 
-TINY = bigvgan.Sizes(5, 120, (4, 3), (8, 7), channels=16)
+TINY = bigvgan.Sizes("Tiny", 5, 120, (4, 3), (8, 7), channels=16)
 
 
 def tiny():
@@ -51,7 +53,7 @@ def on_the_cpu(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype):
-    row, one = decoder_modes.measure("tiny", dtype, [2, 1], 0.5, ["eager"], 2)
+    row, one = decoder_modes.measure("tiny", [dtype], [2, 1], 0.5, ["eager"], 2)
     assert (row.decoder, row.mode, row.batch, row.activations) == ("tiny", "eager", 2, 37)
     assert 0 < row.relerr <= 2 * row.torch_relerr
     assert min(row.ms_p50, row.torch_ms_p50) > 0
@@ -59,6 +61,18 @@ def test_a_row_for_each_mode(on_the_cpu, tmp_path, dtype):
     assert (one.batch, one.mode) == (1, "eager")
     (read,) = rows.existing(tmp_path / "rows.csv", decoder_modes.Timed)
     assert read.decoder == "tiny"
+
+
+def test_kernels_of_layers_and_activations_are_compiled_ahead_in_each_dtype(monkeypatch):
+    filled = []
+    monkeypatch.setattr(decoder_modes.compile_ahead, "fill", lambda calls, cc, jobs: filled.extend(calls))
+    model, x = tiny()
+    convert(model)
+    models = {dtype: copy.deepcopy(model).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    decoder_modes.compile_all(models, x)
+    found = {(call.dtype, call.precision if hasattr(call, "precision") else call.activation) for call in filled}
+    names = {torch.float32: "ieee", torch.bfloat16: "bf16"}  # TF32 gains nothing for so few channels
+    assert found == {(dtype, name) for dtype in names for name in (names[dtype], "snake")}
 
 
 def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
@@ -70,7 +84,7 @@ def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
 
     monkeypatch.setattr(decoder_modes, "calls_of", wrong)
     with pytest.raises(bench.WrongResult, match="wrong on tiny eager tf32"):
-        list(decoder_modes.measure("tiny", torch.float32, [2], 0.5, ["eager"], 2))
+        list(decoder_modes.measure("tiny", [torch.float32], [2], 0.5, ["eager"], 2))
 
 
 def test_an_unknown_decoder_is_answered_with_the_names():

@@ -13,7 +13,7 @@ from numba_tconv.lab.cli import parser as cli
 from numba_tconv.lab.measure import bench, rows, timing, workloads
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.report import figures as plotting
-from numba_tconv.lab.studies import decoder_times, decoders
+from numba_tconv.lab.studies import decoder_modes, decoder_times, decoders
 from numba_tconv.runtime.device import H200
 from numba_tconv.torch_api import functional, module
 from tests.command_line import no_gpu, run
@@ -250,9 +250,10 @@ def test_what_is_compiled_ahead_is_what_is_called(monkeypatch, tmp_path):
 
 
 def test_the_default_file_is_beside_the_other_rows():
-    out = cli.parser().parse_args(["decoders"]).out
-    assert out == cli.DATA / decoder_times.FILE
-    assert out.parent != cli.DATA, "where all files have the columns of the workloads' rows"
+    for study in (decoder_times, decoder_modes):
+        _, _, out = decoder_run.sizes(cli.parser().parse_args(["decoders"]), study.FILE)
+        assert out == cli.DATA / study.FILE
+        assert out.parent != cli.DATA, "where all files have the columns of the workloads' rows"
 
 
 # --- table and figure -------------------------------------------------------------------------------------------------

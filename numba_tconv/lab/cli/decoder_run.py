@@ -1,14 +1,16 @@
-"""The command that times whole decoders."""
+"""The command that times whole decoders: their transposed convolutions, or the whole in several modes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from pathlib import Path
 
 import torch
 
 from numba_tconv.lab.measure import bench, rows
-from numba_tconv.lab.studies import decoder_times, decoders
+from numba_tconv.lab.studies import bigvgan, decoder_modes, decoder_times, decoders
 from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.runtime import cache
 from numba_tconv.runtime.device import current_device
@@ -18,33 +20,68 @@ from numba_tconv.torch_api.functional import default_precision
 
 from . import commands, named_calls
 
+BATCH = 4  # default
+
 
 def run_decoders(arguments) -> int:
+    if arguments.mode:
+        return run_modes(arguments)
     names = list(dict.fromkeys(arguments.decoders or decoders.DECODERS))
-    dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
+    dtypes, batches, out = sizes(arguments, decoder_times.FILE)
     with commands.mistakes():
         chosen = [decoders.get(name) for name in names]
         decoders.require_transformers()
     commands.require_gpu()
-    rows.check_writable(arguments.out, Timed)
-    compile_all(chosen, dtypes, arguments.batch, arguments.seconds)
+    rows.check_writable(out, Timed)
+    for batch in batches:
+        compile_all(chosen, dtypes, batch, arguments.seconds)
     wrong = False
-    for name in names:
-        for dtype in dtypes:
-            try:
-                row = decoder_times.measure(
-                    name, dtype, batch=arguments.batch, seconds=arguments.seconds, repeats=arguments.repeats
-                )
-            except bench.WrongResult as error:
-                wrong = True
-                print(f"numba_tconv: {error}", file=sys.stderr)
-                continue
-            finally:
-                torch.cuda.empty_cache()
-            rows.append(arguments.out, [row], Timed)
-            print(describe(row), flush=True)
-    print(f"rows added to {arguments.out}")
+    for name, dtype, batch in itertools.product(names, dtypes, batches):
+        try:
+            row = decoder_times.measure(name, dtype, batch=batch, seconds=arguments.seconds, repeats=arguments.repeats)
+        except bench.WrongResult as error:
+            wrong = True
+            print(f"numba_tconv: {error}", file=sys.stderr)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        rows.append(out, [row], Timed)
+        print(describe(row), flush=True)
+    print(f"rows added to {out}")
     return commands.FAILED if wrong else 0
+
+
+def run_modes(arguments) -> int:
+    """Time whole decoders in the given modes; after a failure the next decoder."""
+    names, modes = (list(dict.fromkeys(one)) for one in (arguments.decoders or decoder_modes.NAMES, arguments.mode))
+    dtypes, batches, out = sizes(arguments, decoder_modes.FILE)
+    with commands.mistakes():
+        if [decoders.get(name) for name in names if name not in bigvgan.SIZES]:
+            decoders.require_transformers()
+    commands.require_gpu()
+    rows.check_writable(out, decoder_modes.Timed)
+    failed = False
+    for name in names:
+        try:
+            for row in decoder_modes.measure(name, dtypes, batches, arguments.seconds, modes, arguments.repeats):
+                rows.append(out, [row], decoder_modes.Timed)
+                print(decoder_modes.describe(row), flush=True)
+        except (
+            bench.WrongResult,
+            RuntimeError,
+        ) as error:  # a decoder that cannot be captured, or that needs more memory
+            failed = True
+            print(f"numba_tconv: {name}: {error}", file=sys.stderr)
+        finally:
+            torch.cuda.empty_cache()
+    print(f"rows added to {out}")
+    return commands.FAILED if failed else 0
+
+
+def sizes(arguments, file: Path) -> tuple[list[torch.dtype], list[int], Path]:
+    """Dtypes, batches and the file to add to; ``file``: the default, in the data directory."""
+    dtypes = [bench.DTYPES[name] for name in dict.fromkeys(arguments.dtype or decoder_times.DTYPES)]
+    return dtypes, list(dict.fromkeys(arguments.batch or [BATCH])), arguments.out or arguments.data / file
 
 
 def compile_all(chosen: list[decoders.Decoder], dtypes: list[torch.dtype], batch: int, seconds: float) -> None:

@@ -18,7 +18,15 @@ from numba_tconv.lab.measure import bench, rows, search, sweep
 from numba_tconv.lab.measure.fuzz import run_fuzz
 from numba_tconv.lab.measure.fuzz_activations import run_fuzz_activations
 from numba_tconv.lab.measure.fuzz_steps import run_fuzz_steps
-from numba_tconv.lab.studies import decoder_times, decoders, kernelbench_rows, streaming, training
+from numba_tconv.lab.studies import (
+    bigvgan,
+    decoder_modes,
+    decoder_times,
+    decoders,
+    kernelbench_rows,
+    streaming,
+    training,
+)
 from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
@@ -265,13 +273,26 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
 
     one = command("decoders", decoder_run.run_decoders, "time whole decoders with torch's layers and with ours")
-    one.add_argument("decoders", nargs="*", metavar="NAME", help=f"{', '.join(decoders.DECODERS)} (all)")
+    one.add_argument(
+        "decoders",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(decoders.DECODERS)} (all); with --mode also {', '.join(bigvgan.SIZES)}",
+    )
+    one.add_argument(
+        "--mode",
+        action="append",
+        choices=decoder_modes.MODES,
+        help="time the whole decoder in this mode, its alias-free activations ours too; may be repeated",
+    )
     one.add_argument("--dtype", action="append", choices=TIMED_DTYPES,
                      help="may be repeated; float32 is computed in TF32 (float32 and bfloat16)")  # fmt: skip
-    one.add_argument("--batch", type=positive, default=4, metavar="N", help="number of inputs (4)")
+    one.add_argument("--batch", action="append", type=positive, metavar="N", help="inputs; may be repeated (4)")
     one.add_argument("--seconds", type=duration, default=4.0, metavar="S", help="seconds of sound in each input (4)")
     one.add_argument("--repeats", type=positive, default=20, help="timed calls of each side (20)")
-    one.add_argument("--out", type=Path, default=DECODERS, metavar="FILE", help=f"the file to add to ({DECODERS})")
+    one.add_argument("--out", type=Path, metavar="FILE",
+                     help=f"the file to add to ({DECODERS}; with --mode {DATA / decoder_modes.FILE})")  # fmt: skip
+    one.set_defaults(data=DATA)
 
     one = command("streaming", streaming_run.run_streaming, "time steps of decoders' layers against the form by hand")
     one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")

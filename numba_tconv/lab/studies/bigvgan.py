@@ -17,6 +17,7 @@ TAPS, RATIO = 12, 2
 class Sizes(NamedTuple):
     """A generator: mel bands, sampling rate in Hz, and its upsampling stages; the rest is the same for all."""
 
+    title: str
     bands: int
     sampling_rate: int
     rates: tuple[int, ...]
@@ -31,8 +32,8 @@ class Sizes(NamedTuple):
 
 
 SIZES = {
-    "bigvgan_v2_24khz": Sizes(100, 24_000, (4, 4, 2, 2, 2, 2), (8, 8, 4, 4, 4, 4)),
-    "bigvgan_v2_44khz": Sizes(128, 44_100, (8, 4, 2, 2, 2, 2), (16, 8, 4, 4, 4, 4)),
+    "bigvgan_v2_24khz": Sizes("BigVGAN v2, 24 kHz", 100, 24_000, (4, 4, 2, 2, 2, 2), (8, 8, 4, 4, 4, 4)),
+    "bigvgan_v2_44khz": Sizes("BigVGAN v2, 44.1 kHz", 128, 44_100, (8, 4, 2, 2, 2, 2), (16, 8, 4, 4, 4, 4)),
 }
 
 

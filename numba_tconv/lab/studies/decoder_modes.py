@@ -1,20 +1,17 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-    python -m numba_tconv.lab.studies.decoder_modes bigvgan --dtype float32 --batch 4 --mode eager graph
-
-Times are wall times of a call, until the GPU is idle, all modes and sides of a decoder in turns. Rows go to FILE.
+Times are wall times of a call until the GPU is idle, with both sides in turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
-import functools
 import itertools
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,18 +22,24 @@ from torch import nn
 
 from numba_tconv.lab.measure import bench, machine, rows
 from numba_tconv.lab.measure.timing import WARMUP_CALLS, wall_times
+from numba_tconv.lab.report import tables as table
+from numba_tconv.runtime import cache
+from numba_tconv.runtime.device import current_device
+from numba_tconv.runtime.kernel import target
+from numba_tconv.torch_api import compile_ahead
 from numba_tconv.torch_api.convert import convert
 from numba_tconv.torch_api.freeze import freeze
+from numba_tconv.torch_api.noted import computations
 from numba_tconv.torch_api.routed import routed
-from numba_tconv.torch_api.warm import warm
 
 from . import bigvgan, decoders
 from .decoder_times import DEVICE, error
 
-FILE = Path("plots", "data", "decoders", "modes.csv")
+FILE = Path("decoders", "modes.csv")  # in the data directory
 STARTED = time.perf_counter()
 MODES = "eager", "compile", "graph"
 NAMES = *decoders.DECODERS, *bigvgan.SIZES
+HEADER = ["decoder", "dtype", "batch", "mode", "torch, ms", "ours, ms", "speed-up", "error", "torch's error"]
 
 
 @dataclass(frozen=True)
@@ -113,52 +116,72 @@ def calls_of(model: nn.Module, x: torch.Tensor, mode: str, *, ours: bool) -> Cal
 
 
 def measure(
-    name: str, dtype: torch.dtype, batches: list[int], seconds: float, modes: list[str], repeats: int
+    name: str, dtypes: list[torch.dtype], batches: list[int], seconds: float, modes: list[str], repeats: int
 ) -> Iterator[Timed]:
-    """A row for each batch and mode.
+    """A row for each dtype, batch and mode.
 
     Raises ValueError for an unknown decoder and bench.WrongResult for a wrong waveform.
     """
     torch.manual_seed(0)
-    precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-    with torch.no_grad(), bench.torch_switches(dtype == torch.float32):
-        say(f"{name} {precision}: making it")
+    with torch.no_grad():
+        say(f"{name}: making and converting it")
         with torch.device(DEVICE):
-            theirs, x = make(name, max(batches), seconds)
-        theirs, x = theirs.to(dtype), _to(x, dtype)
-        say("float64 reference")
-        exact = decoders.decode(copy.deepcopy(theirs).double(), _to(x, torch.float64)).reshape(len(x), -1)
-        say("converting it")
-        converted = copy.deepcopy(theirs)
+            model, x = make(name, max(batches), seconds)
+        converted = copy.deepcopy(model)
         report = convert(converted)
-        say(f"compiling kernels for {report.replaced} layers and {report.activations} activations")
-        if x.is_cuda:
-            warm(functools.partial(decoders.decode, converted), x)
-        freeze(converted)
-        for batch, mode in itertools.product(batches, modes):
-            say(f"{batch} inputs, {mode}")
-            sides = [calls_of(one, x[:batch].clone(), mode, ours=one is converted) for one in (theirs, converted)]
-            exactly = exact[:batch].flatten()  # some decoders drop dimensions of size one
-            of_torch, of_ours = (error(side().to(exact.device).flatten(), exactly) for side in sides)
-            if not of_ours.within(of_torch, dtype, precision, terms=1):
-                raise bench.WrongResult(f"wrong on {name} {mode} {precision}: ours {of_ours}; torch's {of_torch}", [])
-            torch_ms, ms = wall_times(sides, repeats)
-            yield Timed(
-                time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                **asdict(machine.describe()),
-                decoder=name,
-                mode=mode,
-                dtype=str(dtype).removeprefix("torch."),
-                batch=batch,
-                seconds=seconds,
-                activations=report.activations,
-                ms_p50=ms,
-                torch_ms_p50=torch_ms,
-                relerr=of_ours.norm,
-                torch_relerr=of_torch.norm,
-            )
-            del sides
-            torch.compiler.reset()
+        models = {dtype: [copy.deepcopy(one).to(dtype) for one in (model, converted)] for dtype in dtypes}
+        del model, converted
+        if x.is_cuda and cache.directory():
+            say(f"compiling kernels for {report.replaced} layers and {report.activations} activations")
+            compile_all({dtype: ours for dtype, (_, ours) in models.items()}, x)
+        for dtype in dtypes:
+            precision = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+            theirs, ours = models.pop(dtype)
+            given = _to(x, dtype)
+            say(f"{precision}: float64 reference")
+            exact = decoders.decode(copy.deepcopy(theirs).double(), _to(given, torch.float64)).reshape(len(x), -1)
+            freeze(ours)
+            with bench.torch_switches(dtype == torch.float32):
+                for batch, mode in itertools.product(batches, modes):
+                    say(f"{precision}: {batch} inputs, {mode}")
+                    found = measure_mode([theirs, ours], given[:batch], mode, exact[:batch], repeats)
+                    (of_torch, of_ours), (torch_ms, ms) = found
+                    if not of_ours.within(of_torch, dtype, precision, terms=1):
+                        said = f"wrong on {name} {mode} {precision}: ours {of_ours}; torch's {of_torch}"
+                        raise bench.WrongResult(said, [])
+                    yield Timed(
+                        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                        **asdict(machine.describe()),
+                        decoder=name,
+                        mode=mode,
+                        dtype=str(dtype).removeprefix("torch."),
+                        batch=batch,
+                        seconds=seconds,
+                        activations=report.activations,
+                        ms_p50=ms,
+                        torch_ms_p50=torch_ms,
+                        relerr=of_ours.norm,
+                        torch_relerr=of_torch.norm,
+                    )
+                    torch.compiler.reset()
+
+
+def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: torch.Tensor, repeats: int) -> tuple:
+    """Errors and median wall ms of torch's model and of ours."""
+    theirs, ours = (calls_of(model, x.clone(), mode, ours=side) for side, model in enumerate(models))
+    exact = exact.flatten()  # some decoders drop dimensions of size one
+    errors = [error(side().to(exact.device).flatten(), exact) for side in (theirs, ours)]
+    return errors, wall_times([theirs, ours], repeats)
+
+
+def compile_all(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> None:
+    """Compile the kernels that converted models of these dtypes launch, all at once."""
+    calls = []
+    for dtype, model in models.items():
+        decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
+        with bench.torch_switches(dtype == torch.float32):
+            calls += compile_ahead.calls_of(computations(decode, _to(x, dtype)), device := current_device())
+    compile_ahead.fill(calls, target(device.cc), os.cpu_count() or 1)
 
 
 def say(what: str) -> None:
@@ -170,29 +193,48 @@ def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("decoders", nargs="*", help=f"{', '.join(NAMES)} (all)")
-    parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each input (4)")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=FILE)
-    given = parser.parse_args()
-    rows.check_writable(given.out, Timed)
-    for name in given.decoders or NAMES:
-        for dtype in given.dtype:
-            for row in measure(name, getattr(torch, dtype), given.batch, given.seconds, given.mode, given.repeats):
-                rows.append(given.out, [row], Timed)
-                print(
-                    f"{name} {dtype} {row.batch} x {given.seconds:g} s, {row.mode}: {row.ms_p50:.4g} ms"
-                    f" (torch {row.torch_ms_p50:.4g}), {row.activations} activations,"
-                    f" error {row.relerr:.2e} (torch {row.torch_relerr:.2e})",
-                    flush=True,
-                )
-            torch.cuda.empty_cache()
+def describe(row: Timed) -> str:
+    return (
+        f"{row.decoder} {row.dtype}, {row.batch} x {row.seconds:g} s, {row.mode}: {row.ms_p50:.4g} ms"
+        f" (torch {row.torch_ms_p50:.4g}), error {row.relerr:.2e} (torch {row.torch_relerr:.2e})"
+    )
 
 
-if __name__ == "__main__":
-    main()
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def render(timed: Iterable[Timed]) -> str:
+    """The newest row of each decoder, dtype, batch and mode, a table for each GPU; empty without rows."""
+    newest = rows.newest(timed, lambda row: (row.gpu, row.decoder, row.dtype, row.batch, row.seconds, row.mode))
+    by_gpu: dict[tuple, list[Timed]] = {}
+    for row in sorted(newest.values(), key=_order):
+        by_gpu.setdefault((row.gpu, row.seconds), []).append(row)
+    parts = []
+    for (_, seconds), some in by_gpu.items():
+        parts.append(f"Wall times of a call, inputs of {seconds:g} s, milliseconds (median), {table.where(some)}.")
+        parts.append(table.markdown(HEADER, map(_cells, some), texts=2))
+    return "\n\n".join(parts)
+
+
+def title(name: str) -> str:
+    """The decoder's title; a name that is no longer there is its own."""
+    named = decoders.DECODERS.get(name) or bigvgan.SIZES.get(name)
+    return named.title if named else name
+
+
+def _order(row: Timed) -> tuple:
+    known = [*NAMES, row.decoder].index(row.decoder)
+    return row.gpu, row.seconds, known, row.decoder, row.dtype != "float32", row.dtype, row.batch, MODES.index(row.mode)
+
+
+def _cells(row: Timed) -> list[str]:
+    times = f"{row.torch_ms_p50:.3g}", f"{row.ms_p50:.3g}", f"{row.torch_ms_p50 / row.ms_p50:.2f}x"
+    return [
+        title(row.decoder),
+        row.dtype,
+        str(row.batch),
+        row.mode,
+        *times,
+        f"{row.relerr:.1e}",
+        f"{row.torch_relerr:.1e}",
+    ]
