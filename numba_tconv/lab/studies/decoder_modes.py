@@ -83,6 +83,7 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
         if hasattr(model, "process_mel_spectrogram"):
             x.copy_(model.process_mel_spectrogram(x))
             patches.enter_context(mock.patch.object(model, "process_mel_spectrogram", lambda given: given))
+        torch.cuda.synchronize()  # x is written by the current stream
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(WARMUP_CALLS):
                 call()
