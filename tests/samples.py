@@ -3,6 +3,8 @@
 from numba_tconv.lab.measure import workloads
 from numba_tconv.lab.measure.rows import Row
 from numba_tconv.lab.report import readme
+from numba_tconv.lab.studies.activations import Timed as Activated
+from numba_tconv.lab.studies.decoder_modes import Timed as InMode
 from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.lab.studies.kernelbench_rows import Result
 from numba_tconv.lab.studies.streaming import Timed as Stepped
@@ -87,6 +89,20 @@ def timed(decoder="dac", dtype="float32", **values):
         torch_relerr=2e-4,
     )
     return Timed(**WHERE | made | values)
+
+
+def in_mode(decoder="dac", mode="eager", **values):
+    """A decoder that is four times as fast as torch's."""
+    sizes = dict(decoder=decoder, mode=mode, dtype="float32", batch=4, seconds=4.0, activations=0)
+    made = dict(ms_p50=10.0, torch_ms_p50=40.0, relerr=3e-4, torch_relerr=2e-4)
+    return InMode(**WHERE | sizes | made | values)
+
+
+def activated(direction="forward", **values):
+    """An activation that is five times as fast as torch's."""
+    sizes = dict(batch=4, channels=24, length=96_000, dtype="float32", direction=direction)
+    made = dict(ms_p50=0.1, torch_ms_p50=0.5, relerr=1e-7, torch_relerr=2e-7)
+    return Activated(**WHERE | sizes | made | values)
 
 
 def stepped(layer="mimi_1", **values):

@@ -11,10 +11,10 @@ from numba_tconv.lab.measure import rows, workloads
 from numba_tconv.lab.report import claim, ladder, readme, summary
 from numba_tconv.lab.report import figures as plotting
 from numba_tconv.lab.report import tables as table
-from numba_tconv.lab.studies import decoder_times, kernelbench_rows, streaming
+from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
 from numba_tconv.selection.registry import RUNGS
 
-from .samples import EMPTY_README, result, row, stepped, sweep, timed
+from .samples import EMPTY_README, activated, in_mode, result, row, stepped, sweep, timed
 from .samples import ladder as of_ladder
 
 ROOT = Path(__file__).parent.parent
@@ -42,12 +42,15 @@ def test_every_section_stands_on_one_page(recorded_tables):
 
 
 def test_tables_are_of_the_rows_of_their_files(tmp_path):
-    empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([]), "figures": "", "streaming": ""}
+    empty = dict.fromkeys(NAMES, table.EMPTY) | {"ladder": ladder.render([])}
+    empty |= dict.fromkeys(("figures", "modes", "activations", "streaming"), "")
     assert readme.tables(tmp_path) == empty
     measured = [*of_ladder(), row(rung="auto", precision="tf32")]
     rows.append(tmp_path / "some.csv", measured)
     rows.append(tmp_path / kernelbench_rows.FILE, [result()], kernelbench_rows.Result)
     rows.append(tmp_path / decoder_times.FILE, [timed()], decoder_times.Timed)
+    rows.append(tmp_path / decoder_modes.FILE, [in_mode()], decoder_modes.Timed)
+    rows.append(tmp_path / activations.FILE, [activated()], activations.Timed)
     steps = [stepped(), stepped(mode="eager", us_p50=50.0), stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")]
     rows.append(tmp_path / streaming.FILE, steps, streaming.Timed)
     assert readme.tables(tmp_path) == {
@@ -59,6 +62,8 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
         "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render([result()]),
         "decoders": decoder_times.render([timed()]),
+        "modes": decoder_modes.render([in_mode()]),
+        "activations": activations.render([activated()]),
         "streaming": streaming.render(steps),
     }
 

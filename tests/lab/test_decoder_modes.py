@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from numba_tconv import convert
+from numba_tconv.lab.cli import commands
 from numba_tconv.lab.measure import bench, rows
 from numba_tconv.lab.measure.machine import Machine
 from numba_tconv.lab.studies import bigvgan, decoder_modes, decoders
+from tests.command_line import run
+from tests.samples import in_mode
 
 TINY = bigvgan.Sizes("Tiny", 5, 120, (4, 3), (8, 7), channels=16)
 
@@ -90,6 +93,64 @@ def test_no_row_comes_of_a_wrong_waveform(on_the_cpu, monkeypatch):
 def test_an_unknown_decoder_is_answered_with_the_names():
     with pytest.raises(ValueError, match="no decoder is called 'dacs'"):
         decoder_modes.make("dacs", 1, 1.0)
+
+
+def lines(page):
+    rows = [line for line in page.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+
+
+def test_the_table_has_the_newest_row_of_each_mode_in_order():
+    older = in_mode(ms_p50=1.0, time="2020-01-01T00:00:00Z")
+    others = [in_mode("bigvgan_v2_24khz", batch=1), in_mode("gone"), in_mode("dac", dtype="bfloat16")]
+    page = decoder_modes.render([in_mode(mode="graph"), in_mode(), older, *others])
+    shown = ["40", "10", "4.00x", "3.0e-04", "2.0e-04"]
+    assert lines(page) == [
+        ["DAC, 44.1 kHz", "float32", "4", "eager", *shown],
+        ["DAC, 44.1 kHz", "float32", "4", "graph", *shown],
+        ["DAC, 44.1 kHz", "bfloat16", "4", "eager", *shown],
+        ["BigVGAN v2, 24 kHz", "float32", "1", "eager", *shown],
+        ["gone", "float32", "4", "eager", *shown],
+    ]
+    assert "inputs of 4 s" in page
+    assert page.count("NVIDIA H200") == 1
+    assert decoder_modes.render([in_mode(), in_mode(gpu="another")]).count("| DAC") == 2
+
+
+def test_the_command_records_what_it_can(capsys, monkeypatch, tmp_path):
+    seen, out = [], tmp_path / "rows.csv"
+
+    def measure(name, dtypes, batches, seconds, modes, repeats):
+        seen.append((name, dtypes, batches, seconds, modes, repeats))
+        yield in_mode(name)
+        if name == "vits":
+            raise RuntimeError("it cannot be captured")
+        yield in_mode(name, "graph")
+
+    monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(decoders, "require_transformers", lambda: None)
+    monkeypatch.setattr(decoder_modes, "measure", measure)
+    named = "vits", "bigvgan_v2_24khz", "--mode", "eager", "--mode", "graph", "--batch", 1, "--batch", 4, "--out", out
+    code, printed, err = run(capsys, "decoders", *named)
+    assert (code, err) == (commands.FAILED, "numba_tconv: vits: it cannot be captured\n")
+    given = [torch.float32, torch.bfloat16], [1, 4], 4.0, ["eager", "graph"], 20
+    assert seen == [("vits", *given), ("bigvgan_v2_24khz", *given)]
+    kept = [(one.decoder, one.mode) for one in rows.read(out, decoder_modes.Timed)]
+    assert kept == [("vits", "eager"), ("bigvgan_v2_24khz", "eager"), ("bigvgan_v2_24khz", "graph")]
+    assert "vits float32, 4 x 4 s, eager: 10 ms (torch 40)" in printed
+    seen.clear()
+    assert run(capsys, "decoders", "--mode", "graph", "--out", out)[0] == commands.FAILED
+    assert [name for name, *_ in seen] == list(decoder_modes.NAMES)
+
+
+def test_transformers_is_needed_by_its_decoders_alone(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(decoders.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(decoder_modes, "measure", lambda name, *_: [in_mode(name)])
+    out = "--mode", "eager", "--out", tmp_path / "rows.csv"
+    assert run(capsys, "decoders", "bigvgan_v2_24khz", *out)[0] == 0
+    code, _, err = run(capsys, "decoders", "bigvgan_v2_24khz", "dac", *out)
+    assert (code, err) == (commands.MISTAKE, f"numba_tconv: {decoders.MISSING}\n")
 
 
 @torch.no_grad()

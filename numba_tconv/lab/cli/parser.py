@@ -19,6 +19,7 @@ from numba_tconv.lab.measure.fuzz import run_fuzz
 from numba_tconv.lab.measure.fuzz_activations import run_fuzz_activations
 from numba_tconv.lab.measure.fuzz_steps import run_fuzz_steps
 from numba_tconv.lab.studies import (
+    activations,
     bigvgan,
     decoder_modes,
     decoder_times,
@@ -31,7 +32,7 @@ from numba_tconv.selection.directions import DIRECTIONS, FORWARD, STEP, rungs_of
 from numba_tconv.selection.gradient import GRADIENTS
 from numba_tconv.selection.registry import RUNGS
 
-from . import commands, compile_run, decoder_run, streaming_run, sweep_run
+from . import activation_run, commands, compile_run, decoder_run, streaming_run, sweep_run
 from .demo import run_demo
 
 # Problem's fields in words.
@@ -55,6 +56,7 @@ SEARCH = DATA / search.FILE
 KERNELBENCH = DATA / kernelbench_rows.FILE
 DECODERS = DATA / decoder_times.FILE
 TIMED_DTYPES = [dtype for dtype in bench.DTYPES if dtype != "float64"]
+ACTIVATIONS = DATA / activations.FILE
 STREAMING = DATA / streaming.FILE
 TRAINING = DATA / "training" / "decoder.csv"
 # A step has no rungs.
@@ -293,6 +295,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, metavar="FILE",
                      help=f"the file to add to ({DECODERS}; with --mode {DATA / decoder_modes.FILE})")  # fmt: skip
     one.set_defaults(data=DATA)
+
+    one = command("activations", activation_run.run_activations, "time BigVGAN's alias-free activations, and record it")
+    one.add_argument("--dtype", action="append", choices=activations.DTYPES, help="may be repeated (both)")
+    one.add_argument(
+        "--out", type=Path, default=ACTIVATIONS, metavar="FILE", help=f"the file to add to ({ACTIVATIONS})"
+    )
 
     one = command("streaming", streaming_run.run_streaming, "time steps of decoders' layers against the form by hand")
     one.add_argument("layers", nargs="*", metavar="NAME", help=f"{', '.join(streaming.LAYERS)} (all)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from numba_tconv.lab.measure import rows, search
 from numba_tconv.lab.measure.rows import RowsError
-from numba_tconv.lab.studies import decoder_modes, decoder_times, kernelbench_rows, streaming
+from numba_tconv.lab.studies import activations, decoder_modes, decoder_times, kernelbench_rows, streaming
 from numba_tconv.selection.directions import DIRECTIONS
 
 from . import claim, ladder, summary
@@ -15,7 +15,7 @@ from . import figures as plotting
 from . import tables as table
 
 FRONT = "claim", "ladder", "ten", "precision"  # in README.md
-RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "streaming"  # in plots/README.md
+RESULTS = "figures", "tables", "kernelbench", "decoders", "modes", "activations", "streaming"  # in plots/README.md
 # Figures by family, direction and arithmetic.
 PLACES = "throughput", "ladder", "roofline", "decoders", "errors", "intensity", "predicted"
 ARITHMETICS = "float32_tf32", "bfloat16", "float32_ieee"
@@ -37,6 +37,7 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),
         "modes": decoder_modes.render(rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)),
+        "activations": activations.render(rows.existing(data / activations.FILE, activations.Timed)),
         "streaming": streaming.render(rows.existing(data / streaming.FILE, streaming.Timed)),
     }
 

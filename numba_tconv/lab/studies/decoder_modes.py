@@ -212,7 +212,10 @@ def render(timed: Iterable[Timed]) -> str:
         by_gpu.setdefault((row.gpu, row.seconds), []).append(row)
     parts = []
     for (_, seconds), some in by_gpu.items():
-        parts.append(f"Wall times of a call, inputs of {seconds:g} s, milliseconds (median), {table.where(some)}.")
+        parts.append(
+            "**Whole decoders by mode**, transposed convolutions and alias-free activations torch's or ours, weights"
+            f" frozen: wall time of a call, inputs of {seconds:g} s, milliseconds (median), {table.where(some)}."
+        )
         parts.append(table.markdown(HEADER, map(_cells, some), texts=2))
     return "\n\n".join(parts)
 

@@ -1,0 +1,171 @@
+"""The alias-free activation timed at BigVGAN's sizes: one kernel against the published module's operators, in turns.
+
+Times are GPU times on a cold cache, of the forward pass or of a step: forward and the gradients of x, alpha and beta.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from numba_tconv.formula.alias_free import AliasFree
+from numba_tconv.lab.measure import bench, machine, rows
+from numba_tconv.lab.measure.accuracy import Error
+from numba_tconv.lab.measure.timing import Contestant, interleave, quantile
+from numba_tconv.lab.report import tables as table
+from numba_tconv.runtime import cache
+from numba_tconv.runtime.device import current_device
+from numba_tconv.runtime.kernel import target
+from numba_tconv.selection.directions import FORWARD, STEP
+from numba_tconv.torch_api import compile_ahead
+from numba_tconv.torch_api.convert import convert
+
+from . import bigvgan
+from .decoder_times import DEVICE, error
+
+FILE = Path("activations", "bigvgan.csv")  # in the data directory
+BATCH, SECONDS = 4, 4.0
+DTYPES, DIRECTIONS = ("float32", "bfloat16"), (FORWARD, STEP)
+HEADER = ["channels, length", "dtype", "direction", "torch, ms", "ours, ms", "speed-up", "error", "torch's error"]
+
+
+@dataclass(frozen=True)
+class Timed(machine.Measured):
+    """One activation of ``batch`` inputs: median ms, and relative norms against float64, in a step of x's gradient."""
+
+    batch: int
+    channels: int
+    length: int
+    dtype: str
+    direction: str
+    ms_p50: float
+    torch_ms_p50: float
+    relerr: float
+    torch_relerr: float
+
+
+def shapes(name: str = "bigvgan_v2_24khz") -> list[tuple[int, int]]:
+    """Channels and length after the first, a middle and the last stage of the model, for SECONDS of sound."""
+    sizes = bigvgan.SIZES[name]
+    length, found = round(SECONDS * sizes.sampling_rate / sizes.hop), []
+    for stage, rate in enumerate(sizes.rates, start=1):
+        length *= rate
+        found.append((sizes.channels >> stage, length))
+    return [found[0], found[len(found) // 2], found[-1]]
+
+
+def side(module: nn.Module, x: torch.Tensor, dy: torch.Tensor, direction: str) -> Contestant:
+    """Computes the output, or in a step the gradients of x, alpha and beta."""
+    module, x = module.to(x.dtype), x.clone()
+
+    def forward():
+        with torch.no_grad():
+            return module(x)
+
+    def step():
+        return torch.autograd.grad(module(x), [x, *module.parameters()], dy)
+
+    x.requires_grad_(direction == STEP)
+    return Contestant(forward if direction == FORWARD else step)
+
+
+def measure(
+    channels: int, length: int, dtype: torch.dtype, direction: str, *, batch: int = BATCH, repeats: int = 20
+) -> Timed:
+    """The row of one size, on torch's current GPU with its default switches. Raises bench.WrongResult."""
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        module = bigvgan.Activation(channels).to(dtype)
+        x, dy = (torch.randn(batch, channels, length).to(dtype) for _ in range(2))
+    ours = copy.deepcopy(module)
+    if not convert(ours).activations:
+        raise RuntimeError("the activation was not converted")
+    both = [side(one, x, dy, direction) for one in (ours, copy.deepcopy(module))]
+    exact = side(module.double(), x.double(), dy.double(), direction).call()
+    with bench.torch_switches(tf32=True):
+        interleave(both, repeats, 1.0, f"{channels} x {length} {dtype} {direction}")
+        found = [one.call() for one in both]
+    pairs = [errors(one, exact) for one in found]
+    for of_ours, of_torch in zip(*pairs, strict=True):
+        if not of_ours.within(of_torch, dtype, "ieee", terms=1):
+            said = f"wrong on {channels} x {length} {dtype} {direction}: ours {of_ours}; torch's {of_torch}"
+            raise bench.WrongResult(said, [])
+    return Timed(
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **asdict(machine.describe()),
+        batch=batch,
+        channels=channels,
+        length=length,
+        dtype=str(dtype).removeprefix("torch."),
+        direction=direction,
+        ms_p50=quantile(both[0].times(), 0.5),
+        torch_ms_p50=quantile(both[1].times(), 0.5),
+        relerr=pairs[0][0].norm,
+        torch_relerr=pairs[1][0].norm,
+    )
+
+
+def errors(found, exact) -> list[Error]:
+    """Of an output, or of the gradients of x, alpha and beta: of these two, a number a channel, by norm alone."""
+    if isinstance(found, torch.Tensor):
+        return [error(found, exact)]
+    of_x, *others = (error(*pair) for pair in zip(found, exact, strict=True))
+    return [of_x, *(Error(one.norm, one.norm) for one in others)]
+
+
+def cases(dtypes: list[str]) -> list[tuple]:
+    """Arguments of ``measure``: each size, dtype and direction."""
+    return [(*shape, bench.DTYPES[dtype], way) for shape in shapes() for dtype in dtypes for way in DIRECTIONS]
+
+
+def compile_all(dtypes: list[str]) -> None:
+    """Compile the kernels of ``cases`` at once."""
+    if not cache.directory():
+        return
+    same = bigvgan.TAPS, bigvgan.TAPS, bigvgan.RATIO, bigvgan.RATIO
+    calls = [
+        compile_ahead.ActivationCall(AliasFree(BATCH, *shape, *same), bench.DTYPES[dtype], "snake", True, False, True)
+        for shape in shapes()
+        for dtype in dtypes
+    ]
+    compile_ahead.fill(calls, target(current_device().cc), os.cpu_count() or 1)
+
+
+def describe(row: Timed) -> str:
+    return (
+        f"{row.batch} x {row.channels} x {row.length} {row.dtype} {row.direction}: {row.ms_p50:.4g} ms"
+        f" (torch {row.torch_ms_p50:.4g}), error {row.relerr:.2e} (torch {row.torch_relerr:.2e})"
+    )
+
+
+def render(timed: Iterable[Timed]) -> str:
+    """The newest row of each size, dtype and direction, a table for each GPU and batch; empty without rows."""
+    newest = rows.newest(
+        timed, lambda row: (row.gpu, row.batch, row.channels, row.length, row.dtype, row.direction)
+    ).values()
+    parts = []
+    for gpu, batch in sorted({(row.gpu, row.batch) for row in newest}):
+        some = sorted((row for row in newest if (row.gpu, row.batch) == (gpu, batch)), key=_order)
+        parts.append(
+            "**One alias-free activation** of BigVGAN: GPU time on a cold cache, milliseconds (median),"
+            f" {batch} inputs, {table.where(some)}. In a step the error is that of x's gradient."
+        )
+        parts.append(table.markdown(HEADER, map(_cells, some), texts=3))
+    return "\n\n".join(parts)
+
+
+def _order(row: Timed) -> tuple:
+    return -row.channels, row.length, row.dtype != "float32", row.dtype, row.direction != FORWARD
+
+
+def _cells(row: Timed) -> list[str]:
+    times = f"{row.torch_ms_p50:.3g}", f"{row.ms_p50:.3g}", f"{row.torch_ms_p50 / row.ms_p50:.1f}x"
+    size = f"{row.channels}, {row.length}"
+    return [size, row.dtype, row.direction, *times, f"{row.relerr:.1e}", f"{row.torch_relerr:.1e}"]
