@@ -26,6 +26,15 @@ LAYERS = {
     "channels of two parts": _layer((70, 3), 4, 2, bias=True),
 }
 
+# The same for steps on tensor cores, which take slots and weights in vectors.
+PRODUCTS = {
+    "K = 2s, four stages of a warp": _layer((56, 6), 4, 2, bias=True),
+    "K = 3s, two frames kept": _layer((24, 8), 6, 2, bias=True),
+    "K = s, nothing is kept": _layer((16, 4), 4, 4),
+    "groups": _layer((80, 24), 4, 2, groups=2, bias=True),
+    "rows that fill no product": _layer((16, 16), 10, 5, bias=True),
+}
+
 
 @dataclass
 class Stream:

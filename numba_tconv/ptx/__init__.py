@@ -50,7 +50,7 @@ from .copies import (
 from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
 from .maxima import larger_magnitude, redux_max
-from .memory import ld_shared_st_global_if, st_global_if, st_global_vector
+from .memory import ld_global_vector, ld_shared_st_global_if, st_global_if, st_global_vector
 from .mma import (
     mma,
     mma_f64,
@@ -109,6 +109,7 @@ __all__ = [
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
     "larger_magnitude",
+    "ld_global_vector",
     "ld_shared",
     "ld_shared_st_global_if",
     "ld_shared_u16",

@@ -1,4 +1,4 @@
-"""Predicated stores to global memory."""
+"""Predicated loads and stores of global memory."""
 
 from __future__ import annotations
 
@@ -66,3 +66,18 @@ def st_global_vector(typingctx, wanted, target, index, words):
         return context.get_dummy_value()
 
     return types.void(types.boolean, target, types.intp, types.UniTuple(types.int32, 4)), codegen
+
+
+@instruction(no_meaning)
+def ld_global_vector(typingctx, wanted, source, index):
+    """ld.global.v4.b32 under a predicate: four int32 from ``source[index:]``, a multiple of 16 bytes, else zeros."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $5, 0; "
+    text += "".join(f"mov.b32 ${z}, 0; " for z in range(4)) + "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
+
+    def codegen(context, builder, sig, args):
+        slot = builder.ptrtoint(item(context, builder, sig.args[1], args[1], args[2]), i64)
+        words = ir.LiteralStructType([i32] * 4)
+        values = asm(builder, words, [slot, builder.zext(args[0], i32)], text, "=&r,=&r,=&r,=&r,l,r,~{memory}")
+        return context.make_tuple(builder, sig.return_type, [builder.extract_value(values, z) for z in range(4)])
+
+    return types.UniTuple(types.int32, 4)(types.boolean, source, types.intp), codegen

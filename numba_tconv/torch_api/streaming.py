@@ -275,10 +275,10 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
         return Ready(shape, dtype, index, lambda *_: None)
     pinned = precision in PINNED
     is_short = p.length <= MOST_FRAMES and p.batch * p.length <= MOST_COLUMNS
-    able = tile.reason_against(p, dtype) is None and device.of(index).cc >= tile.MINIMUM_CC
-    if (pinned or is_short) and able:
-        of_x, of_weight, of_bias = (one and one.layout for one in (told[0], told[2], told[3]))
-        return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p))
+    if (pinned or is_short) and device.of(index).cc >= tile.MINIMUM_CC:
+        of_x, of_state, of_weight, of_bias = (one and one.layout for one in told[:4])
+        if config := plan.choose(of_x, of_state, of_weight, p, precision):
+            return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p, config))
     variant = "k2_polyphase" if pinned else ""
     if precision == "tf32":
         precision = TF32_ALLOWED  # a step that no tensor core computes is exact, whatever its length

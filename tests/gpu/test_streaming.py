@@ -8,8 +8,9 @@ import torch
 import numba_tconv
 from numba_tconv import streaming
 from numba_tconv.formula.problem import Problem
-from numba_tconv.kernels.streaming import tickets, tile
+from numba_tconv.kernels.streaming import depthwise, mma_tile, plan, tickets, tile
 from numba_tconv.lab.measure import fuzz_steps
+from numba_tconv.runtime.layout import Layout
 from tests.streams import LAYERS, chunked, stream
 
 from .common import arithmetic
@@ -68,6 +69,72 @@ def test_steps_are_the_whole_signal_in_every_precision(reason, chunks, dtype, pr
 
 def replace_operands(s, dtype):
     return replace(s, x=s.x.to(dtype), weight=s.weight.to(dtype), bias=None if s.bias is None else s.bias.to(dtype))
+
+
+# Reason, layer, slots and chunks of steps on tensor cores.
+PRODUCTS = {
+    "many slots": (Problem(1, 1024, 512, 16, 1, 8, bias=True), 64, (1, 1)),
+    "many slots, several frames": (Problem(1, 512, 256, 12, 1, 6, bias=True), 33, (1, 4, 3)),
+    "rows that fill no product": (Problem(1, 256, 128, 10, 1, 5, bias=True), 17, (1, 2)),
+    "several tiles of slots": (Problem(1, 128, 64, 8, 1, 4, bias=True), 150, (1, 1)),
+    "two frames kept": (Problem(1, 64, 48, 12, 1, 4, bias=True), 9, (1, 2, 5)),
+    "nothing kept": (Problem(1, 96, 40, 2, 1, 2), 21, (1, 3)),
+    "groups": (Problem(1, 192, 96, 8, 1, 4, groups=3, bias=True), 8, (1, 6)),
+    "one slot of many frames": (Problem(1, 128, 64, 8, 1, 4, bias=True), 1, (9, 32)),
+    "ragged output channels and stages": (Problem(1, 264, 50, 8, 1, 4, bias=True), 10, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("reason", PRODUCTS)
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "tf32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")], ids=str
+)
+def test_many_columns_are_computed_on_tensor_cores(reason, dtype, precision):
+    layer, slots, chunks = PRODUCTS[reason]
+    s = stream(layer, slots, sum(chunks), dtype, "cuda")
+    mask = torch.arange(slots, device="cuda") % 4 != 2
+    state, outputs = torch.randn(s.state().shape, device="cuda").to(dtype), []
+    before = state.clone()
+    for x in chunked(s.x.where(mask[:, None, None], torch.nan), chunks):
+        x, p = x.contiguous(), replace(layer, batch=slots, length=x.shape[2])
+        laid_out = (Layout.of(tensor) for tensor in (x, state, s.weight))
+        assert isinstance(plan.choose(*laid_out, p, precision), mma_tile.Config)
+        outputs.append(streaming.step(x, state, s.weight, s.bias, *s.parameters, mask, precision=precision))
+    y, all_frames = torch.cat(outputs, dim=2), torch.cat([before, s.x], dim=2)
+    whole = replace(s, x=all_frames)
+    exact = replace_operands(whole, torch.float64).offline()[mask][:, :, s.kept * layer.stride :]
+    torchs = whole.offline()[mask][:, :, s.kept * layer.stride :]
+    assert relative(y[mask], exact) <= 2 * relative(torchs, exact) + (5e-4 if precision == "tf32" else 0)
+    assert not y[~mask].any()
+    assert torch.equal(state[mask], all_frames[mask][:, :, sum(chunks) :])
+    assert torch.equal(state[~mask], before[~mask])
+
+
+def relative(y, exact) -> float:
+    return ((y.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("layout", ["an address that no vector has", "channels last", "weights transposed", "a slice"])
+def test_what_tensor_cores_do_not_take_is_computed_elsewhere(layout):
+    s = stream(ALL[USUAL], 16, 2, device="cuda")
+    expected, x, state = offline(s, "ieee", "k2_polyphase"), s.x, s.state()
+    if layout == "an address that no vector has":
+        x = x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+    elif layout == "channels last":
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    elif layout == "weights transposed":
+        s.weight = s.weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    else:
+        x = torch.cat([x, x], dim=2)[:, :, :2]
+    laid_out = (Layout.of(tensor) for tensor in (x, state, s.weight))
+    assert isinstance(plan.choose(*laid_out, replace(s.layer, batch=16, length=2), "tf32"), tile.Config)
+    assert torch.equal(streaming.step(x, state, s.weight, s.bias, *s.parameters, precision="tf32"), expected)
+
+
+def test_depthwise_steps_have_a_thread_a_channel():
+    s = stream(ALL["Mimi's upsampling"], 64, 2, device="cuda")
+    laid_out = (Layout.of(tensor) for tensor in (s.x, s.state(), s.weight))
+    assert isinstance(plan.choose(*laid_out, replace(s.layer, batch=64, length=2), "ieee"), depthwise.Config)
 
 
 @pytest.mark.parametrize("reason", ["Mimi's first layer", "Mimi's upsampling", "groups"])
@@ -205,8 +272,9 @@ def test_what_no_block_holds_is_passed_on():
     assert tile.reason_against(ALL[USUAL], torch.float32) is None
 
 
-def test_random_streams():
-    """Some of those of `python -m numba_tconv fuzz-steps`."""
+@pytest.mark.parametrize("first", range(0, 60, 3))
+def test_random_streams(first):
+    """Some of those of `python -m numba_tconv fuzz-steps`; a few a test, so that processes share the compilations."""
     with torch.no_grad():
-        for number in range(60):
+        for number in range(first, first + 3):
             fuzz_steps.draw(1, number).check()

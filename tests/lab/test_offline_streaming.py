@@ -1,5 +1,6 @@
-"""The kernel of steps as compiled: no spill, no local memory, one coalesced load a weight."""
+"""The kernels of steps as compiled: no spill, no local memory, tensor cores and vectors where they are the idea."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from numba_tconv.lab.machine_code import offline
 from numba_tconv.ptx import SIMULATOR
 from tests.thorough import thorough
 
-from .test_offline import AMPERE, BF16, F32, F64, HOPPER, check_memory
+from .test_offline import AMPERE, BF16, F16, F32, F64, HOPPER, check_memory
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -30,15 +31,46 @@ CASES = {
 }
 
 
+UPSAMPLE = 1024, 1024, 2, 2, 1  # nothing is kept
+# Sizes, slots, new frames, dtype and precision.
+PRODUCTS = {
+    "many slots": (DENSE, 64, 1, F32, "tf32"),
+    "many slots, bfloat16": (DENSE, 64, 1, BF16, "bf16"),
+    "many slots, several frames": (DENSE, 64, 4, F32, "tf32"),
+    "some slots, several frames, float16": (SMALL, 8, 3, F16, "fp16"),
+    "nothing kept": (UPSAMPLE, 64, 1, BF16, "bf16"),
+}
+
+
+def compiled(sizes, slots, frames, dtype, precision="ieee", cc=HOPPER):
+    in_channels, out_channels, kernel_size, stride, groups = sizes
+    problem = Problem(slots, in_channels, out_channels, kernel_size, frames, stride, groups=groups)
+    (only,) = plan.steps(problem, dtype, precision)
+    report = offline.report(only.kernel, cc, only.shared_bytes)
+    check_memory(report, 65_536 // (only.kernel.threads * only.kernel.min_blocks))
+    assert report.blocks_per_multiprocessor >= min(2, only.kernel.min_blocks)  # whatever shared memory they have
+    return report
+
+
 @pytest.mark.parametrize("reason", thorough(CASES, always=("one slot", "many slots")))
 def test_stays_in_its_registers(reason):
-    (in_channels, out_channels, kernel_size, stride, groups), slots, frames, dtype, cc = CASES[reason]
-    problem = Problem(slots, in_channels, out_channels, kernel_size, frames, stride, groups=groups)
-    (only,) = plan.steps(problem, dtype)
-    config = tile.choose(problem, dtype)
-    report = offline.report(only.kernel, cc, only.shared_bytes)
-    check_memory(report, 65_536 // (config.threads * config.min_blocks))
-    assert report.blocks_per_multiprocessor >= min(2, config.min_blocks)  # whatever shared memory they have
+    *sizes, cc = CASES[reason]
+    compiled(*sizes, cc=cc)
+
+
+@pytest.mark.parametrize("reason", thorough(PRODUCTS, always=("many slots, bfloat16",)))
+def test_many_columns_are_products_of_tensor_cores_with_copied_weights(reason):
+    report = compiled(*PRODUCTS[reason])
+    assert "mma.sync" in report.ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+\], 16", report.ptx)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_depthwise_step_has_no_shared_memory(frames):
+    report = compiled(DEPTHWISE, 64, frames, F32)
+    assert report.name == "streaming_depthwise"
+    assert not report.shared_bytes
+    assert report.registers <= 64
 
 
 def test_a_step_of_few_frames_shares_weights_between_slots():

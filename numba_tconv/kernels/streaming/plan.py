@@ -1,4 +1,4 @@
-"""From the layouts of a step's tensors to its launch."""
+"""From the layouts of a step's tensors to its kernel and its launch."""
 
 from __future__ import annotations
 
@@ -6,54 +6,128 @@ from collections.abc import Callable
 
 import torch
 
+from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.common.arguments import Bias, signal_like, weights_like
 from numba_tconv.kernels.rung import Step
-from numba_tconv.runtime.kernel import alike
+from numba_tconv.runtime import device
+from numba_tconv.runtime.kernel import Prepared, alike
 from numba_tconv.runtime.layout import Layout
 
-from . import tickets
-from .arguments import Mask, Stream
+from . import depthwise, mma_kernel, mma_tile, tickets, tile
+from .arguments import Columns, Mask, Stream
 from .kernel import make_kernel
-from .tile import Config, choose
+
+AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
 
 
-def steps(problem: Problem, dtype: torch.dtype) -> list[Step]:
-    """What a step of ``problem.length`` new frames in ``problem.batch`` slots launches."""
-    kernel = make_kernel(choose(problem, dtype))
+def choose(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str) -> AnyConfig | None:
+    """What computes a step of tensors laid out so; None if nothing does.
+
+    ``problem.length`` new frames in ``problem.batch`` slots. Products on tensor cores are for many columns, where
+    ``precision`` leaves the order of sums free.
+    """
+    p, dtype = problem, x.dtype
+    if depthwise.reason_against(p) is None:
+        return depthwise.choose(p, dtype)
+    if p.batch * p.length >= mma_tile.LEAST_COLUMNS and _reason_against_mma(x, state, weight, p, precision) is None:
+        return mma_tile.choose(p, dtype, device.of(x.index).shared_per_block)
+    return tile.choose(p, dtype) if tile.reason_against(p, dtype) is None else None
+
+
+def _reason_against_mma(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str) -> str | None:
+    p, vector = problem, mma_tile.VECTOR // x.dtype.itemsize
+    precision = "tf32" if precision == TF32_ALLOWED else precision
+    if reason := mma_tile.reason_against(p, x.dtype, precision, device.of(x.index).shared_per_block):
+        return reason
+    if any(one.offset % mma_tile.VECTOR for one in (x, state, weight)):
+        return "it takes tensors at multiples of 16 bytes"
+    adjacent = p.length, 1 if p.length > 1 else x.strides[2]
+    if x.strides[1:] != adjacent or (p.batch > 1 and x.strides[0] % vector):
+        return "it takes slots whose input channels are adjacent, at multiples of 16 bytes"
+    if weight.strides[1:] != (p.kernel_size, 1) or weight.strides[0] % vector:
+        return "it takes weights whose output channels and taps are adjacent, at multiples of 16 bytes"
+    return None
+
+
+def steps(problem: Problem, dtype: torch.dtype, precision: str = "ieee") -> list[Step]:
+    """What a step of contiguous tensors launches; ``problem`` as for ``choose``."""
+    p = problem
+    kept = p.taps.shift(p.kernel_size - 1)
+    shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, kept)
+    weight = p.in_channels, p.out_channels_per_group, p.kernel_size
+    config = choose(*(Layout.contiguous(shape, dtype, -1) for shape in (*shapes, weight)), p, precision)
+    kernel = kernel_of(config)
     return [Step("main", kernel, kernel.shared_bytes)]
 
 
-def prepare(
-    x: Layout, weight: Layout, bias: Layout | None, has_mask: bool, problem: Problem, config: Config | None = None
-) -> Callable[..., None]:
-    """A function (x, state, weight, bias, mask, y) that launches a step.
+def kernel_of(config: AnyConfig):
+    """The kernel of a configuration, made once."""
+    module = {mma_tile.Config: mma_kernel, depthwise.Config: depthwise}.get(type(config))
+    return module.make_kernel(config) if module else make_kernel(config)
 
-    ``problem``: as for ``steps``. state (N, C_in, F) and y (N, C_out, T*stride) are contiguous, bias (C_out,) too.
+
+def prepare(
+    x: Layout, weight: Layout, bias: Layout | None, has_mask: bool, problem: Problem, config: AnyConfig
+) -> Callable[..., None]:
+    """A function (x, state, weight, bias, mask, y) that launches a step by ``config``, which ``choose`` gave.
+
+    ``problem``: as for ``choose``. state (N, C_in, F) and y (N, C_out, T*stride) are contiguous, bias (C_out,) too.
     Nothing is checked.
     """
     p, dtype = problem, x.dtype
-    config = config or choose(p, dtype)
-    slot_tiles, frame_tiles = -(-p.batch // config.slots), -(-p.length // config.frames)
-    channel_tiles = -(-p.out_channels_per_group // config.channels)
-    group_tiles = -(-p.groups // config.group_count)
-    count = group_tiles * slot_tiles
-    readers = channel_tiles * frame_tiles
-    launch = make_kernel(config).prepare(
-        group_tiles * channel_tiles * slot_tiles * frame_tiles,
+    prepared = {mma_tile.Config: _mma, depthwise.Config: _depthwise}.get(type(config), _by_columns)
+    tensors = (
         signal_like(x),
         alike((p.batch, p.in_channels, config.kept), dtype),
         weights_like(weight),
         Bias(alike((p.out_channels,), dtype), bias is not None),
         Mask(alike((p.batch,), torch.bool), has_mask),
         alike((p.batch, p.out_channels, p.length * p.stride), dtype),
+    )
+    launch, count = prepared(p, config, tensors)
+
+    def run(x, state, weight, bias, mask, y):
+        operands = x, state, weight, weight if bias is None else bias, y if mask is None else mask, y
+        if count is None:
+            launch(*operands)
+        else:
+            launch(*operands, tickets.take(count, y.get_device()) if count else y)
+
+    return run
+
+
+# The launch, and how many tickets it takes: None for a kernel without.
+
+
+def _by_columns(p: Problem, config: tile.Config, tensors: tuple) -> tuple[Prepared, int]:
+    slot_tiles, frame_tiles = -(-p.batch // config.slots), -(-p.length // config.frames)
+    channel_tiles = -(-p.out_channels_per_group // config.channels)
+    group_tiles = -(-p.groups // config.group_count)
+    count, readers = group_tiles * slot_tiles, channel_tiles * frame_tiles
+    launch = make_kernel(config).prepare(
+        group_tiles * channel_tiles * slot_tiles * frame_tiles,
+        *tensors,
         alike((count,), torch.int32),
         Stream(p.batch, p.length, p.groups, slot_tiles, frame_tiles, readers),
     )
-    needs_tickets = config.kept > 0 and readers > 1
+    return launch, count if config.kept and readers > 1 else 0
 
-    def run(x, state, weight, bias, mask, y):
-        counters = tickets.take(count, y.get_device()) if needs_tickets else y
-        launch(x, state, weight, weight if bias is None else bias, y if mask is None else mask, y, counters)
 
-    return run
+def _mma(p: Problem, config: mma_tile.Config, tensors: tuple) -> tuple[Prepared, int]:
+    groups, row_tiles, slot_tiles = mma_tile.blocks_of(p, config)
+    count = groups * slot_tiles * -(-p.in_channels_per_group // config.stage_channels)
+    sizes = p.batch, p.length, groups, p.in_channels_per_group, p.out_channels_per_group
+    launch = mma_kernel.make_kernel(config).prepare(
+        groups * row_tiles * slot_tiles,
+        *tensors,
+        alike((count,), torch.int32),
+        Columns(*sizes, mma_tile.slots_of(config, p.length), slot_tiles, row_tiles),
+        early=True,
+    )
+    return launch, count if config.kept and row_tiles > 1 else 0
+
+
+def _depthwise(p: Problem, config: depthwise.Config, tensors: tuple) -> tuple[Prepared, None]:
+    grid = -(-p.in_channels // config.threads), p.batch, 1
+    return depthwise.make_kernel(config).prepare(grid, *tensors, p.in_channels, p.length, early=True), None

@@ -1,0 +1,123 @@
+"""The kernel of a step of depthwise layers: a thread has a slot and a channel, with its state.
+
+    state, x, w --loads that do not wait for each other--> registers --> y, new state
+
+A channel's outputs and new state need no other thread, so there is neither shared memory nor a barrier. Sums are those
+of k2_polyphase, in its order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from numba import cuda, int64, types, uint8, uint64
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
+from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, flat
+
+from .arguments import Mask
+from .kernel import is_live
+
+MOST_FRAMES, MOST_TAPS, MOST_KEPT = 4, 32, 4
+MOST_SLOTS = 65_535  # of a grid's second axis
+
+
+@dataclass(frozen=True)
+class Config:
+    """A thread computes up to ``frames`` new frames."""
+
+    dtype: torch.dtype
+    taps: Taps
+    frames: int
+    threads: int = 64
+
+    @property
+    def kept(self) -> int:
+        """Frames of the state: those before its own that an output reads."""
+        return self.taps.shift(self.taps.kernel_size - 1)
+
+
+def reason_against(problem: Problem) -> str | None:
+    """Why no thread computes a channel's step; None if one does."""
+    p = problem
+    if p.in_channels_per_group != 1 or p.out_channels_per_group != 1:
+        return "it takes one channel a group"
+    if p.length > MOST_FRAMES or p.kernel_size > MOST_TAPS or p.taps.shift(p.kernel_size - 1) > MOST_KEPT:
+        return f"it takes up to {MOST_FRAMES} new frames, {MOST_TAPS} taps and {MOST_KEPT} frames kept"
+    if p.length * p.stride > MOST_TAPS * 2:
+        return f"it computes up to {MOST_TAPS * 2} outputs"
+    if p.batch > MOST_SLOTS:
+        return f"it takes up to {MOST_SLOTS} slots"
+    return None
+
+
+def choose(problem: Problem, dtype: torch.dtype) -> Config:
+    return Config(dtype, problem.taps, 1 << (problem.length - 1).bit_length())
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, taps, threads, kept, frames = (
+        ELEMENTS[config.dtype],
+        config.taps,
+        config.threads,
+        config.kept,
+        config.frames,
+    )
+    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
+    kernel_size, stride, dilation = taps.kernel_size, taps.stride, taps.dilation
+    window, outputs = kept + frames, frames * stride
+
+    def streaming_depthwise(x, state, w, bias, mask, y, channels, new):
+        weights = cuda.local.array(kernel_size, dtype=storage)
+        old = cuda.local.array(window, dtype=storage)
+        totals = cuda.local.array(outputs, dtype=accumulator)
+        c, n = int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x, int64(cuda.blockIdx.y)
+        griddepcontrol_launch_dependents()
+        griddepcontrol_wait()
+        if c >= channels:
+            return
+        row = (n * channels + c) * kept
+        of_x, of_w = n * x.stride_n + c * x.stride_c, c * w.stride_i
+        for k in range(kernel_size):
+            weights[k] = w.data[uint64(of_w + k * w.stride_k)]
+        for f in range(kept):
+            old[f] = state[uint64(row + f)]
+        for t in range(frames):
+            old[kept + t] = storage(0)
+            if t < new:
+                old[kept + t] = x.data[uint64(of_x + t * x.stride_l)]
+        first = load(bias.data[uint64(c)]) if bias.exists else accumulator(0)
+        advances = is_live(mask, n)
+        for o in range(outputs):
+            totals[o] = first
+        for k in range(kernel_size):
+            phase, shift = k * dilation % stride, k * dilation // stride
+            for t in range(frames):
+                part = accumulator(0)
+                part += load(weights[k]) * load(old[kept + t - shift])
+                totals[t * stride + phase] += part
+        to = (n * channels + c) * new * stride
+        for t in range(frames):
+            if t < new:
+                for o in range(stride):
+                    y[uint64(to + t * stride + o)] = store(totals[t * stride + o] if advances else accumulator(0))
+        if advances:
+            for f in range(kept):
+                last = old[f + 1]
+                for t in range(2, frames + 1):
+                    last = old[f + t] if t <= new else last
+                state[uint64(row + f)] = last
+
+    data = flat(storage)
+    signature = (
+        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
+        *(arguments(Mask, data=flat(uint8)), data, types.int64, types.int64),
+    )
+    return Kernel("streaming_depthwise", streaming_depthwise, signature, threads, key=repr(config))

@@ -1,0 +1,410 @@
+"""The kernel of a step on tensor cores: outputs of many slots are a matrix product with the weights as they lie.
+
+    w, state, x --cp.async--> ring of stages (shared) --fragments--> registers --mma.sync--> sums --shared--> y
+                              frames of a stage, once the last block has read them --> new state
+
+A row is an output channel and a phase r, a column a slot's new frame t. A stage holds some input channels: all taps of
+the rows, and the frames kept and new. Tap r + q*stride multiplies the frames q before the columns' own, for each q. The
+warps share the input channels of a stage, so each weight is read once by one warp; their sums are added at the end, in
+one order.
+
+Frames of a stage lie by time, then by slot, so the frames of the columns are adjacent rows for every q, and so are
+those of the new state. Blocks that read the same frames draw a ticket each stage; the last one has the new state in
+shared memory and writes it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import cuda, float32, int32, int64, types, uint8, uint32, uint64
+
+from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, arguments
+from numba_tconv.kernels.common.tensor_core.split_operand import put_tf32
+from numba_tconv.ptx import (
+    cp_async_commit,
+    cp_async_to,
+    cp_async_wait,
+    device_function,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ld_global_vector,
+    ld_shared,
+    ld_shared_u16,
+    mma,
+    prmt,
+    shared_address,
+    st_global_vector,
+    st_shared_b32,
+    st_shared_u16,
+)
+from numba_tconv.runtime.elements import ELEMENTS
+from numba_tconv.runtime.kernel import Kernel, flat
+
+from .arguments import Columns, Mask, Place
+from .kernel import is_live
+from .mma_tile import COLUMNS, KINDS, ROWS, VECTOR, Config
+
+LOW_HALVES = 0x5410  # prmt's selector
+copy, load_word, load_number, load_words = (
+    cp_async_to(VECTOR),
+    ld_shared(1, int32),
+    ld_shared(1, float32),
+    ld_shared(4, int32),
+)
+
+
+def make_load_weights(config: Config):
+    """A device function ``load(stage, w, first, channel, channels, outs)``: copies of a stage's weights begin.
+
+    ``first``: of the block's first output channel; ``channel``: the stage's first input channel; ``outs``: output
+    channels that exist. The rest is zeros.
+    """
+    threads, itemsize, pitch, stage_channels = (
+        config.threads,
+        config.itemsize,
+        config.weight_pitch,
+        config.stage_channels,
+    )
+    pieces, tap_bytes, elements = config.weight_row // VECTOR, config.kernel_size * config.itemsize, VECTOR // itemsize
+    total = stage_channels * pieces
+
+    @device_function
+    def load(stage, w, first, channel, channels, outs):
+        row_bytes = int32(outs * tap_bytes)
+        for z in range(-(-total // threads)):
+            e = int32(cuda.threadIdx.x + z * threads)
+            c, piece = divmod(uint32(e), uint32(pieces))
+            c, piece = int32(c), int32(piece)
+            if total % threads == 0 or e < total:
+                used = min(int32(VECTOR), int32(row_bytes - piece * VECTOR))
+                if channel + c >= channels or used < 0:
+                    used = int32(0)
+                at = first + int64(channel + c) * w.stride_i + piece * elements if used else first
+                copy(int32(stage + c * pitch + piece * VECTOR), w.data, uint64(at), used)
+
+    return load
+
+
+def make_load_frames(config: Config):
+    """Device functions that bring a stage's frames into shared memory, raw; ``stage`` is the address of its frames.
+
+    ``begin(values, stage, x, state, place, channel, sizes)`` starts to load them, ``end(values, stage, sizes)`` stores
+    what was loaded into registers. With ``straight`` frames all are copied without registers.
+    """
+    threads, pitch, kept = config.threads, config.frame_pitch, config.kept
+    columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
+    pieces = stage_channels // vector
+    copies = (kept + 1) * columns * pieces
+    new, old = (-(-rows * pieces // threads) for rows in (columns, columns * kept))
+    put = _make_put(config)
+
+    @device_function
+    def begin_straight(values, stage, x, state, place, channel, sizes):
+        for z in range(-(-copies // threads)):
+            e = int32(cuda.threadIdx.x + z * threads)
+            row, piece = divmod(uint32(e), uint32(pieces))
+            f, s = divmod(row, uint32(columns))
+            f, s, c = int32(f), int32(s), int32(channel + int32(piece) * vector)
+            if copies % threads == 0 or e < copies:
+                exists = place.first_slot + s < sizes.batch and c < sizes.in_per_group
+                used = int32(VECTOR) if exists else int32(0)
+                n = place.first_slot + s if exists else int64(0)
+                first = int64(place.first_in + c) if exists else int64(0)
+                to = int32(stage + int32(row) * pitch + int32(piece) * VECTOR)
+                if f < kept:
+                    copy(to, state, uint64(n * sizes.groups * sizes.in_per_group + first), used)
+                else:
+                    copy(to, x.data, uint64(n * x.stride_n + first), used)
+
+    @device_function
+    def end_straight(values, stage, sizes):
+        pass
+
+    @device_function
+    def load_rows(values, first_value, count, source, stride_n, frames, place, channel, sizes):
+        vectors = int32(frames * pieces)  # of a slot
+        for z in range(count):
+            s, v = divmod(uint32(cuda.threadIdx.x + z * threads), uint32(vectors))
+            n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
+            exists = s < sizes.slots and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
+            at = n * stride_n + place.first_in * int64(frames) + flat_at if exists else int64(0)
+            words = ld_global_vector(exists, source, uint64(at))
+            for q in range(4):
+                values[first_value + 4 * z + q] = words[q]
+
+    @device_function
+    def store_rows(values, first_value, count, stage, first_row, frames, sizes):
+        vectors = int32(frames * pieces)
+        for z in range(count):
+            s, v = divmod(uint32(cuda.threadIdx.x + z * threads), uint32(vectors))
+            if s < sizes.slots:
+                c, f = divmod(uint32(v * uint32(vector)), uint32(frames))
+                put(values, first_value + 4 * z, stage, int32(c), int32(f), int32(frames), int32(s), first_row, sizes)
+
+    @device_function
+    def begin(values, stage, x, state, place, channel, sizes):
+        if kept:
+            stride = sizes.groups * sizes.in_per_group * kept
+            load_rows(values, 0, old, state, stride, int32(kept), place, channel, sizes)
+        load_rows(values, 4 * old, new, x.data, x.stride_n, int32(sizes.frames), place, channel, sizes)
+
+    @device_function
+    def end(values, stage, sizes):
+        if kept:
+            store_rows(values, 0, old, stage, int32(0), int32(kept), sizes)
+        store_rows(values, 4 * old, new, stage, int32(kept), int32(sizes.frames), sizes)
+
+    words = 1 if config.straight else 4 * (old + new)
+    return (begin_straight, end_straight, words) if config.straight else (begin, end, words)
+
+
+def _make_put(config: Config):
+    """Store 16 bytes of a slot, whose frames are adjacent, to the rows of their frames."""
+    itemsize, pitch, halves = config.itemsize, config.frame_pitch, 4 // config.itemsize
+
+    @device_function
+    def put(values, at, stage, c, f, frames, s, first_row, sizes):
+        for z in range(4):
+            for h in range(halves):
+                row = int32((first_row + f) * int32(sizes.slots) + s)
+                to = int32(stage + row * pitch + c * itemsize)
+                if halves == 1:
+                    st_shared_b32(to, values[at + z])
+                else:
+                    st_shared_u16(to, int32(values[at + z] >> (16 * h)))
+                f = int32(f + 1)
+                if f == frames:
+                    f, c = int32(0), int32(c + 1)
+
+    return put
+
+
+def make_multiply(config: Config):
+    """A device function ``multiply(acc, rows, weights, frames, shift)``: adds a warp's products of a stage.
+
+    ``rows``: bytes from an input channel's weights to those of this lane's rows; ``weights``, ``frames``: addresses of
+    this lane's first input channel; ``shift``: bytes between two frames of a slot.
+    """
+    kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
+    row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
+    pitch, next_columns = config.weight_pitch, COLUMNS * config.frame_pitch
+    product = mma(KINDS[config.dtype])
+
+    @device_function
+    def load_weights(a, at, address):
+        if halves == 1:
+            put_tf32(a, at, load_number(address))
+        else:
+            a[at] = prmt(ld_shared_u16(address), ld_shared_u16(address + pitch), LOW_HALVES)
+
+    @device_function
+    def multiply(acc, rows, weights, frames, shift):
+        a = cuda.local.array(operands, dtype=int32)
+        b = cuda.local.array(2, dtype=int32)
+        q = int32(0)
+        frames += int32(kept * shift)
+        while q <= kept:
+            for i in range(row_blocks):
+                for h in range(2):
+                    for k in range(2):
+                        address = int32(weights + rows[2 * i + h] + k * 4 * halves * pitch)
+                        load_weights(a, 4 * i + 2 * k + h, address)
+            for j in range(column_blocks):
+                for k in range(2):
+                    address = int32(frames + j * next_columns + k * VECTOR)
+                    if halves == 1:
+                        put_tf32(b, k, load_number(address))
+                    else:
+                        b[k] = load_word(address)
+                for i in range(row_blocks):
+                    product(acc, (i * column_blocks + j) * 4, a, 4 * i, b[0], b[1])
+            weights = int32(weights + stride * itemsize)
+            frames = int32(frames - shift)
+            q = int32(q + 1)
+
+    return multiply
+
+
+def make_keep(config: Config):
+    """A device function ``keep(typed, at, stage, state, mask, place, channel, sizes)``.
+
+    It writes the new state of a stage's input channels from the frames in shared memory: at address ``stage``, and
+    from element ``at`` of ``typed`` on.
+    """
+    threads, itemsize, pitch, kept = config.threads, config.itemsize, config.frame_pitch, config.kept
+    vector, stage_channels = VECTOR // config.itemsize, config.stage_channels
+    pieces = stage_channels // vector
+
+    @device_function
+    def keep_vectors(typed, at, stage, state, mask, place, channel, sizes):
+        e, slots = int32(cuda.threadIdx.x), int32(sizes.slots)
+        first_row = int32(sizes.frames) * slots
+        while e < slots * pieces:
+            s, piece = divmod(uint32(e), uint32(pieces))
+            n, c = place.first_slot + int64(s), int32(channel + int32(piece) * vector)
+            wanted = n < sizes.batch and c < sizes.in_per_group
+            if wanted:
+                wanted = is_live(mask, n)
+            to = n * sizes.groups * sizes.in_per_group + place.first_in + c if wanted else int64(0)
+            words = load_words(int32(stage + (first_row + int32(s)) * pitch + int32(piece) * VECTOR))
+            st_global_vector(wanted, state, uint64(to), words)
+            e = int32(e + threads)
+
+    @device_function
+    def keep(typed, at, stage, state, mask, place, channel, sizes):
+        e, slots = int32(cuda.threadIdx.x), int32(sizes.slots)
+        while e < slots * (stage_channels * kept):
+            s, rest = divmod(uint32(e), uint32(stage_channels * kept))
+            c, f = divmod(rest, uint32(kept))
+            s, c, f = int32(s), int32(c), int32(f)
+            n = place.first_slot + s
+            if n < sizes.batch and channel + c < sizes.in_per_group and is_live(mask, n):
+                row = int32((int32(sizes.frames) + f) * slots + s)
+                to = (n * sizes.groups * sizes.in_per_group + place.first_in + channel + c) * kept + f
+                state[uint64(to)] = typed[uint32(at + row * (pitch // itemsize) + c)]
+            e = int32(e + threads)
+
+    return keep_vectors if kept == 1 else keep
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    element, threads, kept, itemsize = ELEMENTS[config.dtype], config.threads, config.kept, config.itemsize
+    load_element, store, storage = element.load, element.store, element.storage
+    kernel_size, stride, channels, columns = config.kernel_size, config.stride, config.channels, config.columns
+    warps, stages, depth, halves = config.warps, config.stages, config.depth, 4 // config.itemsize
+    stage_bytes, weights_bytes, stage_channels = config.stage_bytes, config.weights_bytes, config.stage_channels
+    row_blocks, column_blocks, rows_of_tile = config.row_blocks, config.column_blocks, config.rows
+    weight_pitch, frame_pitch, sum_pitch = config.weight_pitch, config.frame_pitch, config.sum_pitch
+    sums, lane_rows = 4 * row_blocks * column_blocks, 2 * row_blocks
+    apart, sums_at, ahead = config.apart, config.sums_at // 4, stages - 2  # a stage is kept for the new state
+    load_weights, (begin, end, words), multiply = (
+        make_load_weights(config),
+        make_load_frames(config),
+        make_multiply(config),
+    )
+    keep, await_stage = make_keep(config), cp_async_wait(ahead - 1)
+
+    def streaming_mma(x, state, w, bias, mask, y, tickets, sizes):
+        shared = cuda.shared.array(0, dtype=float32)
+        typed = cuda.shared.array(0, dtype=storage)
+        is_last = cuda.shared.array(2, dtype=int32)
+        acc = cuda.local.array(sums, dtype=float32)
+        rows = cuda.local.array(lane_rows, dtype=int32)
+        values = cuda.local.array(words, dtype=int32)
+        base = shared_address(shared, 0)
+        thread = int32(cuda.threadIdx.x)
+        lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
+
+        # Tiles of slots are neighbours in the grid, because they read the same weights.
+        tile, slot_tile = divmod(int64(cuda.blockIdx.x), sizes.slot_tiles)
+        group, row_tile = divmod(tile, sizes.row_tiles)
+        slots, frames, in_channels = int32(sizes.slots), int32(sizes.frames), int32(sizes.in_per_group)
+        first_out = int32(row_tile * channels)
+        outs = min(int32(channels), int32(sizes.out_per_group - first_out))
+        place = Place(slot_tile * slots, group * sizes.in_per_group)
+        w_first = place.first_in * w.stride_i + int64(first_out) * kernel_size
+        steps = int32((in_channels + stage_channels - 1) // stage_channels)
+        ticket = (group * sizes.slot_tiles + slot_tile) * steps
+        for z in range(sums):
+            acc[z] = float32(0)
+        for z in range(lane_rows):
+            row = int32(8 * z + (lane >> 2))
+            out, phase = divmod(uint32(row), uint32(stride))
+            rows[z] = int32((out * uint32(kernel_size) + phase) * uint32(itemsize)) if row < rows_of_tile else int32(0)
+        first_channel = int32(warp * depth + (lane & 3) * halves)
+        weights_at = int32(base + first_channel * weight_pitch)
+        frames_at = int32(base + weights_bytes + (lane >> 2) * frame_pitch + first_channel * itemsize)
+
+        griddepcontrol_launch_dependents()
+        griddepcontrol_wait()
+        if mask.exists:
+            n = place.first_slot + thread
+            advances = thread < slots and n < sizes.batch and is_live(mask, n)
+            if not cuda.syncthreads_or(int32(1) if advances else int32(0)):
+                steps = int32(0)
+
+        for s in range(ahead):
+            stage, channel = int32(base + s * stage_bytes), int32(s * stage_channels)
+            if s < steps:
+                load_weights(stage, w, w_first, channel, in_channels, outs)
+                begin(values, stage + weights_bytes, x, state, place, channel, sizes)
+                end(values, stage + weights_bytes, sizes)
+            cp_async_commit()
+        s, now = int32(0), int32(0)  # the stage multiplied, and its place
+        before, after = int32(0), int32(ahead * stage_bytes)  # places of the one before, and of the one loaded
+        while s < steps:
+            await_stage()
+            cuda.syncthreads()  # the stage has landed; all have left the one before the last
+            channel, loads = int32((s + ahead) * stage_channels), s + ahead < steps
+            if loads:
+                load_weights(base + after, w, w_first, channel, in_channels, outs)
+                begin(values, base + after + weights_bytes, x, state, place, channel, sizes)
+            cp_async_commit()
+            if kept:
+                if s > 0 and is_last[(s - 1) & 1]:
+                    at = int32((before + weights_bytes) // itemsize)
+                    channel = int32((s - 1) * stage_channels)
+                    keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
+                drawn = int32(sizes.row_tiles - 1)
+                if thread == 0 and sizes.row_tiles > 1:
+                    cuda.threadfence()
+                    drawn = int32(cuda.atomic.add(tickets, ticket + s, int32(1)))
+            multiply(acc, rows, weights_at + now, frames_at + now, int32(slots * frame_pitch))
+            if kept and thread == 0:
+                # The block whose ticket is the last knows that all have read the stage's frames, and leaves zero for
+                # the next launch.
+                is_last[s & 1] = int32(drawn == sizes.row_tiles - 1)
+                if drawn == sizes.row_tiles - 1 and sizes.row_tiles > 1:
+                    tickets[ticket + s] = int32(0)
+                    cuda.threadfence()
+            if loads:
+                end(values, base + after + weights_bytes, sizes)
+            before = now
+            now = int32(now + stage_bytes if now < (stages - 1) * stage_bytes else 0)
+            after = int32(after + stage_bytes if after < (stages - 1) * stage_bytes else 0)
+            s = int32(s + 1)
+
+        if not apart:
+            cuda.syncthreads()  # sums overwrite the ring
+            if kept and steps > 0:
+                if is_last[(steps - 1) & 1]:
+                    at, channel = int32((before + weights_bytes) // itemsize), int32((steps - 1) * stage_channels)
+                    keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
+            cuda.syncthreads()
+        for i in range(row_blocks):
+            for j in range(column_blocks):
+                for z in range(4):
+                    row = int32(ROWS * i + (lane >> 2) + 8 * (z >> 1))
+                    column = int32(warp * columns + COLUMNS * j + (lane & 3) * 2 + (z & 1))
+                    shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
+        cuda.syncthreads()
+        e = int32(thread)
+        while e < columns * rows_of_tile:
+            column, row = divmod(uint32(e), uint32(rows_of_tile))
+            out, phase = divmod(row, uint32(stride))
+            t, slot = divmod(column, uint32(slots))
+            n = place.first_slot + int64(slot)
+            if t < frames and n < sizes.batch and out < outs:
+                co = group * sizes.out_per_group + first_out + int64(out)
+                total = float32(0)
+                if is_live(mask, n):
+                    total = load_element(bias.data[uint64(co)]) if bias.exists else float32(0)
+                    at = uint32(sums_at + column * uint32(sum_pitch) + row)
+                    for z in range(warps):
+                        total += shared[at + uint32(z * columns * sum_pitch)]
+                to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
+                y[uint64(to)] = store(total)
+            e = int32(e + threads)
+        if apart and kept and steps > 0:
+            if is_last[(steps - 1) & 1]:
+                at, channel = int32((before + weights_bytes) // itemsize), int32((steps - 1) * stage_channels)
+                keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
+
+    data = flat(storage)
+    signature = (
+        *(arguments(Signal, data=data), data, arguments(Weights, data=data), arguments(Bias, data=data)),
+        *(arguments(Mask, data=flat(uint8)), data, flat(types.int32), arguments(Columns)),
+    )
+    return Kernel("streaming_mma", streaming_mma, signature, threads, config.shared_bytes, key=repr(config))

@@ -1,0 +1,201 @@
+"""Tiles of a step on tensor cores: ``Config`` fixes the machine code, ``choose`` picks it by the sizes of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from numba_tconv.formula.problem import Problem
+from numba_tconv.ptx.mma import DEPTH
+from numba_tconv.runtime.device import H200
+
+KINDS = {torch.float32: "tf32", torch.float16: "f16", torch.bfloat16: "bf16"}  # of mma.sync
+PRECISIONS = {torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+VECTOR = 16  # bytes of a copy
+ROWS, COLUMNS = 16, 8  # of a product
+MOST_COLUMNS = 64  # of a block
+MOST_PRODUCTS = 24  # of a warp and a step of its input channels: four registers each
+MOST_WARPS = 8
+LEAST_STAGES, MOST_STAGES = 3, 4
+STATIC_SHARED = 1024  # bytes kept free for a block's other shared memory
+LEAST_COLUMNS = 8  # of a step: fewer are computed one by one
+
+
+@dataclass(frozen=True)
+class Config:
+    """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
+
+    The warps share a stage's input channels. ``straight``: there is one new frame and at most one kept, so that frames
+    are copied as they lie. ``apart``: sums lie behind the ring of stages, not in it.
+    """
+
+    dtype: torch.dtype
+    kernel_size: int
+    stride: int
+    channels: int
+    columns: int
+    warps: int
+    stages: int
+    straight: bool
+    apart: bool
+
+    @property
+    def kept(self) -> int:
+        """Frames of the state: those before its own that an output reads."""
+        return self.kernel_size // self.stride - 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def depth(self) -> int:
+        """Input channels of a warp in a stage."""
+        return DEPTH[KINDS[self.dtype]]
+
+    @property
+    def stage_channels(self) -> int:
+        return self.warps * self.depth
+
+    @property
+    def rows(self) -> int:
+        """An output channel and a phase each."""
+        return self.channels * self.stride
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.rows // ROWS)
+
+    @property
+    def column_blocks(self) -> int:
+        return self.columns // COLUMNS
+
+    @property
+    def weight_row(self) -> int:
+        """Bytes of an input channel's weights."""
+        return self.channels * self.kernel_size * self.itemsize
+
+    @property
+    def weight_pitch(self) -> int:
+        """Bytes between input channels' weights, for few bank conflicts: a lane's channels are 4 apart, or 2."""
+        wanted = (32, 96) if self.itemsize == 4 else (16, 48, 80, 112)
+        return next(p for p in range(self.weight_row, self.weight_row + 129, VECTOR) if p % 128 in wanted)
+
+    @property
+    def frame_pitch(self) -> int:
+        """Bytes between frames, whose input channels are adjacent; free of bank conflicts."""
+        return self.stage_channels * self.itemsize + VECTOR
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.stage_channels * self.weight_pitch
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.weights_bytes + (self.kept + 1) * self.columns * self.frame_pitch
+
+    @property
+    def sum_pitch(self) -> int:
+        """Elements between columns of sums."""
+        return self.row_blocks * ROWS + 4
+
+    @property
+    def sums_bytes(self) -> int:
+        return self.warps * self.columns * self.sum_pitch * 4
+
+    @property
+    def sums_at(self) -> int:
+        return self.stages * self.stage_bytes if self.apart else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.stages * self.stage_bytes, self.sums_at + self.sums_bytes)
+
+
+def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: int) -> str | None:
+    """Why no tile computes steps of the layer of ``problem``; None if one does. ``limit``: as for ``choose``."""
+    p, vector = problem, VECTOR // dtype.itemsize
+    if PRECISIONS.get(dtype) != precision:
+        return f"it multiplies in {', '.join(PRECISIONS.values())}, not in {precision}"
+    if p.dilation != 1 or p.kernel_size % p.stride:
+        return "its taps are a multiple of the stride, without dilation"
+    if p.in_channels_per_group % vector:
+        return f"it takes a multiple of {vector} input channels a group"
+    if p.length > MOST_COLUMNS:
+        return f"it takes up to {MOST_COLUMNS} new frames"
+    if choose(p, dtype, limit) is None:
+        return f"no tile fits in {limit} bytes of shared memory"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, dtype: torch.dtype, limit: int = H200.shared_per_block) -> Config | None:
+    """The tile of a step; None if no block with ``limit`` bytes of shared memory computes it.
+
+    The least traffic of all multiprocessors, of which one without a block waits for the others.
+    """
+    p = problem
+    candidates = [
+        config
+        for channels in (1, 2, 4, 8, 16, 32)
+        for columns in (8, 16, 32, 64)
+        if (config := _config(p, dtype, channels, columns, limit))
+    ]
+    return min(candidates, key=lambda config: _traffic(p, config), default=None)
+
+
+def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, limit: int) -> Config | None:
+    p, straight = problem, problem.length == 1 and problem.kernel_size <= 2 * problem.stride
+    if columns < p.length or channels * p.kernel_size * dtype.itemsize % VECTOR:
+        return None
+    depth = DEPTH[KINDS[dtype]]
+    most = max(1, min(MOST_WARPS, -(-p.in_channels_per_group // depth)))
+    for warps in (most, -(-most // 2)):
+        steps = -(-p.in_channels_per_group // (warps * depth))
+        for stages in range(max(LEAST_STAGES, min(MOST_STAGES, steps + 1)), LEAST_STAGES - 1, -1):
+            for apart in (True, False):
+                config = Config(dtype, p.kernel_size, p.stride, channels, columns, warps, stages, straight, apart)
+                if config.row_blocks * config.column_blocks > MOST_PRODUCTS:
+                    return None
+                if config.shared_bytes <= limit - STATIC_SHARED:
+                    return config
+    return None
+
+
+def slots_of(config: Config, frames: int) -> int:
+    """Slots of a block's columns."""
+    return config.columns // frames
+
+
+def blocks_of(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Groups, tiles of output channels of a group, and tiles of slots."""
+    return (
+        problem.groups,
+        -(-problem.out_channels_per_group // config.channels),
+        -(-problem.batch // slots_of(config, problem.length)),
+    )
+
+
+def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
+    groups, row_tiles, slot_tiles = blocks_of(problem, config)
+    elements = config.channels * config.kernel_size + config.columns * (config.kept + 1)
+    blocks = groups * row_tiles * slot_tiles
+    return max(blocks, H200.multiprocessors) * elements, blocks
+
+
+def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
+    """Configurations with seams in tiny problems: between slots, output channels, stages, and with sums in the ring."""
+    usual = choose(problem, dtype)
+    least = VECTOR // math.gcd(VECTOR, problem.kernel_size * dtype.itemsize)
+    return [
+        usual,
+        replace(usual, channels=least, columns=COLUMNS, warps=1, stages=LEAST_STAGES),
+        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, stages=MOST_STAGES, apart=False),
+    ]
