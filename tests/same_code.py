@@ -19,15 +19,18 @@ import re
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.streaming import plan
 from numba_tconv.lab.machine_code import offline
 from numba_tconv.lab.measure.workloads import WORKLOADS
-from numba_tconv.runtime.device import A100, H200
+from numba_tconv.lab.studies.streaming import LAYERS
+from numba_tconv.runtime.device import A100, H200, Device
 from numba_tconv.runtime.kernel import Kernel, target
 from numba_tconv.torch_api.compile_ahead import Call
 
@@ -36,8 +39,8 @@ COMPILERS = ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc")
 DEVICES = {"sm_90a": H200, "sm_80": A100}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # the other precisions: float32
 
-# Every rung, gradient, store and second stage. A line: a rung, a precision, and the workloads, at batch 1 where the
-# name says so.
+# Every rung, gradient, store and second stage; steps of streams are below. A line: a rung, a precision, and the
+# workloads, at batch 1 where the name says so.
 CALLS = """
 k1_gather             ieee    kb64
 k1_gather             bf16    kb64
@@ -76,9 +79,29 @@ grad_bias             ieee    kb64
 ON_A100 = """
 k5_mma                tf32    hifigan_u3
 """
+# Steps of streams: a precision, and layers with slots and new frames.
+STEPS = """
+ieee    mimi_1@1x1 mimi_4@8x4 mimi_upsample@64x1
+tf32    mimi_1@64x1 mimi_4@8x4
+bf16    mimi_1@64x1 mimi_1@64x4 mimi_upsample@1x1
+"""
 
 
-def listed() -> list[tuple[str, str, Call]]:
+@dataclass(frozen=True)
+class StepCall:
+    """A step of contiguous tensors, as a Call."""
+
+    problem: Problem
+    dtype: torch.dtype
+    precision: str
+    rung: str = "streaming_step"
+    device: Device = H200
+
+    def kernels(self) -> list[Kernel]:
+        return [step.kernel for step in plan.steps(self.problem, self.dtype, self.precision)]
+
+
+def listed() -> list[tuple[str, str, Call | StepCall]]:
     """Every listed call: architecture, name, and the call."""
     found = []
     for arch, lines in (("sm_90a", CALLS), ("sm_80", ON_A100)):
@@ -91,10 +114,17 @@ def listed() -> list[tuple[str, str, Call]]:
                 call = Call(rung, problem, DTYPES.get(precision, torch.float32), precision, DEVICES[arch])
                 name = f"{rung} {precision} {workload}"
                 found.append((arch, name if arch == "sm_90a" else f"{name} {arch}", call))
+    for line in STEPS.split("\n")[1:-1]:
+        precision, *steps = line.split()
+        for step in steps:
+            layer, slots, frames = re.fullmatch(r"(\w+)@(\d+)x(\d+)", step).groups()
+            problem = replace(LAYERS[layer], batch=int(slots), length=int(frames))
+            call = StepCall(problem, DTYPES.get(precision, torch.float32), precision)
+            found.append(("sm_90a", f"{call.rung} {precision} {step}", call))
     return found
 
 
-def kernels() -> dict[str, tuple[Call, int]]:
+def kernels() -> dict[str, tuple[Call | StepCall, int]]:
     """A call and which of its kernels it is, by kernel name; the first call of each."""
     found, known = {}, set()
     for arch, name, call in listed():
@@ -160,7 +190,7 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
-def codes(call: Call, number: int, recorded: list[str] | None) -> list[str]:
+def codes(call: Call | StepCall, number: int, recorded: list[str] | None) -> list[str]:
     """Digests of PTX and SASS of one kernel; no SASS where the PTX is as recorded."""
     kernel: Kernel = call.kernels()[number]
     cc = target(call.device.cc)
@@ -184,7 +214,9 @@ def compilers() -> dict[str, str]:
     return found
 
 
-def compiled(wanted: dict[str, tuple[Call, int]], recorded: dict[str, list[str]], jobs: int) -> dict[str, list[str]]:
+def compiled(
+    wanted: dict[str, tuple[Call | StepCall, int]], recorded: dict[str, list[str]], jobs: int
+) -> dict[str, list[str]]:
     """Digests of these kernels, by one process for each processor."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:

@@ -99,8 +99,9 @@ def step(
 
     Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` without padding, all T frames together,
     within rounding. With CUDA tensors in "ieee" and "fp64" they are bit for bit those of its ``variant`` k2_polyphase,
-    whatever the chunks and the mask: both add products in one order. With another precision, None included, many frames
-    at once are computed by the kernels of ``conv_transpose1d``, whose order depends on their number.
+    whatever the chunks and the mask: both add products in one order. With another precision, None included, the order
+    depends on the number of slots and new frames: many columns are computed on tensor cores, and more than MOST_COLUMNS
+    or MOST_FRAMES by the kernels of ``conv_transpose1d``.
 
     A step is for inference: it is not differentiable. It can be captured in a CUDA graph (after one step of the same
     sizes) and compiled by torch.compile.

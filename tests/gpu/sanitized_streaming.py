@@ -90,4 +90,4 @@ def step_cases():
             yield Steps(reason, torch.float32, PRODUCT, config, masked=config == 1)
     for dtype in (torch.float16, torch.bfloat16):
         for config in range(3):
-            yield Steps("K = 2s, four stages of a warp", dtype, PRODUCT, config, masked=config == 0)
+            yield Steps("K = 2s, five stages of a warp", dtype, PRODUCT, config, masked=config == 0)

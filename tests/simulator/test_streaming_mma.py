@@ -4,11 +4,13 @@ Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
 import pytest
+import torch
 from numba.cuda.simulator import kernelapi
 
 from numba_tconv.kernels.streaming import mma_kernel
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.sanitized_streaming import PRODUCT, step_cases
+from tests.thorough import thorough
 
 from .warps import played
 
@@ -22,6 +24,10 @@ def warps(monkeypatch):
     mma_kernel.make_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("case", [case for case in step_cases() if case.kernel == PRODUCT], ids=str)
+CASES = [case for case in step_cases() if case.kernel == PRODUCT]
+USUAL = [case for case in CASES if case.config == 1 or case.dtype != torch.float32]
+
+
+@pytest.mark.parametrize("case", thorough(CASES, always=USUAL), ids=str)
 def test_what_the_sanitizer_plays(case):
     assert case.wrong("cpu") is None

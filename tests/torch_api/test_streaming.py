@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,10 @@ import torch
 import numba_tconv
 import reference.streaming
 from numba_tconv import streaming
+from numba_tconv.kernels.streaming import plan
 from numba_tconv.lab.measure import fuzz_steps
+from numba_tconv.lab.measure.bench import DTYPES
+from numba_tconv.runtime.layout import Layout
 from tests.streams import LAYERS, chunked, stream
 
 layers = pytest.mark.parametrize("reason", LAYERS)
@@ -209,6 +214,23 @@ def test_a_bad_batch_size(batch_size, error, message):
 def test_random_streams():
     for number in range(150):
         fuzz_steps.draw(7, number).check()
+
+
+def test_random_streams_on_a_gpu_reach_every_kernel(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    reached = Counter()
+    for number in range(60):
+        case = fuzz_steps.draw(1, number)
+        dtype = DTYPES[case.dtype]
+        shapes = (case.slots, case.layer.in_channels), (case.layer.in_channels, case.layer.out_channels_per_group)
+        for new in case.chunks:
+            p = replace(case.layer, batch=case.slots, length=new)
+            sizes = (*shapes[0], new), (*shapes[0], streaming.kept_frames(p)), (*shapes[1], p.kernel_size)
+            laid_out = (Layout.contiguous(size, dtype, -1) for size in sizes)
+            config = plan.choose(*laid_out, p, case.precision)
+            reached[config and plan.kernel_of(config).name] += 1
+    assert reached.keys() >= {"streaming_step", "streaming_mma", "streaming_depthwise"}
+    assert reached["streaming_mma"] >= 10
 
 
 def test_the_fuzzer_notices_a_lost_frame(monkeypatch):

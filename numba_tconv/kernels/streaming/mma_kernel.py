@@ -33,6 +33,7 @@ from numba_tconv.ptx import (
     ld_shared_u16,
     mma,
     prmt,
+    recomputed,
     shared_address,
     st_global_vector,
     st_shared_b32,
@@ -95,8 +96,7 @@ def make_load_frames(config: Config):
     threads, pitch, kept = config.threads, config.frame_pitch, config.kept
     columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
     pieces = stage_channels // vector
-    copies = (kept + 1) * columns * pieces
-    new, old = (-(-rows * pieces // threads) for rows in (columns, columns * kept))
+    copies, (old, new) = (kept + 1) * columns * pieces, config.vectors
     put = _make_put(config)
 
     @device_function
@@ -124,8 +124,9 @@ def make_load_frames(config: Config):
     @device_function
     def load_rows(values, first_value, count, source, stride_n, frames, place, channel, sizes):
         vectors = int32(frames * pieces)  # of a slot
+        thread = recomputed(int32(cuda.threadIdx.x))  # else every place stays in registers
         for z in range(count):
-            s, v = divmod(uint32(cuda.threadIdx.x + z * threads), uint32(vectors))
+            s, v = divmod(uint32(thread + z * threads), uint32(vectors))
             n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
             exists = s < sizes.slots and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
             at = n * stride_n + place.first_in * int64(frames) + flat_at if exists else int64(0)
@@ -135,9 +136,9 @@ def make_load_frames(config: Config):
 
     @device_function
     def store_rows(values, first_value, count, stage, first_row, frames, sizes):
-        vectors = int32(frames * pieces)
+        vectors, thread = int32(frames * pieces), recomputed(int32(cuda.threadIdx.x))
         for z in range(count):
-            s, v = divmod(uint32(cuda.threadIdx.x + z * threads), uint32(vectors))
+            s, v = divmod(uint32(thread + z * threads), uint32(vectors))
             if s < sizes.slots:
                 c, f = divmod(uint32(v * uint32(vector)), uint32(frames))
                 put(values, first_value + 4 * z, stage, int32(c), int32(f), int32(frames), int32(s), first_row, sizes)

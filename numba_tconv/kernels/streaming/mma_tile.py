@@ -18,6 +18,7 @@ VECTOR = 16  # bytes of a copy
 ROWS, COLUMNS = 16, 8  # of a product
 MOST_COLUMNS = 64  # of a block
 MOST_PRODUCTS = 24  # of a warp and a step of its input channels: four registers each
+MOST_LOADS = 12  # vectors of a thread under way: four registers each
 MOST_WARPS = 8
 LEAST_STAGES, MOST_STAGES = 3, 4
 STATIC_SHARED = 1024  # bytes kept free for a block's other shared memory
@@ -94,6 +95,12 @@ class Config:
         return self.stage_channels * self.itemsize + VECTOR
 
     @property
+    def vectors(self) -> tuple[int, int]:
+        """Vectors of a stage's frames that a thread loads unless they are straight: kept and new ones, at most."""
+        pieces = self.stage_channels * self.itemsize // VECTOR
+        return tuple(-(-rows * pieces // self.threads) for rows in (self.columns * self.kept, self.columns))
+
+    @property
     def weights_bytes(self) -> int:
         return self.stage_channels * self.weight_pitch
 
@@ -162,7 +169,8 @@ def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, l
         for stages in range(max(LEAST_STAGES, min(MOST_STAGES, steps + 1)), LEAST_STAGES - 1, -1):
             for apart in (True, False):
                 config = Config(dtype, p.kernel_size, p.stride, channels, columns, warps, stages, straight, apart)
-                if config.row_blocks * config.column_blocks > MOST_PRODUCTS:
+                loads = 0 if straight else sum(config.vectors)
+                if config.row_blocks * config.column_blocks > MOST_PRODUCTS or loads > MOST_LOADS:
                     return None
                 if config.shared_bytes <= limit - STATIC_SHARED:
                     return config
