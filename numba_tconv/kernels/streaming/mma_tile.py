@@ -20,7 +20,7 @@ MOST_COLUMNS = 64  # of a block
 MOST_PRODUCTS = 24  # of a warp and a step of its input channels: four registers each
 MOST_LOADS = 12  # vectors of a thread under way: four registers each
 MOST_WARPS = 8
-LEAST_STAGES, MOST_STAGES = 3, 4
+LEAST_STAGES, MOST_STAGES = 3, 6
 STATIC_SHARED = 1024  # bytes kept free for a block's other shared memory
 LEAST_COLUMNS = 8  # of a step: fewer are computed one by one
 
@@ -166,7 +166,7 @@ def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, l
     most = max(1, min(MOST_WARPS, -(-p.in_channels_per_group // depth)))
     for warps in (most, -(-most // 2)):
         steps = -(-p.in_channels_per_group // (warps * depth))
-        for stages in range(max(LEAST_STAGES, min(MOST_STAGES, steps + 1)), LEAST_STAGES - 1, -1):
+        for stages in range(max(LEAST_STAGES, min(MOST_STAGES, steps + 2)), LEAST_STAGES - 1, -1):
             for apart in (True, False):
                 config = Config(dtype, p.kernel_size, p.stride, channels, columns, warps, stages, straight, apart)
                 loads = 0 if straight else sum(config.vectors)
@@ -205,5 +205,5 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     return [
         usual,
         replace(usual, channels=least, columns=COLUMNS, warps=1, stages=LEAST_STAGES),
-        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, stages=MOST_STAGES, apart=False),
+        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, stages=4, apart=False),
     ]
