@@ -23,6 +23,7 @@ LAYERS = {
     "gcd(stride, dilation) = 2": _layer((2, 2), 4, 6, dilation=4, bias=True),
     "groups": _layer((4, 6), 4, 2, groups=2, bias=True),
     "depthwise": _layer((6, 6), 4, 2, groups=6, bias=True),
+    "depthwise with dilation": _layer((4, 4), 3, 2, groups=4, dilation=3, bias=True),
     "channels of two parts": _layer((70, 3), 4, 2, bias=True),
 }
 

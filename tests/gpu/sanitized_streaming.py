@@ -85,6 +85,7 @@ def step_cases():
         yield Steps(REASONS[0], dtype, COLUMNS, 0, masked=True)
     yield Steps("depthwise", torch.float32, DEPTHWISE, 0, masked=True)
     yield Steps("depthwise", torch.bfloat16, DEPTHWISE, 0, masked=False)
+    yield Steps("depthwise with dilation", torch.float64, DEPTHWISE, 0, masked=True)
     for reason in PRODUCTS:
         for config in range(3):
             yield Steps(reason, torch.float32, PRODUCT, config, masked=config == 1)

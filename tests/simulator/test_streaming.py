@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_tconv.kernels.streaming import plan, tickets, tile
+from numba_tconv.kernels.streaming import depthwise, plan, tickets, tile
 from numba_tconv.ptx import SIMULATOR
 from numba_tconv.runtime.layout import Layout
 from numba_tconv.selection.registry import RUNGS
@@ -27,11 +27,12 @@ def by_gather(x, weight, bias, *parameters):
 
 
 def step(x, state, s, mask=None, config=0):
-    """A step by the ``config``-th of the tiny configurations."""
+    """A step by ``config``, or by the tiny configuration of this number."""
     p = replace(s.layer, batch=x.shape[0], length=x.shape[2])
     y = torch.full((p.batch, p.out_channels, p.length * p.stride), torch.nan).to(x.dtype)
     laid_out = (None if t is None else Layout.of(t) for t in (x, s.weight, s.bias))
-    launch = plan.prepare(*laid_out, mask is not None, p, tile.tiny(p, x.dtype)[config])
+    config = tile.tiny(p, x.dtype)[config] if isinstance(config, int) else config
+    launch = plan.prepare(*laid_out, mask is not None, p, config)
     launch(x, state, s.weight, s.bias, mask, y)
     return y
 
@@ -44,6 +45,17 @@ def test_steps_are_the_whole_signal_bit_for_bit(reason, config):
     y = torch.cat([step(chunk, state, s, config=config) for chunk in chunked(s.x, (1, 3, 2))], dim=2)
     assert torch.equal(y, s.offline(by_gather))
     assert torch.equal(state, torch.cat([s.state(), s.x], dim=2)[:, :, 6:])
+
+
+@pytest.mark.parametrize("reason", ["depthwise", "depthwise with dilation"])
+def test_a_thread_a_channel_gives_the_same_bits(reason):
+    s = stream(LAYERS[reason], 3, 10)
+    state, outputs = s.state(), []
+    for x in chunked(s.x, (1, 4, 3, 2)):
+        p = replace(s.layer, batch=3, length=x.shape[2])
+        outputs.append(step(x, state, s, config=depthwise.choose(p, x.dtype)))
+    assert torch.equal(torch.cat(outputs, dim=2), s.offline(by_gather))
+    assert torch.equal(state, s.x[:, :, 10 - s.kept :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
