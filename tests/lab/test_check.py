@@ -73,6 +73,17 @@ def test_every_result_is_judged(outcomes):
         assert all(one.error is not None for one in found.values())
 
 
+def test_a_wrong_output_has_its_place(outcomes):
+    found = outcomes("ieee")
+    last = PROBLEM.batch - 1, PROBLEM.out_channels - 1, PROBLEM.out_length - 1
+    for name in ("zero", "nan", "unwritten"):
+        where = found["forward"][name].where
+        assert (where.n, where.channel, where.position) == last
+        assert where.wrong == 1
+    assert found["forward"]["right"].where is None
+    assert all(one.where is None for result in RESULTS[1:] for one in found[result].values())
+
+
 def test_what_cannot_be_done_is_said(outcomes):
     for found in outcomes("tf32").values():
         assert found["right"] == check.Outcome("right", None, True, "cannot do it: not in tf32")

@@ -176,6 +176,9 @@ def check_one(problem: Problem, dtype: torch.dtype, precision: str) -> list[tupl
     for result in RESULTS:
         cells = [outcome.cells() for of, outcome in found if of == result]
         print(f"\n{table.markdown([f'{result} by', 'norm', 'largest', ''], cells)}", flush=True)
+    for _, outcome in found:
+        if outcome.where:
+            print(f"\n{outcome.name}: {outcome.where}")
     return found
 
 

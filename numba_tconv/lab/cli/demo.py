@@ -100,7 +100,7 @@ def checked_live() -> int:
     ]
     wrong = [(problem, outcome) for problem, outcome in found if not outcome.right]
     for problem, outcome in wrong:
-        print(f"WRONG: {outcome.name} on {problem}: {outcome.error}")
+        print(f"WRONG: {outcome.name} on {problem}: {outcome.where or outcome.error}")
     print(f"Checked on {torch.cuda.get_device_name()} on {len(problems)} problems: {len(found)} results, "
           f"{f'{len(wrong)} wrong' if wrong else 'all right'}")  # fmt: skip
     return commands.FAILED if wrong else 0

@@ -78,7 +78,7 @@ def rounding(result: str, operands: Operands, p: Problem, precision: str) -> Err
     products = operands._replace(bias=None)
     fewest = min(math.prod(shape_of(result, p)), *(t.numel() for t in products.of(result) if t is not None))
     square = square_largest = truth_square = truth_largest = 0
-    both = (_in_float64(result, operands, p), _in_float64(result, products, p, torch.square))
+    both = (in_float64(result, operands, p), in_float64(result, products, p, torch.square))
     for (_, truth), (_, squares) in zip(*both, strict=True):
         truth_square, truth_largest = truth_square + truth.square().sum(), max(truth_largest, _peak(truth))
         square, square_largest = square + squares.sum(), max(square_largest, _peak(squares))
@@ -92,7 +92,7 @@ def errors(outputs: dict[str, torch.Tensor], operands: Operands, p: Problem, res
     zero = torch.zeros((), dtype=torch.float64, device=operands.x.device)
     squares, largest = dict.fromkeys(outputs, zero), dict.fromkeys(outputs, zero)
     truth_square = truth_largest = zero
-    for some, truth in _in_float64(result, operands, p):
+    for some, truth in in_float64(result, operands, p):
         truth_square, truth_largest = truth_square + truth.square().sum(), torch.maximum(truth_largest, _peak(truth))
         for name, y in outputs.items():
             difference = y[some].double() - truth
@@ -109,7 +109,7 @@ def _relative(value, to) -> float:
     return float(value / to if to else value)
 
 
-def _in_float64(
+def in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the float64 result, with operands under ``change``, in slices of the first dimension."""

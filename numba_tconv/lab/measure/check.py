@@ -14,8 +14,9 @@ from numba_tconv.runtime.device import current_device
 from numba_tconv.selection.directions import FORWARD, RESULTS, rungs_of
 
 from . import bench
-from .accuracy import Error, errors, right
+from .accuracy import Error, errors, in_float64, right
 from .directions import Operands, by_torch, shape_of
+from .mismatch import Mismatch, mismatch
 from .workloads import Workload
 
 # Products of each: some seconds.
@@ -33,12 +34,13 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """``error`` None: not computed; ``note`` says why."""
+    """``error`` None: not computed; ``note`` says why. ``where``: of a wrong output of the forward pass."""
 
     name: str
     error: Error | None
     right: bool
     note: str = ""
+    where: Mismatch | None = None
 
     def cells(self) -> list[str]:
         if self.error is None:
@@ -101,7 +103,11 @@ def _parity(result: str, operands: Operands, p: Problem, precision: str) -> Iter
         values = torch.full(shape_of(result, p), math.nan, dtype=dtype, device=device)
         rung.run(*operands.of(result), values, p, precision=peak)
         found = error(values)
-        yield Outcome(name, found, right(result, found, of_torch, operands, precision, p))
+        is_right, where = right(result, found, of_torch, operands, precision, p), None
+        if result == FORWARD and not is_right:
+            truth = torch.cat([piece for _, piece in in_float64(result, operands, p)])
+            where = mismatch(values, truth, p, max(2 * of_torch.largest, torch.finfo(dtype).eps))
+        yield Outcome(name, found, is_right, where=where)
 
 
 def _by_reference(result: str, operands: Operands, p: Problem, error) -> Outcome:
