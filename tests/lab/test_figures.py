@@ -106,6 +106,12 @@ def test_marks_stand_at_the_intensity_of_their_problems_under_the_roofs():
         assert all(left <= x <= right and low <= y <= high for x, y in shown)
 
 
+def test_the_title_of_intensities_says_which_layers_memory_bounds():
+    layers = [row(name, precision=precision) for name in ("kb79", "dac_u1") for precision in ("ieee", "tf32")]
+    title = plotting.intensity(layers).legends[0].get_title().get_text()
+    assert title == "Memory bounds 1 of 2 layers in float32 tf32; 0 of 2 layers in float32 ieee"
+
+
 def test_names_of_workloads_do_not_cover_each_other():
     near = [row(name) for name in ("kb64", "hifigan_u1", "encodec_u1", "oobleck_u1")]
     named = [text for text in texts(plotting.intensity(near)) if text in workloads.WORKLOADS]
@@ -169,6 +175,17 @@ def test_configurations_stand_at_their_measured_and_predicted_times():
     assert texts(figure) == ["kb64"], "a choice that is far off is named"
     assert "0123abc" not in below(figure)
     assert texts(plotting.predicted(tried(1.1))) == []
+
+
+def test_the_title_says_how_often_the_choice_is_near_the_fastest():
+    def title(some):
+        return plotting.predicted(some).legends[0].get_title().get_text()
+
+    start = "k6's cost model takes a tile within 5% of the fastest in"
+    assert title(tried()) == f"{start} 1 of 1 searches"
+    taken = choose_whole(KB64, "tf32")
+    slow = [replace(one, ms_p50=2.0) if search.is_of(one, taken) else replace(one, ms_p50=1.0) for one in tried()]
+    assert title(slow) == f"{start} 0 of 1 searches"
 
 
 def test_what_is_no_longer_there_is_not_predicted():

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure
 
 from numba_tconv.lab.measure.rows import Row, latest, of_main_gpu, replace_bytes
 from numba_tconv.lab.measure.search import RUNG, Tried
-from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.lab.studies.decoder_times import Timed
 from numba_tconv.runtime.progress import progress
 from numba_tconv.selection.directions import FORWARD
 
-from . import by_intensity, by_precision, by_rung, by_workload, chosen
+from . import by_decoder, by_intensity, by_precision, by_prediction, by_rung, by_workload, chosen
 from .by_decoder import decoders
 from .by_intensity import intensity
 from .by_length import finding, throughput
@@ -76,11 +75,10 @@ def plans(
     """
     recorded, fresh, searched, timed = list(latest(of_main_gpu(rows)).values()), list(live), list(searched), list(timed)
     planned = _sweeps(recorded, list(latest(fresh).values())) | _at_full_size(recorded)
-    if any(one.workload in WORKLOADS for one in searched):
-        title = "What k6's cost model predicts of each configuration, against the search that measured it"
-        planned[f"predicted_{RUNG}"] = Plan(title, partial(predicted, searched))
+    if known := by_prediction.pairs(tuple(searched)):
+        planned[f"predicted_{RUNG}"] = Plan(by_prediction.finding(known), partial(predicted, searched))
     if timed:
-        planned["decoders"] = Plan("Whole decoders with torch's layers and with ours", partial(decoders, timed))
+        planned["decoders"] = Plan(by_decoder.finding(timed), partial(decoders, timed))
     return planned
 
 

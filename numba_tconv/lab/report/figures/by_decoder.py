@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from .by_rung import milliseconds
 from .style import CUDNN, SMALL, look
 from .words import caption, measured_on, words
 
+COLUMNS = 2
 BAR = 0.38  # height, of a decoder's 1
 THEIRS, OURS = {"color": CUDNN["color"]}, {"color": look("k6_wgmma")["color"]}
 ROOM = 0.3  # for labels behind the longest bar, in torch's time
@@ -27,21 +29,39 @@ def decoders(timed: Iterable[Timed]) -> Figure | None:
     groups = grouped(timed)
     if not groups:
         return None
-    most = max(map(len, groups))
-    figure = Figure(figsize=(7.5, 1.3 + len(groups) * (0.55 + 0.5 * most)), layout="constrained")
-    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
+    most, columns = max(map(len, groups)), min(COLUMNS, len(groups))
+    lines = -(-len(groups) // columns)
+    figure = Figure(figsize=(5.6 * columns, 1.4 + lines * (0.55 + 0.5 * most)), layout="constrained")
+    grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    panels = grid.flat[: len(groups)]
+    for axes in grid.flat[len(groups) :]:
+        axes.remove()
     for axes, some in zip(panels, groups, strict=True):
         _panel(axes, some)
-    panels[-1].set_xlabel("share of the whole decoder's time with torch's transposed convolutions")
+    for axes in panels[-columns:]:
+        axes.set_xlabel("share of the whole decoder's time with torch's", fontsize=SMALL)
+        axes.tick_params(labelbottom=True)
     names = {"transposed convolutions, torch's": THEIRS, "ours": OURS, "the rest of the decoder": {"color": "white"}}
     handles = [Patch(facecolor=side["color"], edgecolor="0.2") for side in names.values()]
-    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL)
     everything = [row for some in groups for row in some]
+    said = textwrap.fill(finding(everything), 60 * columns)
+    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL, title=said)
     longest = max(1.0, *(row.ms_p50 / row.torch_ms_p50 for row in everything))
     panels[-1].set_xlim(0, longest + ROOM)  # shared
     versions = ", ".join(sorted({row.transformers for row in everything}))
     caption(figure, f"whole decoders of transformers {versions}, random weights; {measured_on(everything)}")
     return figure
+
+
+def finding(timed: Iterable[Timed]) -> str:
+    """The share of the transposed convolutions with torch's, and the speed-up of whole decoders."""
+    rows = [row for some in grouped(timed) for row in some]
+    shares = sorted(row.torch_layers_ms_p50 / row.torch_ms_p50 for row in rows)
+    gains = sorted(row.torch_ms_p50 / row.ms_p50 for row in rows)
+    return (
+        f"Transposed convolutions are {shares[0]:.0%} to {shares[-1]:.0%} of a decoder's time; "
+        f"with ours it is {gains[0]:.2f} to {gains[-1]:.2f} times as fast"
+    )
 
 
 def _panel(axes: Axes, rows: list[Timed]) -> None:
@@ -57,7 +77,7 @@ def _panel(axes: Axes, rows: list[Timed]) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=False)
     first = rows[0]
-    axes.set_title(f"{words(first)}, {first.batch} inputs of {first.seconds:g} s", fontsize=9)
+    axes.set_title(f"{words(first)}, {first.batch} input{'s' * (first.batch > 1)} of {first.seconds:g} s", fontsize=9)
 
 
 def _bar(axes: Axes, height: float, unit: float, times: tuple[float, float], side: dict, gains=("", "")) -> None:

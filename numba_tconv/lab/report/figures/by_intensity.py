@@ -49,12 +49,14 @@ def intensity(rows: list[Row]) -> Figure:
 
 
 def finding(rows: list[Row]) -> str:
-    said = []
+    """How many layers are bound by memory, and in which dtypes and precisions."""
+    said: dict[str, list[str]] = {}
     for some in arithmetics(rows).values():
         per_byte = {row.workload: _per_byte(row) for row in some}
         bound = sum(one < _peak(some) / COPY_BANDWIDTH for one in per_byte.values())
-        said.append(f"{bound} of {len(per_byte)} in {words(some[0])}")
-    return f"Layers that memory bounds: {', '.join(said)}"
+        said.setdefault(f"{bound} of {len(per_byte)} layers", []).append(words(some[0]))
+    parts = [f"{layers} in {', '.join(names)}" for layers, names in said.items()]
+    return f"Memory bounds {'; '.join(sorted(parts, key=lambda part: -int(part.split()[0])))}"
 
 
 def _panel(axes: Axes, rows: list[Row], span: tuple[float, float], heights: tuple[float, float]) -> None:

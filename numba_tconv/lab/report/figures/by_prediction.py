@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -17,14 +18,17 @@ from numba_tconv.runtime.device import H200
 
 from .chosen import grouped
 from .labels import label_points
-from .style import ROOFLINE, look, marks
+from .style import ROOFLINE, SMALL, look, marks
 from .words import caption
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}
 FAR = 1.35  # choices off by this factor are named
+NEAR = 1.05  # choices within this factor of the fastest count as good
 
 
 class Pair(NamedTuple):
+    """A measured configuration, its predicted ms without launch overhead, and whether the rung takes it."""
+
     measured: Tried
     expected: float
     taken: bool
@@ -32,28 +36,41 @@ class Pair(NamedTuple):
 
 def predicted(tried: Iterable[Tried]) -> Figure | None:
     """Predicted against measured ms, a panel for each precision; the rung's choices stand out. None without pairs."""
-    known = pairs(tried)
+    known = pairs(tuple(tried))
     if not known:
         return None
     groups = grouped(known, lambda one: (one.measured.precision,))
-    figure = Figure(figsize=(7.5, 4.3), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.5), layout="constrained")
     panels = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
     times = [ms for one in known for ms in (one.measured.ms_p50, one.expected)]
     span = min(times) / 1.5, max(times) * 1.5
     for axes, (precision,) in zip(panels, groups, strict=True):
         _panel(axes, groups[precision,], span)
         axes.set_title(precision, fontsize=9)
-        axes.set_xlabel("measured, ms (median)")
+        axes.set_xlabel("measured, ms (logarithmic)")
         axes.label_outer()
-    panels[0].set_ylabel("predicted by the cost model, without the launch, ms")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    panels[0].set_ylabel("predicted without the launch, ms")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=3, frameon=False, fontsize=SMALL, title=finding(known))
     measured = [one.measured for one in known]
     newest = max(measured, key=lambda one: one.time)
     caption(figure, f"{RUNG}, every configuration; {newest.gpu}, {newest.time[:10]}")
     return figure
 
 
-def pairs(tried: Iterable[Tried]) -> list[Pair]:
+def finding(known: list[Pair]) -> str:
+    """For how many layers in a precision the model takes a configuration that is NEAR the fastest."""
+    searches = grouped(known, lambda one: (one.measured.workload, one.measured.precision)).values()
+    fastest = [min(one.measured.ms_p50 for one in some) for some in searches]
+    chosen = [min((one.measured.ms_p50 for one in some if one.taken), default=None) for some in searches]
+    ratios = [ms / best for ms, best in zip(chosen, fastest, strict=True) if ms]
+    near = sum(ratio <= NEAR for ratio in ratios)
+    return f"k6's cost model takes a tile within {NEAR - 1:.0%} of the fastest in {near} of {len(ratios)} searches"
+
+
+@cache
+def pairs(tried: tuple[Tried, ...]) -> list[Pair]:
+    """Each measured configuration with its prediction; those that are gone are left out."""
     found = []
     for (name, precision), some in grouped(tried, lambda one: (one.workload, one.precision)).items():
         if name in WORKLOADS:

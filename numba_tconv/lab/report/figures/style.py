@@ -26,7 +26,7 @@ STEP = r"k(\d+)_"  # start of a ladder rung's name
 PLACES = {name: place for of in OF_GRADIENTS for place, name in enumerate(rungs_of(of))}
 KNOWN = {name for of in DIRECTIONS if of != WHOLE_STEP for name in rungs_of(of)}
 _new: dict[str, int] = {}
-BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}}
+BESIDE = {"depthwise": {"color": "#009E73", "marker": "h"}, "k5_dmma": {"color": LADDER[4], "marker": "d"}}
 CUDNN = {"color": "#D55E00", "linestyle": "--", "marker": "x"}
 CONV1D = {"color": "#8f5a83", "linestyle": ":", "marker": "+"}
 TORCH = {"color": "#D55E00", "linestyle": "--", "marker": ""}
