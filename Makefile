@@ -87,7 +87,9 @@ bench: $(TEST_ENV) ## measure on this GPU and add the rows to plots/data
 	$(PY) -m numba_tconv sweep --dtype bfloat16
 	$(PY) -m numba_tconv sweep --factor 4
 	$(PY) -m numba_tconv kernelbench
+	$(PY) -m numba_tconv activations
 	-$(PY) -m numba_tconv decoders
+	-$(PY) -m numba_tconv decoders --mode eager --mode graph
 
 figures: $(RUN_ENV) ## draw the figures, and fill the tables of README and plots/README, from the rows in plots/data
 	$(PY) -m numba_tconv figures

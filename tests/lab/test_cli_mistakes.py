@@ -6,7 +6,7 @@ from numba_tconv.lab.cli import commands
 from tests.command_line import no_gpu, run
 
 VERBS = ["demo", "check", "explain", "bench", "sweep", "figures", "inspect", "compile", "fuzz", "info"]
-VERBS += ["kernelbench", "decoders"]
+VERBS += ["kernelbench", "decoders", "activations"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

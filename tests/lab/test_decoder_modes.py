@@ -13,7 +13,7 @@ from numba_tconv.lab.studies import bigvgan, decoder_modes, decoders
 from tests.command_line import run
 from tests.samples import in_mode
 
-TINY = bigvgan.Sizes("Tiny", 5, 120, (4, 3), (8, 7), channels=16)
+TINY = bigvgan.Sizes(5, 120, (4, 3), (8, 7), channels=16)
 
 
 def tiny():

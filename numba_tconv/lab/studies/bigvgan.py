@@ -17,7 +17,6 @@ TAPS, RATIO = 12, 2
 class Sizes(NamedTuple):
     """A generator: mel bands, sampling rate in Hz, and its upsampling stages; the rest is the same for all."""
 
-    title: str
     bands: int
     sampling_rate: int
     rates: tuple[int, ...]
@@ -25,6 +24,7 @@ class Sizes(NamedTuple):
     channels: int = 1536
     block_kernel_sizes: tuple[int, ...] = (3, 7, 11)
     dilations: tuple[int, ...] = (1, 3, 5)
+    title: str = ""
 
     @property
     def hop(self) -> int:
@@ -32,8 +32,8 @@ class Sizes(NamedTuple):
 
 
 SIZES = {
-    "bigvgan_v2_24khz": Sizes("BigVGAN v2, 24 kHz", 100, 24_000, (4, 4, 2, 2, 2, 2), (8, 8, 4, 4, 4, 4)),
-    "bigvgan_v2_44khz": Sizes("BigVGAN v2, 44.1 kHz", 128, 44_100, (8, 4, 2, 2, 2, 2), (16, 8, 4, 4, 4, 4)),
+    "bigvgan_v2_24khz": Sizes(100, 24_000, (4, 4, 2, 2, 2, 2), (8, 8, 4, 4, 4, 4), title="BigVGAN v2, 24 kHz"),
+    "bigvgan_v2_44khz": Sizes(128, 44_100, (8, 4, 2, 2, 2, 2), (16, 8, 4, 4, 4, 4), title="BigVGAN v2, 44.1 kHz"),
 }
 
 
