@@ -35,7 +35,7 @@ class Config:
     dtype: torch.dtype
     taps: Taps
     frames: int
-    threads: int = 64
+    threads: int = 128
 
     @property
     def kept(self) -> int:

@@ -190,6 +190,7 @@ def make_multiply(config: Config):
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
     pitch, next_columns = config.weight_pitch, COLUMNS * config.frame_pitch
+    slices, slice_channels = config.slices, config.warps * config.depth
     product = mma(KINDS[config.dtype])
 
     @device_function
@@ -200,7 +201,7 @@ def make_multiply(config: Config):
             a[at] = prmt(ld_shared_u16(address), ld_shared_u16(address + pitch), LOW_HALVES)
 
     @device_function
-    def multiply(acc, rows, weights, frames, shift):
+    def multiply_slice(acc, rows, weights, frames, shift):
         a = cuda.local.array(operands, dtype=int32)
         b = cuda.local.array(2, dtype=int32)
         q = int32(0)
@@ -224,22 +225,30 @@ def make_multiply(config: Config):
             frames = int32(frames - shift)
             q = int32(q + 1)
 
+    @device_function
+    def multiply(acc, rows, weights, frames, shift):
+        for z in range(slices):
+            along_w, along_f = z * (slice_channels * pitch), z * (slice_channels * itemsize)
+            multiply_slice(acc, rows, int32(weights + along_w), int32(frames + along_f), shift)
+
     return multiply
 
 
 def make_keep(config: Config):
-    """A device function ``keep(typed, at, stage, state, mask, place, channel, sizes)``.
+    """A device function ``keep(number, shared, base, state, mask, place, sizes)``.
 
-    It writes the new state of a stage's input channels from the frames in shared memory: at address ``stage``, and
-    from element ``at`` of ``typed`` on.
+    It writes the new state of the input channels of stage ``number`` from its frames in shared memory: the array
+    ``shared``, which begins at address ``base``.
     """
     threads, itemsize, pitch, kept = config.threads, config.itemsize, config.frame_pitch, config.kept
-    vector, stage_channels = VECTOR // config.itemsize, config.stage_channels
+    vector, stage_channels, stages = VECTOR // config.itemsize, config.stage_channels, config.stages
+    stage_bytes, weights_bytes = config.stage_bytes, config.weights_bytes
     pieces = stage_channels // vector
 
     @device_function
-    def keep_vectors(typed, at, stage, state, mask, place, channel, sizes):
-        e, slots = int32(cuda.threadIdx.x), int32(sizes.slots)
+    def keep_vectors(number, shared, base, state, mask, place, sizes):
+        e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
+        stage = int32(base + number % stages * stage_bytes + weights_bytes)
         first_row = int32(sizes.frames) * slots
         while e < slots * pieces:
             s, piece = divmod(uint32(e), uint32(pieces))
@@ -253,8 +262,9 @@ def make_keep(config: Config):
             e = int32(e + threads)
 
     @device_function
-    def keep(typed, at, stage, state, mask, place, channel, sizes):
-        e, slots = int32(cuda.threadIdx.x), int32(sizes.slots)
+    def keep(number, shared, base, state, mask, place, sizes):
+        e, slots, channel = int32(cuda.threadIdx.x), int32(sizes.slots), int32(number * stage_channels)
+        at = int32((number % stages * stage_bytes + weights_bytes) // itemsize)
         while e < slots * (stage_channels * kept):
             s, rest = divmod(uint32(e), uint32(stage_channels * kept))
             c, f = divmod(rest, uint32(kept))
@@ -263,10 +273,21 @@ def make_keep(config: Config):
             if n < sizes.batch and channel + c < sizes.in_per_group and is_live(mask, n):
                 row = int32((int32(sizes.frames) + f) * slots + s)
                 to = (n * sizes.groups * sizes.in_per_group + place.first_in + channel + c) * kept + f
-                state[uint64(to)] = typed[uint32(at + row * (pitch // itemsize) + c)]
+                state[uint64(to)] = shared[uint32(at + row * (pitch // itemsize) + c)]
             e = int32(e + threads)
 
     return keep_vectors if kept == 1 else keep
+
+
+@device_function
+def judge(is_last, tickets, ticket, number, drawn, sizes):
+    """Note whether this block, which drew ``drawn``, is the last that has read stage ``number``.
+
+    If so, it leaves zero for the next launch.
+    """
+    is_last[number & 3] = int32(drawn == sizes.row_tiles - 1)
+    if drawn == sizes.row_tiles - 1 and sizes.row_tiles > 1:
+        tickets[uint64(ticket + number)] = int32(0)
 
 
 @cache
@@ -279,7 +300,8 @@ def make_kernel(config: Config) -> Kernel:
     row_blocks, column_blocks, rows_of_tile = config.row_blocks, config.column_blocks, config.rows
     weight_pitch, frame_pitch, sum_pitch = config.weight_pitch, config.frame_pitch, config.sum_pitch
     sums, lane_rows = 4 * row_blocks * column_blocks, 2 * row_blocks
-    apart, sums_at, ahead = config.apart, config.sums_at // 4, stages - 2  # a stage is kept for the new state
+    apart, sums_at, ahead = config.apart, config.sums_at // 4, config.ahead
+    late = config.late
     load_weights, (begin, end, words), multiply = (
         make_load_weights(config),
         make_load_frames(config),
@@ -290,7 +312,7 @@ def make_kernel(config: Config) -> Kernel:
     def streaming_mma(x, state, w, bias, mask, y, tickets, sizes):
         shared = cuda.shared.array(0, dtype=float32)
         typed = cuda.shared.array(0, dtype=storage)
-        is_last = cuda.shared.array(2, dtype=int32)
+        is_last = cuda.shared.array(4, dtype=int32)
         acc = cuda.local.array(sums, dtype=float32)
         rows = cuda.local.array(lane_rows, dtype=int32)
         values = cuda.local.array(words, dtype=int32)
@@ -333,47 +355,47 @@ def make_kernel(config: Config) -> Kernel:
                 begin(values, stage + weights_bytes, x, state, place, channel, sizes)
                 end(values, stage + weights_bytes, sizes)
             cp_async_commit()
-        s, now = int32(0), int32(0)  # the stage multiplied, and its place
-        before, after = int32(0), int32(ahead * stage_bytes)  # places of the one before, and of the one loaded
+        s, now, after = int32(0), int32(0), int32(ahead * stage_bytes)  # places of the stages multiplied and loaded
+        drawn, earlier = int32(sizes.row_tiles - 1), int32(0)
         while s < steps:
             await_stage()
-            cuda.syncthreads()  # the stage has landed; all have left the one before the last
-            channel, loads = int32((s + ahead) * stage_channels), s + ahead < steps
+            cuda.syncthreads()  # the stage has landed; all have left the one whose place is loaded
+            loads = s + ahead < steps
             if loads:
+                channel = int32((s + ahead) * stage_channels)
                 load_weights(base + after, w, w_first, channel, in_channels, outs)
                 begin(values, base + after + weights_bytes, x, state, place, channel, sizes)
             cp_async_commit()
             if kept:
-                if s > 0 and is_last[(s - 1) & 1]:
-                    at = int32((before + weights_bytes) // itemsize)
-                    channel = int32((s - 1) * stage_channels)
-                    keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
-                drawn = int32(sizes.row_tiles - 1)
+                number = int32(s - 1 - late)
+                if number >= 0 and is_last[number & 3]:
+                    keep(number, typed, base, state, mask, place, sizes)
+                earlier = drawn
                 if thread == 0 and sizes.row_tiles > 1:
-                    cuda.threadfence()
+                    # No fence: the frames of the stage have landed, so no write of the last reader reaches them.
                     drawn = int32(cuda.atomic.add(tickets, ticket + s, int32(1)))
             multiply(acc, rows, weights_at + now, frames_at + now, int32(slots * frame_pitch))
             if kept and thread == 0:
-                # The block whose ticket is the last knows that all have read the stage's frames, and leaves zero for
-                # the next launch.
-                is_last[s & 1] = int32(drawn == sizes.row_tiles - 1)
-                if drawn == sizes.row_tiles - 1 and sizes.row_tiles > 1:
-                    tickets[ticket + s] = int32(0)
-                    cuda.threadfence()
+                if late and s > 0:
+                    judge(is_last, tickets, ticket, int32(s - 1), earlier, sizes)
+                if not late and s + 1 < steps:
+                    judge(is_last, tickets, ticket, s, drawn, sizes)
             if loads:
                 end(values, base + after + weights_bytes, sizes)
-            before = now
             now = int32(now + stage_bytes if now < (stages - 1) * stage_bytes else 0)
             after = int32(after + stage_bytes if after < (stages - 1) * stage_bytes else 0)
             s = int32(s + 1)
 
         if not apart:
-            cuda.syncthreads()  # sums overwrite the ring
-            if kept and steps > 0:
-                if is_last[(steps - 1) & 1]:
-                    at, channel = int32((before + weights_bytes) // itemsize), int32((steps - 1) * stage_channels)
-                    keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
+            if kept and thread == 0 and steps > 0:
+                judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
             cuda.syncthreads()
+            if kept:
+                for z in range(1 + late):
+                    number = int32(steps - 1 - late + z)
+                    if number >= 0 and is_last[number & 3]:
+                        keep(number, typed, base, state, mask, place, sizes)
+            cuda.syncthreads()  # sums overwrite the ring
         for i in range(row_blocks):
             for j in range(column_blocks):
                 for z in range(4):
@@ -398,10 +420,14 @@ def make_kernel(config: Config) -> Kernel:
                 to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
                 y[uint64(to)] = store(total)
             e = int32(e + threads)
-        if apart and kept and steps > 0:
-            if is_last[(steps - 1) & 1]:
-                at, channel = int32((before + weights_bytes) // itemsize), int32((steps - 1) * stage_channels)
-                keep(typed, at, base + before + weights_bytes, state, mask, place, channel, sizes)
+        if apart and kept:
+            if thread == 0 and steps > 0:
+                judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
+            cuda.syncthreads()
+            for z in range(1 + late):
+                number = int32(steps - 1 - late + z)
+                if number >= 0 and is_last[number & 3]:
+                    keep(number, typed, base, state, mask, place, sizes)
 
     data = flat(storage)
     signature = (

@@ -42,6 +42,8 @@ class Config:
     stages: int
     straight: bool
     apart: bool
+    slices: int = 1
+    late: int = 0
 
     @property
     def kept(self) -> int:
@@ -63,7 +65,12 @@ class Config:
 
     @property
     def stage_channels(self) -> int:
-        return self.warps * self.depth
+        return self.warps * self.depth * self.slices
+
+    @property
+    def ahead(self) -> int:
+        """Stages on their way while one is multiplied: the frames of others become the state."""
+        return self.stages - 2 - self.late
 
     @property
     def rows(self) -> int:
@@ -151,7 +158,7 @@ def choose(problem: Problem, dtype: torch.dtype, limit: int = H200.shared_per_bl
     p = problem
     candidates = [
         config
-        for channels in (1, 2, 4, 8, 16, 32)
+        for channels in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
         for columns in (8, 16, 32, 64)
         if (config := _config(p, dtype, channels, columns, limit))
     ]
@@ -195,7 +202,7 @@ def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
     groups, row_tiles, slot_tiles = blocks_of(problem, config)
     elements = config.channels * config.kernel_size + config.columns * (config.kept + 1)
     blocks = groups * row_tiles * slot_tiles
-    return max(blocks, H200.multiprocessors) * elements, blocks
+    return -(-blocks // H200.multiprocessors) * elements, blocks
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
