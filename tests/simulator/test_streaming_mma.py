@@ -7,7 +7,7 @@ import pytest
 import torch
 from numba.cuda.simulator import kernelapi
 
-from numba_tconv.kernels.streaming import mma_kernel
+from numba_tconv.kernels.streaming import mma_kernel, tickets
 from numba_tconv.ptx import SIMULATOR
 from tests.gpu.sanitized_streaming import PRODUCT, step_cases
 from tests.thorough import thorough
@@ -31,3 +31,13 @@ USUAL = [case for case in CASES if case.config == 1 or case.dtype != torch.float
 @pytest.mark.parametrize("case", thorough(CASES, always=USUAL), ids=str)
 def test_what_the_sanitizer_plays(case):
     assert case.wrong("cpu") is None
+
+
+def test_the_last_readers_of_a_state_leave_no_ticket(monkeypatch):
+    taken, take = [], tickets.take
+    monkeypatch.setattr(tickets, "take", lambda *sizes: taken.append(take(*sizes)) or taken[-1])
+    case = next(case for case in CASES if case.config == 1)
+    assert case.wrong("cpu") is None
+    assert len(taken) == 2  # steps
+    assert len(taken[0]) > 2  # a ticket for each stage and tile of slots
+    assert not any(counters.any() for counters in taken)
