@@ -66,10 +66,7 @@ def run_modes(arguments) -> int:
             for row in decoder_modes.measure(name, dtypes, batches, arguments.seconds, modes, arguments.repeats):
                 rows.append(out, [row], decoder_modes.Timed)
                 print(decoder_modes.describe(row), flush=True)
-        except (
-            bench.WrongResult,
-            RuntimeError,
-        ) as error:  # a decoder that cannot be captured, or that needs more memory
+        except (bench.WrongResult, RuntimeError) as error:  # a decoder may not be captured, or need more memory
             failed = True
             print(f"numba_tconv: {name}: {error}", file=sys.stderr)
         finally:
