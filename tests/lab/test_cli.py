@@ -13,7 +13,7 @@ import torch
 from numba_tconv import __version__, explain
 from numba_tconv.lab.cli import commands
 from numba_tconv.lab.machine_code import inspection
-from numba_tconv.lab.measure import accuracy, bench, check, rows, workloads
+from numba_tconv.lab.measure import accuracy, bench, check, mismatch, rows, workloads
 from numba_tconv.lab.measure import contestants as named
 from numba_tconv.runtime.device import A100, GPUS, H200
 from numba_tconv.selection.forward import select
@@ -320,6 +320,15 @@ def test_check_fails_where_any_result_is_wrong(capsys, monkeypatch, result):
     out, _ = capsys.readouterr()
     assert out.count("| WRONG |") == 1
     assert out.index(f"| {result} by ") < out.index("WRONG")
+
+
+def test_check_says_where_an_output_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(check, "where", lambda: "here")
+    where = mismatch.Mismatch(0, 1, 2, 1, 3.0, 4.0, 5, 60, "all of phase 1")
+    outcomes = [check.Outcome("one", accuracy.Error(1, 1), False, where=where), check.Outcome("other", None, True)]
+    monkeypatch.setattr(check, "parity", lambda *_: iter([("forward", one) for one in outcomes]))
+    commands.check_one(check.SMALL[0], torch.float32, "ieee")
+    assert capsys.readouterr().out.endswith(f"\none: {where}\n")
 
 
 @pytest.mark.parametrize("right", [True, False, None])

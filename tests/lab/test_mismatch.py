@@ -59,6 +59,14 @@ def test_a_pattern_with_holes_tells_how_much_of_it_is_wrong():
     assert re.fullmatch(r"\d\d% of phase 0", found.pattern)
 
 
+def test_all_is_said_of_all_alone():
+    p = Problem(1, 1, 1, 1, 1000)
+    expected = torch.ones(1, 1, 1000)
+    got = torch.zeros(1, 1, 1000)
+    got[0, 0, 500] = 1
+    assert mismatch(got, expected, p).pattern == "99% of the outputs"
+
+
 def test_channels_of_a_single_group_are_not_told_by_group():
     p = Problem(1, 2, 32, 1, 4)
     got, expected = torch.zeros(1, 32, 4), torch.zeros(1, 32, 4)
