@@ -223,7 +223,7 @@ def make_mainloop(config: Ring, operands: Operands, step: int = 1, sets: int = 2
 
     With two ``sets`` of operands, one is loaded during products. ``descriptor``: of B in slot 0; ``signals``: whether
     this lane releases stages for its warp. Returns the next stage, its parity, and the last stage, not yet released."""
-    load, multiply, prepare, count = operands
+    load, multiply, prepare, count = operands.load, operands.multiply, operands.prepare, operands.registers
     stages, slot_bytes, wait = config.stages, config.slot, wgmma_wait(sets - 1)
 
     @device_function

@@ -1,5 +1,6 @@
 """PTX instructions that Numba lacks, by their names. Nothing else touches llvmlite."""
 
+from .arithmetic import larger_magnitude, nearest_integer, redux_max, sine_approx
 from .barriers import (
     barrier_sync,
     fence_mbarrier_init,
@@ -49,7 +50,6 @@ from .copies import (
 )
 from .core import SIMULATOR, device_function, elected, nounroll, recomputed, repeated
 from .grids import griddepcontrol_launch_dependents, griddepcontrol_wait
-from .maxima import larger_magnitude, redux_max
 from .memory import ld_global_vector, ld_shared_st_global_if, st_global_if, st_global_vector
 from .mma import (
     mma,
@@ -63,7 +63,6 @@ from .mma import (
     wgmma_fence,
     wgmma_wait,
 )
-from .sines import nearest_integer, sine_approx
 from .tensor_maps import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_4d,

@@ -92,7 +92,8 @@ def _compute(of: str, variant, operands, problem: Problem, config, precision) ->
 def ready(of: str, problem: Problem, *operands: tuple, variant=None, config=None, precision=None) -> Ready:
     """The Ready of a gradient for these layouts (tuples); zeros if grad_output is empty. Raises as ``grad_input``."""
     laid_out = [Layout(*operand) for operand in operands]
-    _, _, dtype, index, _ = grad_output = laid_out[0]
+    grad_output = laid_out[0]
+    dtype, index = grad_output.dtype, grad_output.index
     precision = precision or EXACT.get(dtype, "")
     rung = select(of, problem, dtype, device.of(index), variant, precision)
     shape = {

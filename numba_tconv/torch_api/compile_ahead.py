@@ -69,12 +69,12 @@ def calls_of(
             if call.dtype != torch.bfloat16 or device.cc >= BFLOAT16_CC:
                 found.append(ActivationCall(*call, step=direction == STEP))
             continue
-        problem, dtype, variant, precision = call
+        problem, dtype, variant = call.problem, call.dtype, call.variant
         for one in parts(direction):
             if one != FORWARD or not variant:
-                found += selected(one, problem, dtype, precision, device)
+                found += selected(one, problem, dtype, call.precision, device)
                 continue
-            own = arithmetic(problem, dtype, variant, precision, device)
+            own = arithmetic(problem, dtype, variant, call.precision, device)
             if refusal := RUNGS[variant].refusal(problem, dtype, own, device):
                 raise NotImplementedError(f"{variant} cannot do {problem}: {refusal}")
             found.append(Call(variant, problem, dtype, own, device))

@@ -16,7 +16,7 @@ from . import fast_path as direct
 from . import gradient_operators as grad_ops
 from . import operators as ops
 from . import sharding, torchs, transforms
-from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_parts, with_ends
+from .sizes import check_output_padding, fits, integers, is_own_padding, out_length, own_sizes, with_ends
 
 # Key of torch.backends.cudnn.conv, whose attribute fp32_precision is slower to ask.
 CUDNN_CONVOLUTIONS = "cuda", "conv"
@@ -134,10 +134,9 @@ def conv_transpose1d(
 
     dtype, unbatched, parts = input.dtype, input.dim() == 2, None
     if is_own_padding(padding):
-        stride, parts, inside, groups, dilation = own_parts(
-            input, weight, stride, padding, output_padding, groups, dilation
-        )
-        _, padding, output_padding, _ = parts
+        own = own_sizes(input, weight, stride, padding, output_padding, groups, dilation)
+        stride, groups, dilation, parts, inside = own.stride, own.groups, own.dilation, own.parts, own.inside
+        padding, output_padding = parts.padding, parts.output_padding
     if autocasts(input):
         dtype = torch.get_autocast_dtype(input.device.type)
         if input.is_cuda or parts:  # torch casts CPU tensors
@@ -248,8 +247,10 @@ def _call(
     if not isinstance(padding, int):
         if padding not in WORDS and not (type(padding) is tuple and all(map(fits, padding))):
             return None
-        before, padding, output_padding, after = parts_of(padding, weight[0][2], stride, output_padding, dilation)
-        if before or after or out_length(shape[2], weight[0][2], stride, padding, output_padding, dilation) < 1:
+        parts = parts_of(padding, weight[0][2], stride, output_padding, dilation)
+        padding, output_padding = parts.padding, parts.output_padding
+        inside = out_length(shape[2], weight[0][2], stride, padding, output_padding, dilation)
+        if parts.before or parts.after or inside < 1:
             return None
     if not fits(padding):
         return None

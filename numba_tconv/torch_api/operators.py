@@ -90,7 +90,7 @@ def ready(input, weight, bias, stride, padding, output_padding, groups, dilation
     laid_out = [one and Layout(*one) for one in (input, weight, bias)]
     shapes = (one and one.shape for one in laid_out)
     problem = _problem(*shapes, stride, padding, output_padding, groups, dilation)
-    _, _, dtype, index, _ = input
+    dtype, index = laid_out[0].dtype, laid_out[0].index
     rung, precision = _plan(problem, dtype, variant, precision, device.of(index))
     shape = problem.batch, problem.out_channels, problem.out_length
     if 0 in shape:
@@ -198,8 +198,8 @@ def sum_problem(shape: tuple[int, int, int]) -> Problem:
 
 def _ready(of, problem, grad_output, *operand, precision) -> Ready | None:
     """The gradient's Ready; None where torch computes it."""
-    _, _, dtype, index, _ = grad_output
-    precision = gradient_precision(of, problem, dtype, precision, device.of(index))
+    laid_out = Layout(*grad_output)
+    precision = gradient_precision(of, problem, laid_out.dtype, precision, device.of(laid_out.index))
     return precision and gradients.ready(of, problem, grad_output, *operand, precision=precision)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from typing import NamedTuple
 
 import torch
 
@@ -33,15 +34,25 @@ def checked_padding(padding) -> str | tuple[int, int]:
     return pair
 
 
-def own_parts(input, weight, stride, padding, output_padding, groups, dilation) -> tuple[int, Parts, int, int, int]:
-    """Stride, parts, outputs of the Problem that count, groups and dilation, if padding is a pair or a word.
+class OwnSizes(NamedTuple):
+    """A call's sizes where padding is a pair or a word."""
+
+    stride: int
+    parts: Parts
+    inside: int  # outputs of the Problem that count
+    groups: int
+    dilation: int
+
+
+def own_sizes(input, weight, stride, padding, output_padding, groups, dilation) -> OwnSizes:
+    """The sizes of a call whose padding is a pair or a word.
 
     Raises what ``checked_padding`` and ``integers`` raise, and RuntimeError where no output is left.
     """
     own = checked_padding(padding)
     stride, _, output_padding, groups, dilation = integers(stride, 0, output_padding, groups, dilation)
     if weight.dim() != 3 or input.dim() not in (2, 3) or stride < 1 or dilation < 1:
-        return stride, Parts(0, 0, output_padding, 0), 0, groups, dilation  # for the refusal of such sizes
+        return OwnSizes(stride, Parts(0, 0, output_padding, 0), 0, groups, dilation)  # for the refusal of such sizes
     check_output_padding(output_padding, stride, dilation)
     length, taps = input.shape[-1], weight.shape[2]
     parts = parts_of(own, taps, stride, output_padding, dilation)
@@ -52,7 +63,7 @@ def own_parts(input, weight, stride, padding, output_padding, groups, dilation) 
         )
     if inside < 1:  # all outputs lie before the signal, or behind it
         parts, inside = Parts(left, 0, 0, 0), 0
-    return stride, parts, inside, groups, dilation
+    return OwnSizes(stride, parts, inside, groups, dilation)
 
 
 def with_ends(output, bias, parts: Parts, inside: int):

@@ -20,8 +20,6 @@ REASONS = (
     *("empty slots, by fours", "unequal taps, a phase a block", "a column left over", "split operands"),
 )
 
-*TILE, DEPTH, BLOCKS = RING
-
 
 def double_cases(rows):
     """Each row's Forward arguments: the chosen tile, products of eight channels, and a ring of two such stages."""
@@ -35,5 +33,5 @@ def double_cases(rows):
         if lies_well:
             yield case | dict(config=next(candidates(row.problem, x_vector, current_device())))
         if current_device().cc == (9, 0):
-            ring = make(row.problem, DEPTH, TILE, DEPTH, BLOCKS, x_vector, ring=True)
+            ring = make(row.problem, RING.depth, RING, x_vector, ring=True)
             yield case | dict(config=replace(ring, y_vector=1) if row.offset else ring)

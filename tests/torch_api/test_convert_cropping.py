@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, weight_norm
 from torch.nn.utils.parametrize import is_parametrized
 
 from numba_tconv import ConvTranspose1d, convert, freeze
-from numba_tconv.torch_api.convert_cropping import Cropping, layer_of
+from numba_tconv.torch_api.convert.cropping import Cropping, layer_of
 
 encodec = pytest.importorskip("transformers.models.encodec.modeling_encodec")
 mimi = pytest.importorskip("transformers.models.mimi.modeling_mimi")

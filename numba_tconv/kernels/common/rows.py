@@ -96,10 +96,10 @@ def copied(tensor: torch.Tensor, pitch: int, first: int = 0) -> torch.Tensor:
 
     Element e of a row is element ``e + first`` of the tensor's row, or zero. ``pitch``: elements, a multiple of 16
     bytes."""
-    shape, strides, dtype, index, offset = Layout.of(tensor)
-    result = room((*shape[:2], pitch), dtype, index)()
-    elements = offset % ALIGNMENT // dtype.itemsize
-    _prepared(tuple(shape), strides, dtype, elements, pitch, first)(tensor, result)
+    x = Layout.of(tensor)
+    result = room((*x.shape[:2], pitch), x.dtype, x.index)()
+    elements = x.offset % ALIGNMENT // x.dtype.itemsize
+    _prepared(tuple(x.shape), x.strides, x.dtype, elements, pitch, first)(tensor, result)
     return result
 
 

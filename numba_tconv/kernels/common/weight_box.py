@@ -63,6 +63,15 @@ class Box:
         return ALONG_CHANNELS if whole and stride_o == kernel_size else ELEMENTWISE
 
 
+class Weight(NamedTuple):
+    """A weight of a box, or the first of a vector."""
+
+    k: int  # input channel
+    channel: int
+    tap: int
+    phase: int
+
+
 class Pitch(NamedTuple):
     """Elements of an output channel, and of a tap of all phases, in the box."""
 
@@ -112,22 +121,22 @@ def make_copies(box: Box, threads: int) -> tuple:
 
     @device_function
     def place(e, phase_steps):
-        """Input channel, output channel, tap and phase of the ``e``-th element or vector; ``phase_steps``: phases."""
+        """The ``e``-th weight, or vector of a run of phases; ``phase_steps``: phases, or vectors of a run."""
         of_taps = uint32(e) // uint32(phase_steps)
         phase = int32(e - of_taps * phase_steps)
         of_channels, tap = divided(int32(of_taps), int32(taps))
         k, channel = divided(of_channels, int32(all_channels))
-        return k, channel, tap, phase
+        return Weight(k, channel, tap, phase)
 
     @device_function
     def copy_phases(shared, w, source, strides, left, taps_left):
         e = int32(cuda.threadIdx.x)
         while e < vectors:
-            k, channel, tap, piece = place(e, pieces)
-            t = int32(tap * rows + piece * vector)
-            if k < left[0] and channel < left[1] and t < taps_left:
-                target = k * run + channel * of_channel + tap * phases + piece * vector
-                copy(shared, target, w, source + k * strides[0] + channel * strides[1] + t, True)
+            at = place(e, pieces)
+            t = int32(at.tap * rows + at.phase * vector)
+            if at.k < left[0] and at.channel < left[1] and t < taps_left:
+                target = at.k * run + at.channel * of_channel + at.tap * phases + at.phase * vector
+                copy(shared, target, w, source + at.k * strides[0] + at.channel * strides[1] + t, True)
             e = int32(e + threads)
 
     @device_function
@@ -136,17 +145,17 @@ def make_copies(box: Box, threads: int) -> tuple:
         first = int32(cuda.threadIdx.x)
         while first < elements:
             for z in range(BATCH):
-                k, channel, tap, phase = place(first + z * threads, phases)
-                t = int32(tap * rows + phase)
-                exists = k < left[0] and channel < left[1] and t < taps_left and k < depth
-                index = source + k * strides[0] + channel * strides[1] + t * strides[2]
+                at = place(first + z * threads, phases)
+                t = int32(at.tap * rows + at.phase)
+                exists = at.k < left[0] and at.channel < left[1] and t < taps_left and at.k < depth
+                index = source + at.k * strides[0] + at.channel * strides[1] + t * strides[2]
                 # A missing weight loads the first instead of branching: loads overlap.
                 values[z] = w[uint64(index if exists else int64(0))]
             for z in range(BATCH):
                 e = int32(first + z * threads)
                 if e < elements:
-                    k, channel, tap, phase = place(e, phases)
-                    shared[uint64(k * run + channel * of_channel + tap * phases + phase)] = values[z]
+                    at = place(e, phases)
+                    shared[uint64(at.k * run + at.channel * of_channel + at.tap * phases + at.phase)] = values[z]
             first = int32(first + BATCH * threads)
 
     return copy_runs, copy_phases, copy_elements

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, types, uint32, uint64
 
 from numba_tconv.formula.problem import Problem
+from numba_tconv.formula.taps import Taps
 from numba_tconv.kernels.common.arguments import Bias, Weights
 from numba_tconv.kernels.rung import Rung, cuda_core_reason, taking_bias
 from numba_tconv.ptx import device_function, load_vector, store_vector
@@ -120,18 +121,39 @@ def make_aim(config: Config):
     return aim
 
 
+def is_ragged(taps: Taps) -> bool:
+    """Whether some phases have fewer taps."""
+    return taps.gap > 1 or taps.kernel_size % taps.rows != 0
+
+
+def _make_load_weights(config: Config):
+    """Build the load of the families' weights into registers."""
+    families_count, in_per_group, taps_per_row = config.families, config.in_per_group, config.taps.taps_per_row
+    load, ragged, rows = ELEMENTS[config.dtype].load, is_ragged(config.taps), config.taps.rows
+
+    @device_function
+    def load_weights(weights, w, families):
+        row_stride = rows * w.stride_k
+        for f in range(families_count):
+            for c in range(in_per_group):
+                for b in range(taps_per_row):
+                    if not ragged or b < families.taps[f]:
+                        index = families.first_weight[f] + c * w.stride_i + b * row_stride
+                        weights[(f * in_per_group + c) * taps_per_row + b] = load(w.data[uint64(index)])
+
+    return load_weights
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     element, taps = ELEMENTS[config.dtype], config.taps
     load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
-    stride, gap, rows = taps.stride, taps.gap, taps.rows
-    kernel_size, taps_per_row, tap_step = taps.kernel_size, taps.taps_per_row, taps.step
+    stride, rows, taps_per_row, tap_step = taps.stride, taps.rows, taps.taps_per_row, taps.step
     lanes, teams, active, step = config.lanes, config.threads // config.lanes, config.active, config.step
     vector, all_families, halo, keeps_weights = config.vector, config.families, config.halo, config.keeps_weights
-    in_per_group, out_per_group = config.in_per_group, config.out_per_group
+    in_per_group, out_per_group, ragged = config.in_per_group, config.out_per_group, is_ragged(taps)
     registers = config.weights if keeps_weights else 1
-    ragged = gap > 1 or kernel_size % rows != 0  # some phases have fewer taps
-    fill, aim = make_fill(config), make_aim(config)
+    fill, aim, load_weights = make_fill(config), make_aim(config), _make_load_weights(config)
 
     def depthwise(x, w, bias, y, sizes, row_count, passes, width):
         shared = cuda.shared.array(0, dtype=accumulator)
@@ -141,8 +163,7 @@ def make_kernel(config: Config) -> Kernel:
             cuda.local.array(all_families, dtype=int32),
         )
         weights = cuda.local.array(registers, dtype=accumulator)
-        part = cuda.local.array(vector, dtype=accumulator)
-        total = cuda.local.array(vector, dtype=accumulator)
+        part, total = cuda.local.array(vector, dtype=accumulator), cuda.local.array(vector, dtype=accumulator)
         out = cuda.local.array(vector, dtype=storage)
 
         thread = uint32(cuda.threadIdx.x)
@@ -181,12 +202,7 @@ def make_kernel(config: Config) -> Kernel:
             offset = load(bias.data[uint64(group * out_per_group + j)]) if bias.exists else accumulator(0)
             if keeps_weights:
                 aim(families, base, start, w_offset, w.stride_k)
-                for f in range(all_families):
-                    for c in range(in_per_group):
-                        for b in range(taps_per_row):
-                            if not ragged or b < families.taps[f]:
-                                index = families.first_weight[f] + c * w.stride_i + b * row_stride
-                                weights[(f * in_per_group + c) * taps_per_row + b] = load(w.data[uint64(index)])
+                load_weights(weights, w, families)
             while outputs_left > 0:
                 if not keeps_weights:
                     aim(families, base, start, w_offset, w.stride_k)

@@ -174,10 +174,66 @@ def make_multiply(config: LongConfig):
     return multiply
 
 
+class Span(NamedTuple):
+    """A block's outputs that are in the row."""
+
+    low: int
+    high: int
+
+
+def _make_store(config: LongConfig):
+    """Build the store of a block's outputs, from ``first_output`` of each row on; staged by ``put_sums``."""
+    element, out_per_group, run, pitch = ELEMENTS[config.dtype], config.out_per_group, config.run, config.pitch
+    threads, active, vector, store = config.threads, config.active, config.vector, element.store
+    stage, plane = config.in_per_group * config.weight_pitch, threads * pitch
+    hop_outputs, hop_places = active * vector, active * vector // run * pitch
+    # Blocks in the middle of a row run straight-line code.
+    store_steps = max(1, threads * run // hop_outputs) - 1
+    put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
+    accumulator = element.accumulator
+
+    @device_function
+    def store_outputs(y, shared, first_row, out_length, first_output, span, thread):
+        places = cuda.local.array(vector, dtype=int32)
+        out = cuda.local.array(vector, dtype=accumulator)
+        j = int32(0)
+        while j < out_per_group:
+            target = (first_row + j) * out_length + first_output
+            e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
+            for z in range(vector):
+                # From a run earlier: the first vector may begin before the block's outputs.
+                i = int32(e + z + run)
+                of_run = int32(uint32(i) // uint32(run))
+                places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))
+            last = int32(span.high - vector)
+            last_of_steps = int32(last - (store_steps - 1) * hop_outputs)
+            while e < span.high:
+                if e >= span.low and e <= last:
+                    for z in range(vector):
+                        out[z] = shared[uint64(places[z])]
+                    put(y.data, target + e, out, 0)
+                else:
+                    for z in range(vector):
+                        i = int32(e + z)
+                        if i >= span.low and i < span.high:
+                            y.data[uint64(target + i)] = store(shared[uint64(places[z])])
+                for z in range(vector):
+                    places[z] = int32(places[z] + hop_places)
+                e = int32(e + hop_outputs)
+                if store_steps and e >= span.low and e <= last_of_steps:
+                    put_steps(y.data, target + e, shared, places)
+                    for z in range(vector):
+                        places[z] = int32(places[z] + store_steps * hop_places)
+                    e = int32(e + store_steps * hop_outputs)
+            j = int32(j + 1)
+
+    return store_outputs
+
+
 @cache
 def make_kernel(config: LongConfig) -> Kernel:
     element, taps = ELEMENTS[config.dtype], config.taps
-    load, store, accumulator, storage = element.load, element.store, element.accumulator, element.storage
+    load, accumulator, storage = element.load, element.accumulator, element.storage
     stride, in_per_group, out_per_group = taps.stride, config.in_per_group, config.out_per_group
     threads, columns, span, halo, width = config.threads, config.columns, config.span, config.halo, config.width
     vector, batch, run, pitch, active = config.vector, config.batch, config.run, config.pitch, config.active
@@ -186,11 +242,7 @@ def make_kernel(config: LongConfig) -> Kernel:
     # Offset of the inputs in shared memory, in sums and in elements.
     stage = in_per_group * weight_pitch
     first_place = stage * config.sum_bytes // config.dtype.itemsize
-    outputs, plane = threads * run, threads * pitch
-    hop_outputs, hop_places = active * vector, active * vector // run * pitch
-    # Blocks in the middle of a row run straight-line code.
-    store_steps = max(1, outputs // hop_outputs) - 1
-    put, put_steps = store_run(element), store_gathered(element, store_steps, hop_places, hop_outputs)
+    outputs, plane, store_outputs = threads * run, threads * pitch, _make_store(config)
     pieces = sum_count if config.by_channel else 1
     begin_sums, put_sums = spread(out_per_group, run), store_runs(out_per_group, run, plane)
     wait = cp_async_wait(-(-in_per_group // batch) - 1)
@@ -203,8 +255,6 @@ def make_kernel(config: LongConfig) -> Kernel:
         piece = cuda.local.array(pieces, dtype=accumulator)
         offsets = cuda.local.array(out_per_group, dtype=accumulator)
         raw = cuda.local.array(BATCH, dtype=storage)
-        places = cuda.local.array(vector, dtype=int32)
-        out = cuda.local.array(vector, dtype=accumulator)
 
         thread, row = int32(cuda.threadIdx.x), int64(cuda.blockIdx.x)
         n = int64(uint32(row) // uint32(sizes.groups))
@@ -264,36 +314,7 @@ def make_kernel(config: LongConfig) -> Kernel:
         cuda.syncthreads()
         if thread >= active:
             return
-        j = int32(0)
-        while j < out_per_group:
-            target = (row * out_per_group + j) * sizes.out_length + first_output
-            e = int32(thread * vector - int32((y.offset + target) & (vector - 1)))
-            for z in range(vector):
-                # From a run earlier: the first vector may begin before the block's outputs.
-                i = int32(e + z + run)
-                of_run = int32(uint32(i) // uint32(run))
-                places[z] = int32(stage + j * plane + i - run + (of_run - 1) * (pitch - run))
-            last = int32(high - vector)
-            last_of_steps = int32(last - (store_steps - 1) * hop_outputs)
-            while e < high:
-                if e >= low and e <= last:
-                    for z in range(vector):
-                        out[z] = shared[uint64(places[z])]
-                    put(y.data, target + e, out, 0)
-                else:
-                    for z in range(vector):
-                        i = int32(e + z)
-                        if i >= low and i < high:
-                            y.data[uint64(target + i)] = store(shared[uint64(places[z])])
-                for z in range(vector):
-                    places[z] = int32(places[z] + hop_places)
-                e = int32(e + hop_outputs)
-                if store_steps and e >= low and e <= last_of_steps:
-                    put_steps(y.data, target + e, shared, places)
-                    for z in range(vector):
-                        places[z] = int32(places[z] + store_steps * hop_places)
-                    e = int32(e + store_steps * hop_outputs)
-            j = int32(j + 1)
+        store_outputs(y, shared, row * out_per_group, sizes.out_length, first_output, Span(low, high), thread)
 
     signature = shared_signature(storage)
     return Kernel("depthwise_long", depthwise_long, signature, threads, min_blocks=config.min_blocks, key=repr(config))

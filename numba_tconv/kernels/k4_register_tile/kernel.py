@@ -115,7 +115,9 @@ def make_kernel(config: Config, make_multiply=make_multiply, name: str = "k4_reg
     partial, partials = config.partial, config.partials
     add_partial_sums = add_vectors(all_sums // vector, threads * vector)
     store_partial_sums = store_vectors(all_sums // vector, threads * vector)
-    window, weights, lane_of, tails_of, multiply, put = make_multiply(config)
+    parts = make_multiply(config)
+    window, weights, multiply, put = parts.window, parts.weights, parts.multiply, parts.put
+    lane_of, tails_of = parts.lane_of, parts.tails_of
     advance, store = make_advance(config, multiply), make_store(config)
 
     def k4_register_tile(x, packed, bias, y, sizes, grid):

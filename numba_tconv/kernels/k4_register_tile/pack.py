@@ -117,7 +117,8 @@ def make_kernel(order: Order) -> Kernel:
     batch = BATCH // step
     in_order = place_by_fragments(order, ON_GPU) if order.fragments else place_by_rows(order)
     place, store = device_function(in_order), store_run(element)
-    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+    loads = make_load_box(box, THREADS)
+    load_box, at_weight, limits_of, within = loads.load, loads.at, loads.limits, loads.within
 
     @device_function
     def weight_of(e):
@@ -125,7 +126,7 @@ def make_kernel(order: Order) -> Kernel:
         channel, phase = (m % channels, m // channels) if apart else (m // phases, m % phases)
         return Weight(int32(k), int32(channel), int32(tap), int32(phase), m < channels * phases)
 
-    def k4_pack(w, packed, grid):
+    def k4_pack(weights, packed, grid):
         griddepcontrol_launch_dependents()
         shared = cuda.shared.array(0, dtype=storage)
         number = int32(cuda.blockIdx.x)
@@ -136,22 +137,23 @@ def make_kernel(order: Order) -> Kernel:
         input_channel, co = group * grid.in_per_group + channel, int32(row_tile // row_parts * channels)
         first = input_channel, co, row + chunk * int64(chunk_taps)
         left = int32(grid.in_per_group - channel), int32(grid.out_channels - co)
-        strides = w.stride_i, w.stride_o, w.stride_k
-        pitch = load_box(shared, w.data, strides, first, left, grid.kernel_size, grid.way)
+        strides = weights.stride_i, weights.stride_o, weights.stride_k
+        pitch = load_box(shared, weights.data, strides, first, left, grid.kernel_size, grid.way)
         limits = limits_of(first, row, left, grid.kernel_size)
         values = cuda.local.array(BATCH, dtype=storage)
         target, e = int64(number) * packed_piece, int32(cuda.threadIdx.x * step)
         while e < packed_piece:
             for z in range(batch):
-                k, channel, tap, phase, of_tile = weight_of(int32(e + z * (THREADS * step)))
-                index = at_weight(pitch, k, channel, tap, phase) if of_tile and k < depth else int32(0)
+                w = weight_of(int32(e + z * (THREADS * step)))
+                in_box = w.of_tile and w.k < depth
+                index = at_weight(pitch, w.k, w.channel, w.tap, w.phase) if in_box else int32(0)
                 if by_vectors:
                     load_vector(values, z * step, shared, index)
                 else:
                     values[z] = shared[uint64(index)]
-                if not (limits.whole and of_tile):
+                if not (limits.whole and w.of_tile):
                     for u in range(step):
-                        exists = of_tile and within(limits, k, channel, tap, int32(phase + u))
+                        exists = w.of_tile and within(limits, w.k, w.channel, w.tap, int32(w.phase + u))
                         values[z * step + u] = values[z * step + u] if exists else storage(0)
             for z in range(batch):
                 element = int32(e + z * (THREADS * step))

@@ -43,19 +43,14 @@ REGISTERS = 200, 56  # of consumers and producers: together as many as at launch
 OF_MULTIPLYING, OF_COPYING = 1, 2  # named barriers of consumers and producers; 0 is the block's
 
 
-@cache
-def make_kernel(config: Config) -> Kernel:
-    threads, stages, block_n, block_k = config.threads, config.stages, config.block_n, config.block_k
-    itemsize, width, copied, reach = config.itemsize, config.width, config.copied, config.halo + config.lead
-    x_vector, x_stage, w_stage, chunk_shift = config.x_vector, config.x_stage, config.w_stage, config.chunk_shift
+def make_fill_ring(config: Config):
+    """Build ``fill_ring``, the life of the producer warps."""
+    threads, stages, block_k, itemsize = config.threads, config.stages, config.block_k, config.itemsize
+    width, copied, reach, chunk_shift = config.width, config.copied, config.halo + config.lead, config.chunk_shift
+    x_vector, x_stage, w_stage = config.x_vector, config.x_stage, config.w_stage
     stage, x_bytes, w_bytes = x_stage + w_stage, copied * itemsize, w_stage * itemsize
-    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
-    warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
-    all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers
-    window, weights, lane_of, tails_of, multiply, put = make_multiply(config)
     aim, load_window = make_aim(config, COPYING, threads), make_load_window(config, COPYING, threads)
-    store, rows = make_store(config), block_k // COPYING  # of x, for a producer warp
-    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
+    rows = block_k // COPYING  # of x, for a producer warp
 
     @device_function
     def fill_ring(block, full, empty, x, packed, sizes, grid):
@@ -96,6 +91,22 @@ def make_kernel(config: Config) -> Kernel:
                 slot = int32(slot + 1)
                 if slot == stages:
                     slot, parity = int32(0), int32(parity ^ 1)
+
+    return fill_ring
+
+
+@cache
+def make_kernel(config: Config) -> Kernel:
+    threads, stages, block_n, itemsize = config.threads, config.stages, config.block_n, config.itemsize
+    x_stage, w_stage, stage = config.x_stage, config.w_stage, config.x_stage + config.w_stage
+    phases, channels, row_parts, ragged = config.phases, config.channels, config.row_parts, config.ragged
+    warp_columns, sums = WARP // config.lanes_m * config.thread_n, config.thread_m * config.thread_n
+    all_barriers, window_offsets = config.barriers, config.entries - 2 - config.barriers
+    parts = make_multiply(config)
+    window, weights, multiply, put = parts.window, parts.weights, parts.multiply, parts.put
+    lane_of, tails_of = parts.lane_of, parts.tails_of
+    fill_ring, store = make_fill_ring(config), make_store(config)
+    grow, shrink = setmaxnreg(REGISTERS[0], True), setmaxnreg(REGISTERS[1], False)
 
     def k5_dmma_ring(x, packed, bias, y, sizes, grid):
         shared = cuda.shared.array(0, dtype=float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -15,19 +16,29 @@ from numba_tconv.kernels.k4_register_tile.choose import rounds
 from numba_tconv.runtime.device import H200, Device
 
 ROWS, COLUMNS, CHANNELS = 16, 8, 4  # of the smallest product
-# (block_m, block_n, rows and columns of a warp, channels of a product, blocks on a multiprocessor). Four warps of 64 x
-# 32 sums have registers for eight channels.
+
+
+class Sizes(NamedTuple):
+    block_m: int
+    block_n: int
+    rows: int  # of a warp
+    columns: int
+    depth: int  # channels of a product
+    blocks: int  # on a multiprocessor
+
+
+# Four warps of 64 x 32 sums have registers for eight channels.
 TILES = (
-    (64, 128, 64, 32, 8, 2),
-    (64, 128, 32, 32, 4, 2),
-    (64, 64, 32, 32, 4, 4),
-    (32, 128, 32, 32, 4, 4),
-    (64, 32, 16, 32, 4, 4),
-    (32, 64, 16, 32, 4, 4),
-    (16, 256, 16, 64, 4, 4),
-    (16, 128, 16, 32, 4, 4),
+    Sizes(64, 128, 64, 32, 8, 2),
+    Sizes(64, 128, 32, 32, 4, 2),
+    Sizes(64, 64, 32, 32, 4, 4),
+    Sizes(32, 128, 32, 32, 4, 4),
+    Sizes(64, 32, 16, 32, 4, 4),
+    Sizes(32, 64, 16, 32, 4, 4),
+    Sizes(16, 256, 16, 64, 4, 4),
+    Sizes(16, 128, 16, 32, 4, 4),
 )
-RING = (64, 128, 64, 32, 8, 2)  # ring.py's
+RING = Sizes(64, 128, 64, 32, 8, 2)  # ring.py's
 FEWEST_STAGES, MOST_STAGES = 3, 6
 MOST_CHANNELS, STAGE_CHANNELS = 32, 3  # channels of a stage; those whose products take about its latency
 MOST_PRODUCTS = 96  # unrolled, with the taps of one window
@@ -91,33 +102,31 @@ def tap_chunk(problem: Problem, products: int, block_n: int) -> int:
     return max(c for c in fitting if t.taps_per_row % c == 0)
 
 
-def make(
-    problem: Problem, block_k: int, sizes: tuple, depth: int, min_blocks: int, x_vector: int, ring: bool = False
-) -> Config:
-    """A tile's configuration; ``sizes``: block_m, block_n, rows and columns of a warp."""
-    block_m, block_n, rows, columns = sizes
-    of_block = dict(block_m=block_m, block_n=block_n, thread_m=rows // 8, thread_n=columns // 4, lanes_m=8)
-    of_block |= dict(min_blocks=min_blocks, x_vector=x_vector, one_phase=problem.kernel_size % problem.taps.rows != 0)
-    chunk = tap_chunk(problem, rows // ROWS * (columns // COLUMNS), block_n)
+def make(problem: Problem, block_k: int, sizes: Sizes, x_vector: int, ring: bool = False) -> Config:
+    s, one_phase = sizes, problem.kernel_size % problem.taps.rows != 0
+    of_block = dict(block_m=s.block_m, block_n=s.block_n, thread_m=s.rows // 8, thread_n=s.columns // 4, lanes_m=8)
+    of_block |= dict(min_blocks=s.blocks, x_vector=x_vector, one_phase=one_phase)
+    chunk = tap_chunk(problem, s.rows // ROWS * (s.columns // COLUMNS), s.block_n)
     usual = k4_config.make(problem, torch.float64, block_k, tap_chunk=chunk, **of_block)
-    return Config(**{f.name: getattr(usual, f.name) for f in fields(usual)}, depth=depth, ring=ring)
+    return Config(**{f.name: getattr(usual, f.name) for f in fields(usual)}, depth=s.depth, ring=ring)
 
 
 def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Config]:
     """Every tile that fits, with the depth that wastes the least."""
     channels = problem.in_channels_per_group
     share = device.shared_per_multiprocessor / H200.shared_per_multiprocessor
-    for *sizes, depth, blocks in TILES:
-        depth = depth if device.cc >= (9, 0) else 0
-        unit, (*_, rows, columns) = max(CHANNELS, depth), sizes
+    for sizes in TILES:
+        depth = sizes.depth if device.cc >= (9, 0) else 0
+        unit = max(CHANNELS, depth)
         # Beside 32 x 32 sums, addresses of single-element copies spill in 128 registers.
-        fewer = x_vector == 1 and rows * columns == 1024
-        blocks = max(2, round(blocks * share)) - fewer
+        fewer = x_vector == 1 and sizes.rows * sizes.columns == 1024
+        blocks = max(2, round(sizes.blocks * share)) - fewer
         if blocks == 1:
             continue  # a lone block would idle while it waits
+        here = sizes._replace(depth=depth, blocks=blocks)
         depths = range(unit, MOST_CHANNELS + 1, unit)
         for block_k in sorted(depths, key=lambda k: -(-channels // k) * (k + STAGE_CHANNELS)):
-            config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector)
+            config = make(problem, block_k, here, x_vector)
             if k4_config.fits(config, device):
                 yield config
                 break
@@ -127,10 +136,9 @@ def candidates(problem: Problem, x_vector: int, device: Device) -> Iterator[Conf
 
 def of_ring(problem: Problem, x_vector: int, device: Device) -> Config | None:
     """The deepest ring that wastes the fewest channels, or None."""
-    *sizes, depth, blocks = RING
-    channels = problem.in_channels_per_group
+    channels, depth = problem.in_channels_per_group, RING.depth
     for block_k in sorted(range(depth, MOST_CHANNELS + 1, depth), key=lambda k: (-(-channels // k) * k, -k)):
-        config = make(problem, block_k, tuple(sizes), depth, blocks, x_vector, ring=True)
+        config = make(problem, block_k, RING, x_vector, ring=True)
         for stages in range(MOST_STAGES, FEWEST_STAGES - 1, -1):
             if k4_config.fits(replace(config, stages=stages), device):
                 return replace(config, stages=stages)

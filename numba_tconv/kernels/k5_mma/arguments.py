@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from numba import float32, types
 
+from numba_tconv.kernels.common.tensor_core.outputs import Alignment
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import flat, named
 
@@ -60,7 +61,7 @@ class RowTile(NamedTuple):
 
 
 def types_of(config: Config) -> tuple:
-    """Numba's types of the kernels' arguments."""
+    """Numba's types of what the kernels' arguments have in common, in order."""
     stored, integer = flat(ELEMENTS[config.tile.dtype].storage), types.int64
     bits = flat(bits_type(config))
 
@@ -68,7 +69,8 @@ def types_of(config: Config) -> tuple:
         return named(fields, **dict.fromkeys(fields._fields, integer))
 
     x = named(Input, data=bits, stride_n=integer, stride_c=integer)
-    return x, named(Weights, packed=bits, bias=stored, has_bias=integer), stored, integers(Sizes), integers(Loop)
+    weights = named(Weights, packed=bits, bias=stored, has_bias=integer)
+    return x, weights, stored, *map(integers, (Sizes, Loop, Alignment))
 
 
 def bits_type(config: Config) -> types.Type:

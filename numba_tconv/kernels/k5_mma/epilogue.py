@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from numba import cuda, float32, int32, int64, uint64
 
-from numba_tconv.kernels.common.tensor_core.outputs import Alignment, Output, Place, Runs, Staging
+from numba_tconv.kernels.common.tensor_core.outputs import Output, Place, Runs, Staging
 from numba_tconv.kernels.common.tensor_core.store_any import make_aim, make_store_any
 from numba_tconv.kernels.common.tensor_core.store_rows import make_store_rounds
 from numba_tconv.kernels.common.tensor_core.store_runs import (
@@ -69,9 +69,8 @@ def _make_stage_sums(config: Config):
 @device_function
 def output_of(y, weights, sizes, out_channels, alignment):
     """The Output of a kernel's arguments."""
-    shift, quantum, offset, whole = alignment
     return Output(y, weights.bias, weights.has_bias, sizes.batch, sizes.columns, sizes.first_column, out_channels,
-                  sizes.out_length, sizes.padding, Alignment(shift, quantum, offset, whole))  # fmt: skip
+                  sizes.out_length, sizes.padding, alignment)  # fmt: skip
 
 
 def make_store_tile(config: Config):
@@ -92,7 +91,7 @@ def make_store_tile(config: Config):
 
     @device_function
     def store_in_rounds(sums, row0, column0, column1, out, staging, place, thread):
-        n, j, row, co, channels_left, _, _ = place
+        n, j, row, co, channels_left = place.sample, place.column, place.row, place.channel, place.channels_left
         shared, base, at = staging
         round = int32(0)
         while round < rounds:
@@ -110,8 +109,8 @@ def make_store_tile(config: Config):
 
     @device_function
     def store_tile(sums, out, shared, base, at, place, thread):
-        n, j, row, co, channels_left, _, _ = place
-        _, warp, lane = thread
+        n, j, row, co, channels_left = place.sample, place.column, place.row, place.channel, place.channels_left
+        warp, lane = thread.warp, thread.lane
         warp_row, warp_column, t = int32(warp // COLUMN_WARPS), int32((warp & 1) * WARP_COLUMNS), int32(lane & 3)
         column0 = int32(warp_column + run_of_column(int32(2 * t), itemsize) * RUN)
         column1 = int32(warp_column + run_of_column(int32(2 * t + 1), itemsize) * RUN)
@@ -163,7 +162,8 @@ def _make_write(config: Config):
 
     @device_function
     def write(straight, out, staging, place, thread):
-        n, j, row, co, channels_left, extent, head = place
+        n, j, row, co, channels_left = place.sample, place.column, place.row, place.channel, place.channels_left
+        extent, head = place.extent, place.head
         runs = Runs(
             cuda.local.array(run_channels, dtype=int64),
             cuda.local.array(run_loads, dtype=int32),

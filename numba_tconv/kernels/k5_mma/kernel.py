@@ -199,8 +199,8 @@ def _make_kernel(config: Config) -> Kernel:
         thread = Storing(me.team, me.warp, me.lane)
         store_tile(total if exact else acc, out, shared, base, int32(me.team * staging_bytes), place, thread)
 
-    x, *others = types_of(config)
-    signature = x, types.int64, *others, types.UniTuple(types.int64, 4)
+    x, *others, alignment = types_of(config)
+    signature = x, types.int64, *others, alignment
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))
 
 

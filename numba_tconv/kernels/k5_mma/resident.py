@@ -150,5 +150,6 @@ def make_kernel(config: Config) -> Kernel:
             if j >= signal.columns:
                 n, j = int32(n + 1), int32(j - signal.columns)
 
-    signature = *types_of(config), types.int64, types.UniTuple(types.int64, 4)
+    *others, alignment = types_of(config)
+    signature = *others, types.int64, alignment
     return Kernel("k5_mma", k5_mma, signature, threads, config.shared_bytes, config.min_blocks, key=repr(config))

@@ -91,13 +91,28 @@ BULK = 1 << 15  # bytes of one bulk copy of weights, at most
 FEWEST_ROWS, FEWEST_TURNS = 64, 3
 
 
+def _make_rows_of(config: Config):
+    """Build ``rows_of`` a row tile."""
+    phases, channels, row_parts = config.tile.phases, config.tile.channels, config.tile.row_parts
+
+    @device_function
+    def rows_of(row_tile, group_tiles, out_per_group):
+        group = int32(uint32(row_tile) // uint32(group_tiles))
+        group_tile = int32(row_tile - group * group_tiles)
+        channel = int64(group_tile // row_parts * channels)
+        left = int32(min(int64(channels), out_per_group - channel))
+        return Rows(int32(group_tile % row_parts * phases), group * out_per_group + channel, left)
+
+    return rows_of
+
+
 @cache
 def make_kernel(config: Config) -> Kernel:
     tile, most_stages, resident, paired = config.tile, config.stages, config.resident, config.paired
     unroll, depths = config.unroll, config.depths
     rows, parts, depth = tile.rows, tile.parts, tile.depth
     halo, window, phases, channels, all_taps = tile.halo, 4 + tile.halo, tile.phases, tile.channels, tile.tap_chunk
-    itemsize, lead, row_parts = tile.itemsize, tile.lead, tile.row_parts
+    itemsize, lead = tile.itemsize, tile.lead
     regions, map_at, ready_at = config.regions, config.map, config.ready
     lane_channels, lane_rows = 4 // itemsize, lane_rows_of(tile)
     all_weights, ring_at, staging_at, barriers_at = config.weights, config.ring, config.staging, config.barriers
@@ -122,15 +137,8 @@ def make_kernel(config: Config) -> Kernel:
     # A warp's runs leave during three quarters of the next tile.
     steps_for_runs = 4 * unroll * -(-channels // 4)
     extra_of, slab, (run_loads, run_channels) = make_extra_of(config), slab_of(config), runs_of(config)
+    rows_of = _make_rows_of(config)
     column_of_lane, descriptor_of = (device_function(f) for f in (column_of, wgmma_descriptor))
-
-    @device_function
-    def rows_of(row_tile, group_tiles, out_per_group):
-        group = int32(uint32(row_tile) // uint32(group_tiles))
-        group_tile = int32(row_tile - group * group_tiles)
-        channel = int64(group_tile // row_parts * channels)
-        left = int32(min(int64(channels), out_per_group - channel))
-        return Rows(int32(group_tile % row_parts * phases), group * out_per_group + channel, left)
 
     def k6_wgmma(tensor_map, x, weights, y, channels, columns, grid, alignment):
         shared = cuda.shared.array(0, dtype=float32)

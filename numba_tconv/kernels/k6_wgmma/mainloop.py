@@ -25,31 +25,28 @@ from .tile import BLOCKS, Config
 STRIDE = 128  # bytes between the weights' core matrices along n
 
 
-def make_mainloop(config: Config):
-    """Build ``mainloop``, over one tile and tap chunk: wait for a stage, load its window, multiply, release the stage.
+def _first_column(config: Config) -> int:
+    """The first column that a wide window loads at once, to save registers; the rest follows the first products."""
+    tile = config.tile
+    tap_groups = -(-tile.tap_chunk // MOST_SPLIT_TAPS)
+    if not config.split_ahead or tap_groups == 1 or tile.several_chunks:
+        return 0
+    return max(tile.halo - (tile.tap_chunk // tap_groups - 1) * tile.taps.step, 0) // 4 * 4
 
-    With resident weights a slot is released once its products are issued: the window is in registers. Streamed weights
-    are read by the tensor cores, so their slot is released when products are done. Every thread arrives on ``empty``.
+
+def _make_multiply(config: Config):
+    """Build the products of a depth whose window is loaded.
 
     In tf32x3 at most MOST_SPLIT_TAPS taps are summed in ``acc``, smallest products first, then added to ``total`` on
     CUDA cores, because tensor cores truncate."""
-    tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
-    single = config.depths == 1  # each depth is a stage
+    tile = config.tile
     rows, parts, chunk, step = tile.rows, tile.parts, tile.tap_chunk, tile.taps.step
     halo, window, tap_weights = tile.halo, 4 + tile.halo, rows * tile.depth * tile.operand_size
-    block_sums, all_sums, exact, several_chunks = rows // 2, BLOCKS * rows // 2, parts == 2, tile.several_chunks
-    tap_groups = -(-chunk // MOST_SPLIT_TAPS)
-    # To save registers, a wide window's rest is loaded when half of the first taps' products are done.
-    first_column = 0
-    if config.split_ahead and tap_groups > 1 and not several_chunks:
-        first_column = max(halo - (chunk // tap_groups - 1) * step, 0) // 4 * 4
-    multiply_all, load_window = wgmma(tile.kind, rows), make_window(config, first_column)
-    load_rest = make_window(config, 0, first_column)
-    wait_for_all, wait_for_older, wait_for_older_block = wgmma_wait(0), wgmma_wait(unroll - 1), wgmma_wait(1)
-    depth_weights, operands, lane_rows = tile.depth_weights, parts * 2 * window, lane_rows_of(tile)
+    block_sums, all_sums, several_chunks = rows // 2, BLOCKS * rows // 2, tile.several_chunks
+    tap_groups, first_column = -(-chunk // MOST_SPLIT_TAPS), _first_column(config)
+    multiply_all, load_rest = wgmma(tile.kind, rows), make_window(config, 0, first_column)
+    wait_for_all, wait_for_older_block = wgmma_wait(0), wgmma_wait(1)
     high_half = wgmma_descriptor(0, 0, STRIDE) & ~0xFFFFFFFF
-    when_due, _ = make_hand_over(config)
-    ahead, load_inverse = config.split_ahead, ld_shared(1, float32)
 
     @device_function
     def multiply_tap(acc, v, at, b, block, part, descriptor, add):
@@ -108,7 +105,21 @@ def make_mainloop(config: Config):
                 count = (group + 1) * chunk // tap_groups - first
                 multiply_taps(sums, v, at, descriptor, first, count, inverse, offset, view, lane)
 
-    multiply_depth = multiply_exactly if exact else multiply
+    return multiply_exactly if parts == 2 else multiply
+
+
+def make_mainloop(config: Config):
+    """Build ``mainloop``, over one tile and tap chunk: wait for a stage, load its window, multiply, release the stage.
+
+    With resident weights a slot is released once its products are issued: the window is in registers. Streamed weights
+    are read by the tensor cores, so their slot is released after the products. Every thread arrives on ``empty``."""
+    tile, resident, unroll, ping_pong = config.tile, config.resident, config.unroll, not config.paired
+    single = config.depths == 1  # each depth is a stage
+    load_window, multiply_depth = make_window(config, _first_column(config)), _make_multiply(config)
+    wait_for_older, exact = wgmma_wait(unroll - 1), tile.parts == 2
+    depth_weights, operands, lane_rows = tile.depth_weights, tile.parts * 2 * (4 + tile.halo), lane_rows_of(tile)
+    when_due, _ = make_hand_over(config)
+    ahead, load_inverse = config.split_ahead, ld_shared(1, float32)
 
     @device_function
     def one_depth(sums, v, z, pipe, slot, view, lane, taps, add, descriptor):

@@ -53,14 +53,14 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
     ahead.
 
     Returns the factor of the products' sums; 1 unless the lane splits."""
-    tile = config.tile
-    window, itemsize, exact = 4 + tile.halo, config.tile.itemsize, config.tile.parts == 2
-    unused, lane_rows, ahead = tile.halo - tile.reach, lane_rows_of(tile), config.split_ahead
-    register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # hi first
-    end = window if end is None else end
-    split = make_split(window, unused)
-    load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
-    lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
+    if config.tile.itemsize == 2:
+        return _make_halves(config)
+    return _make_singles(config, first, 4 + config.tile.halo if end is None else end)
+
+
+def _make_clear(config: Config):
+    """Build ``clear``: zeros in the columns outside the row."""
+    window, unused, lane_rows = 4 + config.tile.halo, config.tile.halo - config.tile.reach, lane_rows_of(config.tile)
 
     @device_function
     def clear(v, at, view):
@@ -70,6 +70,20 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
             for h in range(lane_rows):
                 for q in range(unused, window):
                     v[at + h * window + q] = v[at + h * window + q] if before <= q < end else int32(0)
+
+    return clear
+
+
+# Barriers keep branches of the loads from merging into predicated loads. The slowest comes first: tests cost clocks.
+
+
+def _make_singles(config: Config, first: int, end: int):
+    """``make_window`` of 32-bit elements."""
+    tile, ahead = config.tile, config.split_ahead
+    window, itemsize, exact, unused = 4 + tile.halo, tile.itemsize, tile.parts == 2, tile.halo - tile.reach
+    lane_rows, load_word, clear = lane_rows_of(tile), ld_shared(1, int32), _make_clear(config)
+    register_rows = (0, 2, 1, 3) if ahead else (0, 1, 2, 3)  # hi first
+    split = make_split(window, unused)
 
     def make_rows(count):
         load = ld_shared(count, float32)
@@ -86,7 +100,6 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
 
     fours, twos = make_rows(4), make_rows(2)
 
-    # Barriers keep branches from merging into predicated loads. The slowest comes first: tests cost clocks.
     @device_function
     def load_singles(v, at, offset, view, lane):
         h_step, together = lane.h_step, view.together
@@ -111,6 +124,15 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
                 for z in range(2 * window):
                     put_tf32(v, at + z, float_of(v[at + z]))
         return split(v, at, lane.scales) if exact and not ahead else float32(1)
+
+    return load_singles
+
+
+def _make_halves(config: Config):
+    """``make_window`` of 16-bit elements."""
+    window, itemsize, clear = 4 + config.tile.halo, config.tile.itemsize, _make_clear(config)
+    load_word, load_two_words = ld_shared(1, int32), ld_shared(2, int32)
+    lower, upper, own, turned = halves(0, 2), halves(1, 3), (halves(0, 3), halves(1, 2)), (halves(3, 0), halves(2, 1))
 
     @device_function
     def interleave(v, at, even, odd):
@@ -184,7 +206,7 @@ def make_window(config: Config, first: int = 0, end: int | None = None):
             clear(v, at, view)
         return float32(1)
 
-    return load_singles if itemsize == 4 else load_halves
+    return load_halves
 
 
 def make_view(config: Config):

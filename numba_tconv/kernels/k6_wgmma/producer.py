@@ -169,20 +169,17 @@ def make_produce(config: Config):
     phase for its own."""
     tile, regions, resident, streamed = config.tile, config.regions, config.resident, not config.resident
     itemsize, depth, stage_weights, ring_at = tile.itemsize, config.depth, config.stage_weights, config.ring
-    vector, config_depths = ALIGNMENT // itemsize, config.depths
-    last = regions - 1
-    turns, locate = make_locate(config)
-    sample_of, walk = make_walk(config)
-    window_start = make_window_start(config)
-    fill_in_vectors, fill = make_fill(config)
+    vector, config_depths, last = ALIGNMENT // itemsize, config.depths, regions - 1
+    (turns, locate), (sample_of, walk) = make_locate(config), make_walk(config)
+    (fill_in_vectors, fill), window_start = make_fill(config), make_window_start(config)
     split_ahead, width, farthest = config.split_ahead, config.width, int64(1 << 20)
     split_stage = make_split_stage(config)
 
     @device_function
     def produce(lane, warp, x, x_map, w, grid, in_per_group, pipe, base, shared, split):
         channel_stages = grid.channel_chunks // config_depths
-        boxed, aligned, apart, in_vectors = x.fetch
-        _, length, columns, first = x.samples
+        boxed, aligned, apart = x.fetch.boxed, x.fetch.aligned, x.fetch.whole_tiles
+        length, columns, first = x.samples.length, x.samples.columns, x.samples.first_column
         full, region_bytes, slot, stages = pipe.full, x.window.region, x.window.slot, pipe.stages
         sample, by_box = cuda.local.array(regions, dtype=int32), cuda.local.array(regions, dtype=int32)
         start = cuda.local.array(regions, dtype=int64)
@@ -240,7 +237,7 @@ def make_produce(config: Config):
                             n, i = (sample[0], start[0]) if z == 0 else (sample[last], start[last])
                             region, done = int32(at + z * region_bytes), int32(stage * depth)
                             origin = Origin(n, i, channel0 + done, int32(in_per_group) - done)
-                            if in_vectors:
+                            if x.fetch.in_vectors:
                                 fill_in_vectors(x, origin, base + region, lane, barrier)
                             else:
                                 fill(x, origin, base, region, shared, lane, barrier)

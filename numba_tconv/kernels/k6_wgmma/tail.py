@@ -6,6 +6,7 @@ Blocks may begin once the weights are packed; early blocks gather on few multipr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -62,28 +63,52 @@ class LastColumn(NamedTuple):
     length: int  # of y
 
 
-@cache
-def make_kernel(tile: Tile) -> Kernel:
-    rows, phases, channels, depth, taps = tile.rows, tile.phases, tile.channels, tile.depth, tile.tap_chunk
-    all_parts = tile.parts  # operand halves of a weight
-    element, elements, vector = ELEMENTS[tile.dtype], 16 // tile.itemsize, 16 // tile.operand_size
-    load, store, storage, load_weights = element.load, element.store, element.storage, load_run(element, elements)
-    block, all_weights = rows * depth // vector * elements, all_parts * LOADS * elements
+class Pieces(NamedTuple):
+    """The next pieces of a thread's share: vectors of packed weights."""
+
+    packed: object
+    first: int  # stage and tap of its row's first piece, as a number of taps
+    row: int
+    piece: int
+    parts: int  # pieces on to the thread's next
+
+
+class Products(NamedTuple):
+    totals: object
+    weights: object  # loaded
+    shared: object  # inputs
+    inverse: float  # of split weights' scale
+
+
+class Multiply(NamedTuple):
+    """Device functions (which, (Products, Pieces)) of a piece, and of LOADS of them."""
+
+    load: Callable
+    multiply: Callable
+    load_all: Callable
+    multiply_all: Callable
+
+
+def _make_multiply(tile: Tile) -> Multiply:
+    rows, depth, taps, all_parts = tile.rows, tile.depth, tile.tap_chunk, tile.parts  # parts: operand halves
+    elements, vector = 16 // tile.itemsize, 16 // tile.operand_size
+    block, load_weights = rows * depth // vector * elements, load_run(ELEMENTS[tile.dtype], elements)
     channels_on = tuple(map(split_channel, range(vector)))
 
     @device_function
     def load_piece(u, state):
-        weights, packed, first, row, piece, parts = state
-        stage, half = divided(int32(piece + u * parts), int32(depth // vector))
-        at = (first + stage * (all_parts * taps)) * block + (half * rows + row) * elements
+        products, pieces = state
+        stage, half = divided(int32(pieces.piece + u * pieces.parts), int32(depth // vector))
+        at = (pieces.first + stage * (all_parts * taps)) * block + (half * rows + pieces.row) * elements
         for z in range(all_parts):
             own = (z * LOADS + u) * elements
-            load_weights(weights[own : own + elements], packed, at + z * (taps * block), int32(0))
+            load_weights(products.weights[own : own + elements], pieces.packed, at + z * (taps * block), int32(0))
 
     @device_function
     def multiply(u, state):
-        totals, weights, shared, piece, parts, inverse = state
-        at = int32((piece + u * parts) * (vector * SAMPLES))
+        products, pieces = state
+        totals, weights, shared, inverse = products.totals, products.weights, products.shared, products.inverse
+        at = int32((pieces.piece + u * pieces.parts) * (vector * SAMPLES))
         for q in range(vector):
             if all_parts == 2:  # two channels share a word
                 high, low = weights[u * WORDS + q // 2], weights[(LOADS + u) * WORDS + q // 2]
@@ -94,7 +119,19 @@ def make_kernel(tile: Tile) -> Kernel:
             for z in range(SAMPLES):
                 totals[z] += weight * shared[at + channel * SAMPLES + z]
 
-    load_all, multiply_all = repeated(load_piece, LOADS), repeated(multiply, LOADS)
+    return Multiply(load_piece, multiply, repeated(load_piece, LOADS), repeated(multiply, LOADS))
+
+
+@cache
+def make_kernel(tile: Tile) -> Kernel:
+    phases, channels, depth, taps, all_parts = tile.phases, tile.channels, tile.depth, tile.tap_chunk, tile.parts
+    element, vector, all_weights = (
+        ELEMENTS[tile.dtype],
+        16 // tile.operand_size,
+        tile.parts * LOADS * 16 // tile.itemsize,
+    )
+    load, store, storage, share = element.load, element.store, element.storage, _make_multiply(tile)
+    load_piece, multiply, load_all, multiply_all = share.load, share.multiply, share.load_all, share.multiply_all
 
     def k6_tail(x, layer, y, sizes, tiles, last):
         shared = cuda.shared.array(INPUTS, dtype=float32)
@@ -133,13 +170,14 @@ def make_kernel(tile: Tile) -> Kernel:
                     cuda.syncthreads()
                     first = (int64(row_tile) * tiles.stages + first_stage) * (all_parts * taps) + tap
                     piece, pieces = int32(part), int32(stages * (depth // vector) if part < parts else 0)
+                    products = Products(totals, weights, shared, inverse)
                     while piece + (LOADS - 1) * parts < pieces:
-                        load_all(int32(0), (weights, layer.packed, first, row, piece, parts))
-                        multiply_all(int32(0), (totals, weights, shared, piece, parts, inverse))
+                        load_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
+                        multiply_all(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
                         piece = int32(piece + LOADS * parts)
                     while piece < pieces:
-                        load_piece(int32(0), (weights, layer.packed, first, row, piece, parts))
-                        multiply(int32(0), (totals, weights, shared, piece, parts, inverse))
+                        load_piece(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
+                        multiply(int32(0), (products, Pieces(layer.packed, first, row, piece, parts)))
                         piece = int32(piece + parts)
             first_stage = int32(first_stage + stages)
         cuda.syncthreads()

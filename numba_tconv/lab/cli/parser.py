@@ -121,70 +121,70 @@ def typed() -> str:
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m numba_tconv"
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog=typed(),
-        description="Transposed 1-D convolution in CUDA kernels written in Python: see, check and measure them.",
-    )
-    top.add_argument("--version", action="version", version=f"numba_tconv {__version__}")
-    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+def _arithmetic(one):
+    one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
+    one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
+                     help="of float32 products, torch's too except in tf32x3 (ieee)")  # fmt: skip
 
-    def command(name, run, text, **options):
-        one = verbs.add_parser(name, help=text, description=text, **options)
-        one.set_defaults(command=run)
-        return one
 
-    def arithmetic(one):
-        one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
-        one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
-                         help="of float32 products, torch's too except in tf32x3 (ieee)")  # fmt: skip
+def _sizes(one, but=()):
+    for field in dataclasses.fields(Problem):
+        if field.name in but:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        if field.type == "bool":
+            one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
+        else:
+            one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])
 
-    def sizes(one, but=()):
-        for field in dataclasses.fields(Problem):
-            if field.name in but:
-                continue
-            flag = "--" + field.name.replace("_", "-")
-            if field.type == "bool":
-                one.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=SIZES[field.name])
-            else:
-                one.add_argument(flag, type=whole_number, metavar="N", help=SIZES[field.name])
 
-    def batch(one):
-        one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
+def _batch(one):
+    one.add_argument("--batch", type=positive, metavar="N", help="of every workload (its own)")
 
-    def places(one):
-        one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
-        one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
 
-    def directed(one, text):
-        one.add_argument("--direction", choices=DIRECTIONS, default=FORWARD, help=f"{text} ({FORWARD})")
+def _places(one):
+    one.add_argument("--data", type=Path, default=DATA, metavar="DIR", help=f"where the rows are ({DATA})")
+    one.add_argument("--plots", type=Path, default=PLOTS, metavar="DIR", help=f"where figures go ({PLOTS})")
 
-    def measurement(one, out):
-        directed(one, "the forward pass, a gradient, or a training step: the forward pass and all gradients")
-        one.add_argument("--rung", action="append", metavar="NAME",
-                         help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
-        arithmetic(one)
-        one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
-                         help="call: packed in the timed call; frozen: packed before it (call)")  # fmt: skip
-        one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
-        one.add_argument("--budget", type=float, default=1.0, metavar="S",
-                         help="most seconds of timing for one contestant, but at least 5 calls (1.0)")  # fmt: skip
-        one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
 
+def _directed(one, text):
+    one.add_argument("--direction", choices=DIRECTIONS, default=FORWARD, help=f"{text} ({FORWARD})")
+
+
+def _measurement(one, out):
+    _directed(one, "the forward pass, a gradient, or a training step: the forward pass and all gradients")
+    one.add_argument("--rung", action="append", metavar="NAME",
+                     help=f"{NAMES}; auto, cudnn or all (all); may be repeated")  # fmt: skip
+    _arithmetic(one)
+    one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
+                     help="call: packed in the timed call; frozen: packed before it (call)")  # fmt: skip
+    one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
+    one.add_argument("--budget", type=float, default=1.0, metavar="S",
+                     help="most seconds of timing for one contestant, but at least 5 calls (1.0)")  # fmt: skip
+    one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
+
+
+def _drawn(one, count):
+    one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="seed of the cases (0)")
+    one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first case (0)")
+    one.add_argument("--count", type=positive, default=count, metavar="N", help=f"number of cases ({count:,})")
+
+
+def _add_demonstrations(command) -> None:
     one = command("demo", run_demo, "check and compile the rungs and show results; with a GPU, also time them")
-    places(one)
+    _places(one)
 
     one = command("check", commands.run_check, "compare every rung, also the gradients', with float64")
     one.add_argument("workload", nargs="?", metavar="WORKLOAD", help="the problem to check (a small one)")
-    sizes(one)
+    _sizes(one)
     one.add_argument("--small", action="store_true", help="check three small problems, as `demo` does")
-    arithmetic(one)
+    _arithmetic(one)
 
     one = command("explain", commands.run_explain, "which rung computes a problem, and why not another; needs no GPU")
     one.add_argument(
         "workload", nargs="?", metavar="WORKLOAD", help="the problem to explain; without it, give all sizes"
     )
-    sizes(one)
+    _sizes(one)
     one.add_argument("--dtype", choices=bench.DTYPES, default="float32", help="of all tensors (float32)")
     one.add_argument("--precision", choices=bench.PRECISIONS[torch.float32],
                      help="of float32 products (what torch's switch allows)")  # fmt: skip
@@ -193,16 +193,18 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--rung", choices=RUNGS, help="explain this rung, whichever a call takes (the one that it takes)")
     one.add_argument("--data", type=Path, metavar="DIR", help=f"where the rows are ({DATA} of the checkout)")
 
+
+def _add_measurements(command) -> None:
     one = command("bench", commands.run_bench, "measure workloads at full size, and add the rows to a file")
     one.add_argument("workloads", nargs="*", default=["kernelbench", "audio"], metavar="WORKLOAD",
                      help="names, or the sets kernelbench, audio, all (kernelbench audio)")  # fmt: skip
-    batch(one)
-    measurement(one, DATA / "workloads.csv")
+    _batch(one)
+    _measurement(one, DATA / "workloads.csv")
 
     one = command("sweep", sweep_run.run_sweep, "measure throughput against length, and add the rows to a file")
     one.add_argument("workloads", nargs="*", metavar="LAYER",
                      help=f"names of workloads; or give sizes ({' '.join(sweep.LAYERS)})")  # fmt: skip
-    sizes(one, but=("batch", "length"))
+    _sizes(one, but=("batch", "length"))
     one.add_argument(
         "--batch", type=positive, default=sweep.BATCH, dest="samples", metavar="N", help=f"batch of all ({sweep.BATCH})"
     )
@@ -214,12 +216,14 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--length", type=positive, action="append", metavar="L",
                      help="this input length, instead; may be repeated")  # fmt: skip
     one.add_argument("--neighbours", action="store_true", help="instead L - 1 and L + 1 of three of these lengths")
-    measurement(one, DATA / "sweep.csv")
+    _measurement(one, DATA / "sweep.csv")
 
     one = command("figures", commands.run_figures, "draw the figures and fill README's tables from the recorded rows")
-    places(one)
+    _places(one)
     one.add_argument("--readme", type=Path, metavar="FILE", help=f"whose tables are renewed ({commands.README})")
 
+
+def _add_compilations(command) -> None:
     one = command("inspect", commands.run_inspect, "what the compiler made of a rung; needs no GPU")
     one.add_argument("rung", metavar="RUNG", help=f"{', '.join([*RUNGS, *GRADIENTS])}, or all")
     one.add_argument("workload", nargs="?", default="kb64", metavar="WORKLOAD", help="that it is configured for (kb64)")
@@ -236,8 +240,8 @@ def parser() -> argparse.ArgumentParser:
                      help="workloads by name, or the sets kernelbench, audio, all (kernelbench audio); or a function "
                      "that returns a model and the inputs of a call, with their own dtypes and arithmetic; sizes "
                      "without a name: a layer of those sizes")  # fmt: skip
-    sizes(one)
-    directed(one, "of the kernels; step: all that training launches")
+    _sizes(one)
+    _directed(one, "of the kernels; step: all that training launches")
     one.add_argument("--rung", action="append", metavar="NAME",
                      help=f"{NAMES}; auto (what a call launches) or all (auto); may be repeated")  # fmt: skip
     one.add_argument("--dtype", action="append", choices=bench.DTYPES, help="may be repeated (float32)")
@@ -254,22 +258,21 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", choices=("tf32", "tf32x3"), help="of float32 products (tf32)")
     one.add_argument("--out", type=Path, default=SEARCH, metavar="FILE", help=f"the file to add to ({SEARCH})")
 
-    def drawn(one, count):
-        one.add_argument("--seed", type=whole_number, default=0, metavar="S", help="seed of the cases (0)")
-        one.add_argument("--first", type=whole_number, default=0, metavar="N", help="number of the first case (0)")
-        one.add_argument("--count", type=positive, default=count, metavar="N", help=f"number of cases ({count:,})")
 
+def _add_random_cases(command) -> None:
     one = command("fuzz", run_fuzz, "random problems on all rungs and gradients against float64; tiny without a GPU")
-    drawn(one, 20_000)
+    _drawn(one, 20_000)
 
     one = command("fuzz-steps", run_fuzz_steps, "random streams, step by step, against the whole signal")
-    drawn(one, 2_000)
+    _drawn(one, 2_000)
 
     one = command(
         "fuzz-activations", run_fuzz_activations, "random alias-free activations and gradients; tiny without a GPU"
     )
-    drawn(one, 2_000)
+    _drawn(one, 2_000)
 
+
+def _add_studies(command) -> None:
     one = command("train", training.run_train, "train a small decoder with torch's layers and with ours, and record it")
     one.add_argument("--steps", type=positive, default=300, metavar="N", help="steps with each kind of layer (300)")
     one.add_argument("--out", type=Path, default=TRAINING, metavar="FILE", help=f"the file to replace ({TRAINING})")
@@ -321,4 +324,21 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--out", type=Path, default=KERNELBENCH, metavar="FILE", help=f"the file to add to ({KERNELBENCH})"
     )
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog=typed(),
+        description="Transposed 1-D convolution in CUDA kernels written in Python: see, check and measure them.",
+    )
+    top.add_argument("--version", action="version", version=f"numba_tconv {__version__}")
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name, run, text, **options):
+        one = verbs.add_parser(name, help=text, description=text, **options)
+        one.set_defaults(command=run)
+        return one
+
+    for add in (_add_demonstrations, _add_measurements, _add_compilations, _add_random_cases, _add_studies):
+        add(command)
     return top

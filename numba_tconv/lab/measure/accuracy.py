@@ -113,12 +113,12 @@ def in_float64(
     result: str, operands: Operands, p: Problem, change: Callable = lambda tensor: tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the float64 result, with operands under ``change``, in slices of the first dimension."""
-    x, weight, bias, grad_output = operands
+    x, grad_output = operands.x, operands.grad_output
 
     def changed(tensor):
         return None if tensor is None else change(tensor.double())
 
-    weight, bias = changed(weight), changed(bias)
+    weight, bias = changed(operands.weight), changed(operands.bias)
     step = max(1, ORACLE_ELEMENTS // max(1, p.out_channels * p.out_length, p.in_channels * p.length))
     total = None
     for first in range(0, x.shape[0], step):

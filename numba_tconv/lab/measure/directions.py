@@ -55,12 +55,12 @@ def torch_forward(x, weight, bias, p: Problem) -> torch.Tensor:
 
 
 def by_torch(result: str, operands: Operands, p: Problem) -> torch.Tensor:
-    x, weight, bias, grad_output = operands
+    x, weight = operands.x, operands.weight
     if result == FORWARD:
-        return torch_forward(x, weight, bias, p)
+        return torch_forward(x, weight, operands.bias, p)
     sizes = p.stride, p.padding, p.output_padding, p.groups, p.dilation
     wanted = [result == name for name in OF_GRADIENTS]
-    gradients = torchs.gradients(grad_output, x, weight, [p.out_channels], sizes, wanted)
+    gradients = torchs.gradients(operands.grad_output, x, weight, [p.out_channels], sizes, wanted)
     return gradients[wanted.index(True)]
 
 

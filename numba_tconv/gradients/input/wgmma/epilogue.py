@@ -42,6 +42,16 @@ def make_aim(config: Config):
     return aim
 
 
+class Stored(NamedTuple):
+    """What stores of a lane's sums share."""
+
+    sums: object
+    grad: object
+    to: Target
+    warp: int
+    lane: int
+
+
 def make_store(config: Config):
     blocks, sums_of_block, halves = config.blocks, config.channels // 2, config.itemsize == 2 and not config.partial
     element, fours = ELEMENTS[torch.float32 if config.partial else config.dtype], sums_of_block // 4
@@ -62,7 +72,7 @@ def make_store(config: Config):
         """Store sums 4*k to 4*k + 3: columns n, n + 1 of rows m, m + 8, exchanged between four lanes.
 
         Each lane then has four positions of a channel, and its lanes store 16 side by side."""
-        sums, grad, to, lane = state
+        sums, to, lane = state.sums, state.to, state.lane
         z, words = 4 * k, cuda.local.array(4, dtype=int32)
         a0, a1 = gathered(sums[z], sums[z + 2], lane, 4)
         b0, b1 = gathered(sums[z + 1], sums[z + 3], lane, 4)
@@ -73,15 +83,15 @@ def make_store(config: Config):
         else:
             words[0], words[1], words[2], words[3] = bits_of(v0), bits_of(v1), bits_of(v2), bits_of(v3)
         exists = k % fours * 8 < to.channels_left and k // fours * BLOCK < to.positions_left
-        store_words(exists, grad, to.start + k % fours * (8 * to.length) + k // fours * BLOCK, words)
+        store_words(exists, state.grad, to.start + k % fours * (8 * to.length) + k // fours * BLOCK, words)
 
     @device_function
     def store_one(z, state):
-        sums, grad, to, warp, lane = state
-        m, n = fragment(warp, lane, z % sums_of_block)
+        to = state.to
+        m, n = fragment(state.warp, state.lane, z % sums_of_block)
         m = int32(m + z // sums_of_block * BLOCK)
         if n < to.channels_left and m < to.positions_left:
-            grad[uint64(to.start + n * to.length + m)] = store(sums[z])
+            state.grad[uint64(to.start + n * to.length + m)] = store(state.sums[z])
 
     store_fours, store_ones = repeated(store_four, blocks * fours), repeated(store_one, blocks * sums_of_block)
 
@@ -92,8 +102,8 @@ def make_store(config: Config):
             m, n = int32(m + (lane & 4) * 2 + (lane >> 4) * 4), int32(n + ((lane >> 3) & 1))
             first = to.start + n * to.length + m
             lanes = Target(first, to.length, int32(to.channels_left - n), int32(to.positions_left - m))
-            store_fours(int32(0), (sums, grad, lanes, lane))
+            store_fours(int32(0), Stored(sums, grad, lanes, warp, lane))
         else:
-            store_ones(int32(0), (sums, grad, to, warp, lane))
+            store_ones(int32(0), Stored(sums, grad, to, warp, lane))
 
     return store_tile

@@ -10,7 +10,9 @@ operand, unpacked. A lane reads the register operand from a window of grad_outpu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from numba import cuda, float32, int32, int64, types, uint32, uint64
@@ -214,12 +216,12 @@ class InputWarpgroup(WgmmaGradient):
         def prepared(g, w):
             blocks, launch, second = _prepared(p, own, g.dtype, g.strides, w.shape, w.strides, device)
             partials_room = second and room((second.sums,), torch.float32, result.index)
-            return launch, workspace(blocks, 1, result.index), second, partials_room
+            return Launches(launch, workspace(blocks, 1, result.index), second, partials_room)
 
         def filled(launches, g, w, result):
-            launch, maps_room, second, partials_room = launches
-            maps, sums = maps_room(), partials_room() if second else result
-            launch(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
+            second, maps = launches.second, launches.maps_room()
+            sums = launches.partials_room() if second else result
+            launches.main(g.data_ptr(), w.data_ptr(), maps.data_ptr(), sums)
             if second:
                 second.launch(sums, w, result)  # there is no bias
 
@@ -234,6 +236,13 @@ class InputWarpgroup(WgmmaGradient):
         if not (weight.is_contiguous and lies_in_rows(one_row) and own.sheared == sheared):
             return fill_from_copies
         return partial(filled, prepared(grad_output, one_row))
+
+
+class Launches(NamedTuple):
+    main: Prepared
+    maps_room: Callable[[], torch.Tensor]
+    second: split_sums.SecondStage | None
+    partials_room: Callable[[], torch.Tensor] | None
 
 
 @lru_cache(maxsize=1024)

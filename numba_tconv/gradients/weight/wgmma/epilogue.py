@@ -38,6 +38,15 @@ class Staging(NamedTuple):
     first: int
 
 
+class Staged(NamedTuple):
+    """What a consumer thread stages."""
+
+    sums: object
+    staging: Staging
+    runs: object  # where runs of its rows begin in shared memory, negative for none
+    consumer: object
+
+
 def run_of(config: Config) -> int:
     """Elements of a channel's run: all taps of the tile's output channels, or the tile's taps."""
     return config.pairs * config.tap_chunk
@@ -83,12 +92,12 @@ def _make_direct(config: Config):
     @device_function
     def stage_sum(k, state):
         """Put a sum into shared memory."""
-        sums, staging, runs, consumer = state
+        staging, consumer = state.staging, state.consumer
         tap, z = int32(k // sums_of_tap), int32(k % sums_of_tap)
         _, n = fragment(consumer.warp, consumer.lane, z)
-        begin = runs[tap // chunk * 2 + z % 4 // 2]
+        begin = state.runs[tap // chunk * 2 + z % 4 // 2]
         if begin >= 0:
-            staging.shared[uint64(int32(staging.first + n * pitch + begin + tap % chunk * phases))] = sums[k]
+            staging.shared[uint64(int32(staging.first + n * pitch + begin + tap % chunk * phases))] = state.sums[k]
 
     stage_all = repeated(stage_sum, config.sums)
 
@@ -101,7 +110,7 @@ def _make_direct(config: Config):
             channel, phase = divided(m, int32(phases))
             runs[z] = int32(channel * kernel_size + phase) if m < pairs else int32(-1)
         barrier_sync(BARRIER, THREADS)  # products have read the ring
-        stage_all(int32(0), (sums, staging, runs, consumer))
+        stage_all(int32(0), Staged(sums, staging, runs, consumer))
         barrier_sync(BARRIER, THREADS)
         first, first_channel = block.pair_tile * int64(run), block.channel_tile * int64(channels)
         channels_left = int32(min(int64(channels), grid.group_channels - first_channel))

@@ -77,7 +77,8 @@ def make_kernel(tile: Tile, order: str) -> Kernel:
     storage, store, box = element.storage, store_run(element), box_of(tile)
     tap_vectors = tile.rows * tile.depth // elements
     stage_vectors = tile.tap_chunk * tap_vectors
-    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+    loads = make_load_box(box, THREADS)
+    load_box, at_weight, limits_of, within = loads.load, loads.at, loads.limits, loads.within
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_weights(weights, packed, sizes, way):
@@ -108,7 +109,8 @@ def make_split_kernel(tile: Tile, order: str) -> Kernel:
     store, box, elements = store_run(ELEMENTS[torch.float32]), box_of(tile), 2 * WORDS
     tap_vectors = tile.rows * tile.depth // elements
     stage_vectors = tile.tap_chunk * tap_vectors
-    load_box, at_weight, limits_of, within = make_load_box(box, THREADS)
+    loads = make_load_box(box, THREADS)
+    load_box, at_weight, limits_of, within = loads.load, loads.at, loads.limits, loads.within
     stage_of, gather = make_stage_of(tile), make_gather(tile, order, at_weight, within)
 
     def pack_split(weights, largest, packed, sizes, way):

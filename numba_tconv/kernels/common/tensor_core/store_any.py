@@ -109,8 +109,10 @@ def make_store_any(tile: Tile, warps: int, add_bias: bool = False):
 
     @device_function
     def store_any(runs, out, staging, place, thread):
-        n, j, row, co, channels_left, extent, head = place
-        y, bias, has_bias, batch, columns, first, out_channels, out_length, padding, alignment = out
+        n, j, row, co, channels_left = place.sample, place.column, place.row, place.channel, place.channels_left
+        extent, head, y, bias, has_bias = place.extent, place.head, out.data, out.bias, out.has_bias
+        batch, columns, first, padding = out.batch, out.columns, out.first_column, out.padding
+        out_channels, out_length, alignment = out.channels, out.length, out.alignment
         shared, warp, lane = staging.shared, thread.warp, thread.lane
         begin, n_next, begin_next, ends = extent.begin, extent.next_sample, extent.next_begin, extent.ends
         shift, to_staged = alignment.shift, int32(alignment.offset + overlap * span)

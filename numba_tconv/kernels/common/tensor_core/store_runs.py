@@ -84,7 +84,7 @@ def make_prepare(tile: Tile, warps: int):
     @device_function
     def prepare(runs, z0, out, staging, place, thread):
         """Fill ``runs`` from the warp's ``z0``-th channel on."""
-        target, source, done, size = runs
+        target, source, done, size = runs.target, runs.source, runs.done, runs.size
         quantum, to_staged = int32(out.alignment.quantum), int32(out.alignment.offset + overlap * span)
         width = int32(at_once(quantum, itemsize))
         for z in range(channels):
@@ -141,7 +141,7 @@ def make_store_runs(tile: Tile, warps: int, quantum: int, prepare, load_extra):
     @device_function
     def store_some(runs, z0, y, staging, extra):
         """Write ``channels`` runs from the ``z0``-th on."""
-        target, source, done, size = runs
+        target, source, done, size = runs.target, runs.source, runs.done, runs.size
         held = cuda.local.array(all_held, dtype=float32)
         output = cuda.local.array(4, dtype=int32)
         turn = int32(0)

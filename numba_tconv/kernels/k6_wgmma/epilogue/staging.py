@@ -9,6 +9,9 @@ Wider stores need all runs of the round at multiples of as many outputs. Else ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from numba import cuda, float32, int32, uint32
 
@@ -29,6 +32,42 @@ from numba_tconv.ptx import (
 )
 
 BATCH = 8  # core matrices whose biases are loaded together, to hide latency
+
+
+class Round(NamedTuple):
+    """A round of staging, for a lane."""
+
+    extra_at: int  # shared address of its biases
+    row: int  # the lane's first of eight
+    first: int  # core matrix
+    pitch: int  # bytes from run to run
+    extras: object  # loaded biases
+
+
+class Matrix(NamedTuple):
+    """What a lane stages of a core matrix."""
+
+    acc: object  # sums
+    columns: tuple  # addresses of the lane's four, in writing order
+    odd: bool  # that order begins with an odd column
+    far: bool  # with one of the second two
+    round: Round
+
+
+class Pieces(NamedTuple):
+    """Device functions (core matrix, Matrix): load the lane's two biases; store by ones, twos and fours."""
+
+    load_extras: Callable
+    one: Callable
+    pair: Callable
+    four: Callable
+
+
+class Rows(NamedTuple):
+    """Device functions of a lane's two rows."""
+
+    load_extras: Callable
+    staged: Callable
 
 
 def rotation(lane, span):
@@ -53,8 +92,9 @@ def make_stage(config: Config, matrices: int):
     bytes from run to run. ``begin``: outputs from a multiple of 16 bytes to the first run."""
     tile = config.tile
     span, itemsize = tile.span, tile.out_dtype.itemsize
-    (load_extras, *pieces), batch_rows = make_pieces(config), 2 * BATCH
-    one, pair, four = (_in_batches(piece, load_extras, matrices) for piece in pieces)
+    pieces, batch_rows = make_pieces(config), 2 * BATCH
+    stores = pieces.one, pieces.pair, pieces.four
+    one, pair, four = (_in_batches(store, pieces.load_extras, matrices) for store in stores)
     first_of, first_of_pairs = device_function(rotation), device_function(rotation_of_pairs)
     by_columns, by_phases = span == 1, pairs_phases(tile)
     step = span * itemsize
@@ -69,15 +109,15 @@ def make_stage(config: Config, matrices: int):
     def stage(first, acc, column, extra_at, lane, pitch, begin):
         misplaced = int32(begin | pitch // itemsize)
         extras = cuda.local.array(batch_rows, dtype=float32)
-        where = extra_at, int32((lane & 3) * 2), first, pitch, extras
+        round = Round(extra_at, int32((lane & 3) * 2), first, pitch, extras)
         if by_columns and misplaced & 3 == 0:
-            four(first, (acc, (column, column, column, column), False, False, where))
+            four(first, Matrix(acc, (column, column, column, column), False, False, round))
         elif (by_columns or by_phases) and misplaced & 1 == 0:
             turn = int32(first_of_pairs(lane, span))
-            pair(first, (acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, where))
+            pair(first, Matrix(acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, round))
         else:
             turn = int32(first_of(lane, span))
-            one(first, (acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, where))
+            one(first, Matrix(acc, from_column(column, turn), turn & 1 == 1, turn & 2 == 2, round))
 
     return stage
 
@@ -104,23 +144,15 @@ def _in_batches(piece, load_extras, matrices: int):
     return batches
 
 
-def make_pieces(config: Config):
-    """Build four device functions (core matrix, state): load the lane's two biases; store by ones, twos, fours.
-
-    ``state``: sums; addresses of the lane's columns in writing order; whether the order begins with an odd column, with
-    one of the second two; biases' address, lane's first row of eight, first core matrix, pitch, loaded biases."""
-    tile = config.tile
-    spread, phases, itemsize, sums = tile.spread, tile.phases, tile.out_dtype.itemsize, tile.rows // 2
-    span = tile.span if tile.empty_slots else 1  # each column's outputs that no row reaches
-    aligned_rows, halves, by_phases = 8 % phases == 0 or phases % 8 == 0, itemsize == 2, pairs_phases(tile)
-    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
-    load, same_channel = ld_shared(1, float32), phases % 2 == 0
+def _make_rows(config: Config) -> Rows:
+    """Build where the lane's rows are staged, and the load of their biases."""
+    spread, phases, itemsize = config.tile.spread, config.tile.phases, config.tile.out_dtype.itemsize
+    aligned_rows, load, same_channel = 8 % phases == 0 or phases % 8 == 0, ld_shared(1, float32), phases % 2 == 0
 
     @device_function
-    def row_of(k, r, where):
+    def row_of(k, r, round):
         """Byte offsets of row ``r`` of core matrix ``k``, and of its bias."""
-        _, _, first, pitch, _ = where
-        k = int32(k - first)
+        pitch, k = round.pitch, int32(k - round.first)
         if aligned_rows:  # the lane's share and the compile-time share
             channel, phase = int32(uint32(r) // uint32(phases)), int32(uint32(r) % uint32(phases))
             before = int32(8 * k // phases)
@@ -130,27 +162,34 @@ def make_pieces(config: Config):
         return int32(channel * pitch + (8 * k + r - channel * phases) * (spread * itemsize)), int32(channel * 4)
 
     @device_function
-    def place_of(k, where):
+    def place_of(k, round):
         """Index of core matrix ``k``'s loaded biases."""
-        return int32(uint32(k - where[2]) % uint32(BATCH)) * 2
+        return int32(uint32(k - round.first) % uint32(BATCH)) * 2
 
     @device_function
-    def load_extras(k, state):
-        _, _, _, _, where = state
-        extra_at, row, _, _, extras = where
-        z = place_of(k, where)
-        _, even_at = row_of(k, row, where)
-        extras[z] = load(int32(extra_at + even_at))
+    def load_extras(k, matrix):
+        round = matrix.round
+        z = place_of(k, round)
+        _, even_at = row_of(k, round.row, round)
+        round.extras[z] = load(int32(round.extra_at + even_at))
         if not same_channel:
-            _, odd_at = row_of(k, int32(row + 1), where)
-            extras[z + 1] = load(int32(extra_at + odd_at))
+            _, odd_at = row_of(k, int32(round.row + 1), round)
+            round.extras[z + 1] = load(int32(round.extra_at + odd_at))
 
     @device_function
-    def staged(k, z, where):
+    def staged(k, z, round):
         """Offset of the lane's row ``z`` of core matrix ``k``, and its bias."""
-        _, row, _, _, extras = where
-        at, _ = row_of(k, int32(row + z), where)
-        return at, extras[place_of(k, where) + (0 if same_channel else z)]
+        at, _ = row_of(k, int32(round.row + z), round)
+        return at, round.extras[place_of(k, round) + (0 if same_channel else z)]
+
+    return Rows(load_extras, staged)
+
+
+def make_pieces(config: Config) -> Pieces:
+    tile, rows = config.tile, _make_rows(config)
+    itemsize, sums, halves, staged = tile.out_dtype.itemsize, tile.rows // 2, tile.out_dtype.itemsize == 2, rows.staged
+    span = tile.span if tile.empty_slots else 1  # each column's outputs that no row reaches
+    narrow = pack_f16 if tile.dtype == torch.float16 else pack_bf16
 
     @device_function
     def rotated(acc, a, odd, far, i):
@@ -172,10 +211,10 @@ def make_pieces(config: Config):
             st_shared_f32(high_at, high)
 
     @device_function
-    def one(k, state):
-        acc, columns, odd, far, where = state
-        even_at, even_extra = staged(k, 0, where)
-        odd_at, odd_extra = staged(k, 1, where)
+    def one(k, matrix):
+        acc, columns, odd, far = matrix.acc, matrix.columns, matrix.odd, matrix.far
+        even_at, even_extra = staged(k, 0, matrix.round)
+        odd_at, odd_extra = staged(k, 1, matrix.round)
         for i in range(4):
             even_sum = rotated(acc, 4 * k, odd, far, i) + even_extra
             odd_sum = rotated(acc, 4 * k + 1, odd, far, i) + odd_extra
@@ -184,9 +223,9 @@ def make_pieces(config: Config):
                 put_apart(int32(columns[i] + even_at + gap), int32(columns[i] + odd_at + gap), even_extra, odd_extra)
 
     @device_function
-    def pair_of_phases(k, state):
-        acc, columns, odd, far, where = state
-        at, extra = staged(k, 0, where)
+    def pair_of_phases(k, matrix):
+        acc, columns, odd, far = matrix.acc, matrix.columns, matrix.odd, matrix.far
+        at, extra = staged(k, 0, matrix.round)
         for i in range(4):
             low, high = rotated(acc, 4 * k, odd, far, i) + extra, rotated(acc, 4 * k + 1, odd, far, i) + extra
             if halves:
@@ -195,10 +234,10 @@ def make_pieces(config: Config):
                 st_shared_v2_f32(int32(columns[i] + at), low, high)
 
     @device_function
-    def pair_of_columns(k, state):
-        acc, columns, _, far, where = state
+    def pair_of_columns(k, matrix):
+        acc, columns, far = matrix.acc, matrix.columns, matrix.far
         for z in range(2):
-            at, extra = staged(k, z, where)
+            at, extra = staged(k, z, matrix.round)
             a, near_at, far_at = 4 * k + z, int32(columns[0] + at), int32(columns[2] + at)
             z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
             if halves:
@@ -210,10 +249,10 @@ def make_pieces(config: Config):
                 st_shared_v2_f32(far_at, z0 if far else z2, z1 if far else z3)
 
     @device_function
-    def four(k, state):
-        acc, columns, _, _, where = state
+    def four(k, matrix):
+        acc, columns = matrix.acc, matrix.columns
         for z in range(2):
-            at, extra = staged(k, z, where)
+            at, extra = staged(k, z, matrix.round)
             a, at = 4 * k + z, int32(columns[0] + at)
             z0, z1, z2, z3 = acc[a] + extra, acc[a + 2] + extra, acc[a + sums] + extra, acc[a + sums + 2] + extra
             if halves:
@@ -221,4 +260,4 @@ def make_pieces(config: Config):
             else:
                 st_shared(at, z0, z1, z2, z3)
 
-    return load_extras, one, pair_of_phases if by_phases else pair_of_columns, four
+    return Pieces(rows.load_extras, one, pair_of_phases if pairs_phases(tile) else pair_of_columns, four)

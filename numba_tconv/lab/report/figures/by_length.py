@@ -13,8 +13,7 @@ from numba_tconv.lab.measure.workloads import of_row
 from numba_tconv.selection.directions import FORWARD, STEP
 
 from .chosen import fastest, swept_layers, visible
-from .labels import label_points
-from .style import ROOFLINE, SMALL, TORCH, look
+from .style import ROOFLINE, SMALL, TORCH, label_points, look
 from .words import caption, held, layer, measured_on, words
 
 COLUMNS = 4

@@ -17,8 +17,7 @@ from numba_tconv.lab.measure.workloads import WORKLOADS
 from numba_tconv.runtime.device import H200
 
 from .chosen import grouped
-from .labels import label_points
-from .style import ROOFLINE, SMALL, look, marks
+from .style import ROOFLINE, SMALL, label_points, look, marks
 from .words import caption
 
 OTHER = {"color": "0.75", "marker": ".", "linestyle": "none"}

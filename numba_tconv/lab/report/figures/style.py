@@ -1,8 +1,10 @@
-"""The figures' style, legible in grey and for the colour-blind."""
+"""The figures' style, legible in grey and for the colour-blind, and labels beside points."""
 
 from __future__ import annotations
 
 import re
+
+from matplotlib.axes import Axes
 
 from numba_tconv.selection.directions import DIRECTIONS, OF_GRADIENTS, rungs_of
 from numba_tconv.selection.directions import STEP as WHOLE_STEP
@@ -35,6 +37,7 @@ AUTO = {"color": "#b8860b", "linestyle": "-", "marker": "*", "markeredgecolor": 
 NEW = (("#CC3311", "X"), ("#117733", "p"), ("#AA3377", "<"), ("#6b6b00", ">"))
 ROOFLINE = {"color": "black", "linestyle": "-", "linewidth": 2.0}
 SMALL, TINY = 8, 7  # points: labels, captions
+GAP = 11  # points between baselines
 
 
 def look(rung: str) -> dict:
@@ -55,3 +58,15 @@ def look(rung: str) -> dict:
 
 def marks(of: dict) -> dict:
     return of | {"linestyle": "none"}
+
+
+def label_points(axes: Axes, labels: list[tuple[tuple[float, float], str]]) -> None:
+    """Write each label to the right of its point, moved up off the one below."""
+    axes.figure.draw_without_rendering()  # fixes places
+    points = 72 / axes.figure.dpi
+    below = None
+    for (x, y), label in sorted(labels, key=lambda one: one[0][1]):
+        at = axes.transData.transform((x, y))[1] * points
+        height = at if below is None else max(at, below + GAP)
+        below = height
+        axes.annotate(label, (x, y), xytext=(8, height - at), textcoords="offset points", va="center", fontsize=SMALL)

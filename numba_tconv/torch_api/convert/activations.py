@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from .alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
+from numba_tconv.torch_api.alias_free import SNAKE, AliasFreeActivation, Form, computed, tensors_of
+
 from .counterparts import HOOKS, MOST_ERROR, counterpart, one_thread, relative_error
 
 PARTS = {"", "act", "upsample", "downsample"}  # submodules by name; NVIDIA's has downsample.lowpass too

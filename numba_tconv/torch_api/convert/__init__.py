@@ -15,11 +15,12 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import convert_activations, convert_cropping
-from .alias_free import AliasFreeActivation
-from .freeze import Freezing, check_frozen_mode
-from .freeze import freeze as freeze_layers
-from .module import ConvTranspose1d
+from numba_tconv.torch_api.alias_free import AliasFreeActivation
+from numba_tconv.torch_api.freeze import Freezing, check_frozen_mode
+from numba_tconv.torch_api.freeze import freeze as freeze_layers
+from numba_tconv.torch_api.module import ConvTranspose1d
+
+from . import activations, cropping
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,13 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if freeze:
         check_frozen_mode(model)
-    replaced, activations, left = 0, 0, {}
+    replaced, activations_replaced, cropping_replaced, left = 0, 0, 0, {}
     for name, module in model.named_modules():
-        if not isinstance(module, AliasFreeActivation) and convert_activations.is_one(module):
-            if reason := convert_activations.obstacle(module):
+        if not isinstance(module, AliasFreeActivation) and activations.is_one(module):
+            if reason := activations.obstacle(module):
                 left[name] = reason
             else:
-                activations += 1
+                activations_replaced += 1
             continue
         if isinstance(module, ConvTranspose1d) or not _is_one(module):
             continue
@@ -108,15 +109,15 @@ def convert(model: nn.Module, *, freeze: bool = False) -> Conversion:
             continue
         module.variant = module.precision = None
         replaced += 1
-    cropping = 0
     owners = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, module in model.named_modules():
-        if convert_cropping.is_one(module):
-            if reason := convert_cropping.obstacle(module, owners):
+        if cropping.is_one(module):
+            if reason := cropping.obstacle(module, owners):
                 left[name] = reason
             else:
-                cropping += 1
-    return Conversion(replaced, left, freeze_layers(model) if freeze else None, activations, cropping)
+                cropping_replaced += 1
+    frozen = freeze_layers(model) if freeze else None
+    return Conversion(replaced, left, frozen, activations_replaced, cropping_replaced)
 
 
 def _is_one(module: nn.Module) -> bool:

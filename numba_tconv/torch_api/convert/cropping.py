@@ -11,8 +11,9 @@ from collections import Counter
 import torch
 from torch import nn
 
+from numba_tconv.torch_api.module import ConvTranspose1d
+
 from .counterparts import HOOKS, MOST_ERROR, counterpart, relative_error
-from .module import ConvTranspose1d
 
 # Classes of transformers, encodec and audiocraft.
 NAMES = {
