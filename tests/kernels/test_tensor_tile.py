@@ -223,9 +223,6 @@ def test_channels_are_staged_in_equal_rounds_that_fit(rung, precision, data):
     assert tile.round_channels * tile.pitch <= tile.staging
 
 
-EVERY_PROBLEM = [workload.problem for workload in workloads.WORKLOADS.values()]
-
-
 def check_k6(problem, precision):
     configs = k6_config.configs(problem, precision)
     if not configs:

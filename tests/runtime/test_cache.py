@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from numba_tconv.runtime import cache
+from numba_tconv.runtime.kernel import Kernel
 
 CC = (9, 0, "a")
 
@@ -145,3 +146,12 @@ def test_what_no_kernel_is_made_of_throws_nothing_away(tmp_path):
     assert cache.fingerprint.__wrapped__(tmp_path) == before
     (tmp_path / "kernels" / "k.py").write_text("one = 2\n")
     assert cache.fingerprint.__wrapped__(tmp_path) != before
+
+
+@pytest.mark.parametrize(("key", "compiled"), [("a", 1), ("", 2)])
+def test_a_kernel_without_a_key_is_never_cached(folder, monkeypatch, key, compiled):
+    compiler = Compiler()
+    monkeypatch.setattr(Kernel, "ptx", lambda self, cc: compiler())
+    texts = [Kernel("k", None, (), 32, key=key).kept_ptx(CC) for _ in range(2)]
+    assert texts == [compiler.text] * 2
+    assert (compiler.calls, folder.exists()) == (compiled, bool(key))

@@ -353,3 +353,13 @@ def test_whoever_looks_on_sees_the_operators_of_the_backward_pass(see, made_read
 
 def test_a_graph_names_the_operator():
     assert call(*tensors_of(PROBLEM)).grad_fn.name() == "conv_transpose1dBackward"
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_one_of_five_tensors_wants_a_gradient(place):
+    tensors = [torch.zeros(1) for _ in range(5)]
+    assert not direct.wants_gradient(*tensors)
+    tensors[place].requires_grad_()
+    assert direct.wants_gradient(*tensors)
+    with torch.no_grad():
+        assert not direct.wants_gradient(*tensors)

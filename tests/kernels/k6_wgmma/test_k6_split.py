@@ -145,3 +145,16 @@ def test_one_kernel_adds_up_all_sums():
         launch = split_sums.prepare(Problem(1, 16, 1, 1, length), torch.bfloat16, splits, has_bias=False, early=True)
         assert launch.kernel is split_sums.make_kernel(torch.bfloat16, True)
         assert launch.grid == (blocks, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["hifigan_u1", "dac_u4"])
+def test_a_last_column_apart_costs_a_launch_and_its_stages(monkeypatch, name):
+    problem = workloads.get(name).problem
+    config = next(c for c in k6_config.configs(problem, "tf32") if c.tail)
+    stages = config.tile.tap_chunks(problem) * k6_config.channel_chunks(problem, config)
+    whole = k6_choose.cost(problem, config, H200)
+    for term, times in (("TAIL", 1), ("TAIL_STAGE", stages)):
+        with monkeypatch.context() as without:
+            without.setattr(k6_choose, term, 0)
+            less = k6_choose.cost(problem, config, H200)
+        assert whole - less == pytest.approx(times * getattr(k6_choose, term)), term
