@@ -1,9 +1,12 @@
 """What a lane reads as its window: kernels/k5_mma/mainloop.py's device functions in Python."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from numba_tconv.kernels.k5_mma import mainloop as k5_multiply
+from numba_tconv.kernels.k5_mma.arguments import RowTile, Weights
 from numba_tconv.kernels.k5_mma.choose import choose
 from numba_tconv.kernels.k5_mma.mainloop import NEXT, OWN, Selectors
 from numba_tconv.lab.measure import workloads
@@ -53,3 +56,23 @@ def test_a_window_is_its_rows(memory, workload, precision, aligned, selectors):
                 assert found == number(row, q)
             else:
                 assert (found & 0xFFFF, found >> 16) == (number(row, q), number(row + 1, q)), (h, q)
+
+
+@pytest.mark.parametrize(("workload", "precision"), [("kb64", "tf32"), ("hifigan_u1", "tf32"), ("dac_u1", "tf32x3")])
+def test_sums_begin_as_the_biases_of_their_rows(monkeypatch, workload, precision):
+    config = choose(workloads.get(workload).problem, precision)
+    assert not config.tile.empty_slots
+    phases, existing = config.tile.phases, config.tile.channels - 1  # the last channel is missing
+    monkeypatch.setattr(k5_multiply, "ELEMENTS", {config.tile.dtype: SimpleNamespace(load=float)})
+    load_biases, start = (function.py_func for function in k5_multiply.make_start(config))
+    bias = np.arange(100, 100 + 2 * config.tile.channels, dtype=np.float32)
+    for lane_row in range(8):
+        for has_bias in (0, 1):
+            biases = np.full(2 * config.fragments, np.nan, np.float32)
+            load_biases(biases, Weights(None, bias, has_bias), lane_row, RowTile(0, 0, 3, existing))
+            channels = [(lane_row + 8 * r) // phases for r in range(2 * config.fragments)]
+            assert list(biases) == [103 + c if has_bias and c < existing else 0 for c in channels]
+            sums = np.full(config.fragments * k5_multiply.RUN * 4, np.nan, np.float32)
+            start(sums, biases)
+            fragments = sums.reshape(config.fragments, k5_multiply.RUN, 2, 2)  # rows g and g + 8, of two columns
+            assert np.array_equal(fragments, np.broadcast_to(biases.reshape(-1, 1, 2, 1), fragments.shape))
