@@ -46,7 +46,9 @@ def chosen(layer=LAYER, dtype=F32, precision="tf32", x=None, state=None, weight=
         (dict(layer=replace(LAYER, in_channels=132)), PRODUCTS),
         (dict(layer=replace(LAYER, in_channels=132), dtype=BF16, precision="bf16"), COLUMNS),
         (dict(layer=replace(LAYER, kernel_size=256, stride=128)), PRODUCTS),
-        (dict(layer=replace(LAYER, batch=1, length=1)), COLUMNS),
+        (dict(layer=replace(LAYER, batch=3, length=1)), COLUMNS),
+        (dict(layer=replace(LAYER, batch=1, length=4)), PRODUCTS),
+        (dict(layer=replace(LAYER, batch=1, length=1), dtype=BF16, precision="bf16"), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=32)), PRODUCTS),
         (dict(layer=replace(LAYER, batch=1, length=65)), COLUMNS),  # frames that no block holds
         (dict(x=dict(offset=4)), COLUMNS),
@@ -96,7 +98,8 @@ def test_tiles_fit_and_cover_the_layer(shared, dtype):
             assert c.sums_at + c.sums_bytes <= c.shared_bytes
             assert groups * row_tiles * c.channels >= p.out_channels
             assert slot_tiles * mma_tile.slots_of(c, frames) >= slots
-            assert c.stages >= 3  # one multiplied, one whose frames become the state, one on its way
+            assert c.ahead >= 1
+            assert c.ahead + 1 + c.delay == c.stages
             assert c.weight_row % 16 == c.weight_pitch % 16 == c.frame_pitch % 16 == 0
             assert c.weight_pitch >= c.weight_row
             assert c.threads * c.row_blocks * c.column_blocks * 4 <= 65_536 // 2

@@ -3,13 +3,18 @@
 Needs NUMBA_ENABLE_CUDASIM=1 from the start of the process (`make test`).
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from numba.cuda.simulator import kernelapi
 
-from numba_tconv.kernels.streaming import mma_kernel, tickets
+from numba_tconv.formula.problem import Problem
+from numba_tconv.kernels.streaming import mma_kernel, mma_load, mma_tile, plan, tickets
 from numba_tconv.ptx import SIMULATOR
-from tests.gpu.sanitized_streaming import PRODUCT, step_cases
+from numba_tconv.runtime.layout import Layout
+from tests.gpu.sanitized_streaming import PRODUCT, TF32_EPS, step_cases
+from tests.streams import stream
 from tests.thorough import thorough
 
 from .warps import played
@@ -19,7 +24,7 @@ pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs NUMBA_ENABLE_CUDASI
 
 @pytest.fixture(autouse=True)
 def warps(monkeypatch):
-    played(mma_kernel, monkeypatch, kernelapi.FakeCUDAModule)
+    played((mma_kernel, mma_load), monkeypatch, kernelapi.FakeCUDAModule)
     yield
     mma_kernel.make_kernel.cache_clear()
 
@@ -31,6 +36,20 @@ USUAL = [case for case in CASES if case.config == 1 or case.dtype != torch.float
 @pytest.mark.parametrize("case", thorough(CASES, always=USUAL), ids=str)
 def test_what_the_sanitizer_plays(case):
     assert case.wrong("cpu") is None
+
+
+def test_more_slots_than_threads():
+    s = stream(Problem(1, 8, 4, 4, 1, 2), 40, 1)
+    p = replace(s.layer, batch=40, length=1)
+    config = replace(mma_tile.choose(p, s.x.dtype), columns=64, channels=1, warps=1, slices=1)
+    mask = torch.arange(40) == 39
+    state, y = torch.zeros(40, 8, 1), torch.full((40, 4, 2), torch.nan)
+    laid_out = (Layout.of(s.x), Layout.of(s.weight), None)
+    plan.prepare(*laid_out, True, p, config)(s.x, state, s.weight, None, mask, y)
+    torch.testing.assert_close(y[39], s.offline()[39], rtol=TF32_EPS, atol=8 * TF32_EPS)
+    assert not y[:39].any()
+    assert torch.equal(state[39], s.x[39])
+    assert not state[:39].any()
 
 
 def test_the_last_readers_of_a_state_leave_no_ticket(monkeypatch):

@@ -1,6 +1,6 @@
 """Meanings of a warp's instructions for the simulator, for kernels all of whose threads multiply equally often.
 
-``played(module, monkeypatch)`` lets ``module``'s kernels run with them: products of tensor cores from the registers of
+``played`` lets the kernels of a module run with them: products of tensor cores from the registers of
 all lanes, shared memory by address, and copies of 16 bytes, whose addresses and sizes are checked.
 """
 
@@ -80,9 +80,9 @@ def put_tf32(values, at, value):
     values[at] = tf32_operand(value)
 
 
-def played(module, monkeypatch, fake_cuda):
-    """Let the kernels of ``module`` run in the simulator."""
-    memory = Memory()
+def played(modules, monkeypatch, fake_cuda):
+    """Let the kernels of ``modules``, the first of which makes them, run in the simulator."""
+    memory, module = Memory(), modules[0]
 
     def copy(address, source, index, used):
         memory.at(address, np.uint8, 16)[:] = 0
@@ -119,8 +119,9 @@ def played(module, monkeypatch, fake_cuda):
         put_tf32=put_tf32,
         mma=lambda kind: products(module, kind),
     )
-    for name, meaning in meanings.items():
-        monkeypatch.setattr(module, name, meaning)
+    for one in modules:
+        for name in meanings.keys() & vars(one).keys():
+            monkeypatch.setattr(one, name, meanings[name])
     # A warp's index is the same in all its lanes.
     monkeypatch.setattr(fake_cuda, "shfl_sync", lambda cuda, members, value, lane: value, raising=False)
     module.make_kernel.cache_clear()

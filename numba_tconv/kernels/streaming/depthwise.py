@@ -25,6 +25,7 @@ from .arguments import Mask
 from .kernel import is_live
 
 MOST_FRAMES, MOST_TAPS, MOST_KEPT = 4, 32, 4
+THREADS = 128  # of a block with one new frame
 MOST_SLOTS = 65_535  # of a grid's second axis
 
 
@@ -35,7 +36,7 @@ class Config:
     dtype: torch.dtype
     taps: Taps
     frames: int
-    threads: int = 128
+    threads: int
 
     @property
     def kept(self) -> int:
@@ -58,7 +59,8 @@ def reason_against(problem: Problem) -> str | None:
 
 
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    return Config(dtype, problem.taps, 1 << (problem.length - 1).bit_length())
+    frames = 1 << (problem.length - 1).bit_length()
+    return Config(dtype, problem.taps, frames, THREADS // frames)
 
 
 @cache

@@ -23,162 +23,27 @@ from numba_tconv.kernels.common.arguments import Bias, Signal, Weights, argument
 from numba_tconv.kernels.common.tensor_core.split_operand import put_tf32
 from numba_tconv.ptx import (
     cp_async_commit,
-    cp_async_to,
     cp_async_wait,
     device_function,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
-    ld_global_vector,
     ld_shared,
     ld_shared_u16,
     mma,
     prmt,
-    recomputed,
     shared_address,
     st_global_vector,
-    st_shared_b32,
-    st_shared_u16,
 )
 from numba_tconv.runtime.elements import ELEMENTS
 from numba_tconv.runtime.kernel import Kernel, flat
 
 from .arguments import Columns, Mask, Place
 from .kernel import is_live
+from .mma_load import make_load_frames, make_load_weights
 from .mma_tile import COLUMNS, KINDS, ROWS, VECTOR, Config
 
 LOW_HALVES = 0x5410  # prmt's selector
-copy, load_word, load_number, load_words = (
-    cp_async_to(VECTOR),
-    ld_shared(1, int32),
-    ld_shared(1, float32),
-    ld_shared(4, int32),
-)
-
-
-def make_load_weights(config: Config):
-    """A device function ``load(stage, w, first, channel, channels, outs)``: copies of a stage's weights begin.
-
-    ``first``: of the block's first output channel; ``channel``: the stage's first input channel; ``outs``: output
-    channels that exist. The rest is zeros.
-    """
-    threads, itemsize, pitch, stage_channels = (
-        config.threads,
-        config.itemsize,
-        config.weight_pitch,
-        config.stage_channels,
-    )
-    pieces, tap_bytes, elements = config.weight_row // VECTOR, config.kernel_size * config.itemsize, VECTOR // itemsize
-    total = stage_channels * pieces
-
-    @device_function
-    def load(stage, w, first, channel, channels, outs):
-        row_bytes = int32(outs * tap_bytes)
-        for z in range(-(-total // threads)):
-            e = int32(cuda.threadIdx.x + z * threads)
-            c, piece = divmod(uint32(e), uint32(pieces))
-            c, piece = int32(c), int32(piece)
-            if total % threads == 0 or e < total:
-                used = min(int32(VECTOR), int32(row_bytes - piece * VECTOR))
-                if channel + c >= channels or used < 0:
-                    used = int32(0)
-                at = first + int64(channel + c) * w.stride_i + piece * elements if used else first
-                copy(int32(stage + c * pitch + piece * VECTOR), w.data, uint64(at), used)
-
-    return load
-
-
-def make_load_frames(config: Config):
-    """Device functions that bring a stage's frames into shared memory, raw; ``stage`` is the address of its frames.
-
-    ``begin(values, stage, x, state, place, channel, sizes)`` starts to load them, ``end(values, stage, sizes)`` stores
-    what was loaded into registers. With ``straight`` frames all are copied without registers.
-    """
-    threads, pitch, kept = config.threads, config.frame_pitch, config.kept
-    columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
-    pieces = stage_channels // vector
-    copies, (old, new) = (kept + 1) * columns * pieces, config.vectors
-    put = _make_put(config)
-
-    @device_function
-    def begin_straight(values, stage, x, state, place, channel, sizes):
-        for z in range(-(-copies // threads)):
-            e = int32(cuda.threadIdx.x + z * threads)
-            row, piece = divmod(uint32(e), uint32(pieces))
-            f, s = divmod(row, uint32(columns))
-            f, s, c = int32(f), int32(s), int32(channel + int32(piece) * vector)
-            if copies % threads == 0 or e < copies:
-                exists = place.first_slot + s < sizes.batch and c < sizes.in_per_group
-                used = int32(VECTOR) if exists else int32(0)
-                n = place.first_slot + s if exists else int64(0)
-                first = int64(place.first_in + c) if exists else int64(0)
-                to = int32(stage + int32(row) * pitch + int32(piece) * VECTOR)
-                if f < kept:
-                    copy(to, state, uint64(n * sizes.groups * sizes.in_per_group + first), used)
-                else:
-                    copy(to, x.data, uint64(n * x.stride_n + first), used)
-
-    @device_function
-    def end_straight(values, stage, sizes):
-        pass
-
-    @device_function
-    def load_rows(values, first_value, count, source, stride_n, frames, place, channel, sizes):
-        vectors = int32(frames * pieces)  # of a slot
-        thread = recomputed(int32(cuda.threadIdx.x))  # else every place stays in registers
-        for z in range(count):
-            s, v = divmod(uint32(thread + z * threads), uint32(vectors))
-            n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
-            exists = s < sizes.slots and n < sizes.batch and flat_at < sizes.in_per_group * int64(frames)
-            at = n * stride_n + place.first_in * int64(frames) + flat_at if exists else int64(0)
-            words = ld_global_vector(exists, source, uint64(at))
-            for q in range(4):
-                values[first_value + 4 * z + q] = words[q]
-
-    @device_function
-    def store_rows(values, first_value, count, stage, first_row, frames, sizes):
-        vectors, thread = int32(frames * pieces), recomputed(int32(cuda.threadIdx.x))
-        for z in range(count):
-            s, v = divmod(uint32(thread + z * threads), uint32(vectors))
-            if s < sizes.slots:
-                c, f = divmod(uint32(v * uint32(vector)), uint32(frames))
-                put(values, first_value + 4 * z, stage, int32(c), int32(f), int32(frames), int32(s), first_row, sizes)
-
-    @device_function
-    def begin(values, stage, x, state, place, channel, sizes):
-        if kept:
-            stride = sizes.groups * sizes.in_per_group * kept
-            load_rows(values, 0, old, state, stride, int32(kept), place, channel, sizes)
-        load_rows(values, 4 * old, new, x.data, x.stride_n, int32(sizes.frames), place, channel, sizes)
-
-    @device_function
-    def end(values, stage, sizes):
-        if kept:
-            store_rows(values, 0, old, stage, int32(0), int32(kept), sizes)
-        store_rows(values, 4 * old, new, stage, int32(kept), int32(sizes.frames), sizes)
-
-    words = 1 if config.straight else 4 * (old + new)
-    return (begin_straight, end_straight, words) if config.straight else (begin, end, words)
-
-
-def _make_put(config: Config):
-    """Store 16 bytes of a slot, whose frames are adjacent, to the rows of their frames."""
-    itemsize, pitch, halves = config.itemsize, config.frame_pitch, 4 // config.itemsize
-
-    @device_function
-    def put(values, at, stage, c, f, frames, s, first_row, sizes):
-        for z in range(4):
-            for h in range(halves):
-                row = int32((first_row + f) * int32(sizes.slots) + s)
-                to = int32(stage + row * pitch + c * itemsize)
-                if halves == 1:
-                    st_shared_b32(to, values[at + z])
-                else:
-                    st_shared_u16(to, int32(values[at + z] >> (16 * h)))
-                f = int32(f + 1)
-                if f == frames:
-                    f, c = int32(0), int32(c + 1)
-
-    return put
+load_word, load_number, load_words = ld_shared(1, int32), ld_shared(1, float32), ld_shared(4, int32)
 
 
 def make_multiply(config: Config):
@@ -301,13 +166,20 @@ def make_kernel(config: Config) -> Kernel:
     weight_pitch, frame_pitch, sum_pitch = config.weight_pitch, config.frame_pitch, config.sum_pitch
     sums, lane_rows = 4 * row_blocks * column_blocks, 2 * row_blocks
     apart, sums_at, ahead = config.apart, config.sums_at // 4, config.ahead
-    late = config.late
+    delay = config.delay
     load_weights, (begin, end, words), multiply = (
         make_load_weights(config),
         make_load_frames(config),
         make_multiply(config),
     )
     keep, await_stage = make_keep(config), cp_async_wait(ahead - 1)
+
+    @device_function
+    def keep_rest(steps, is_last, shared, base, state, mask, place, sizes):
+        for z in range(delay):
+            number = int32(steps - delay + z)
+            if number >= 0 and is_last[number & 3]:
+                keep(number, shared, base, state, mask, place, sizes)
 
     def streaming_mma(x, state, w, bias, mask, y, tickets, sizes):
         shared = cuda.shared.array(0, dtype=float32)
@@ -343,9 +215,13 @@ def make_kernel(config: Config) -> Kernel:
         griddepcontrol_launch_dependents()
         griddepcontrol_wait()
         if mask.exists:
-            n = place.first_slot + thread
-            advances = thread < slots and n < sizes.batch and is_live(mask, n)
-            if not cuda.syncthreads_or(int32(1) if advances else int32(0)):
+            advance, slot = int32(0), int32(thread)
+            while slot < slots:
+                n = place.first_slot + slot
+                if n < sizes.batch and is_live(mask, n):
+                    advance = int32(1)
+                slot = int32(slot + threads)
+            if not cuda.syncthreads_or(advance):
                 steps = int32(0)
 
         for s in range(ahead):
@@ -367,19 +243,18 @@ def make_kernel(config: Config) -> Kernel:
                 begin(values, base + after + weights_bytes, x, state, place, channel, sizes)
             cp_async_commit()
             if kept:
-                number = int32(s - 1 - late)
-                if number >= 0 and is_last[number & 3]:
-                    keep(number, typed, base, state, mask, place, sizes)
+                if s >= delay and is_last[(s - delay) & 3]:
+                    keep(int32(s - delay), typed, base, state, mask, place, sizes)
                 earlier = drawn
                 if thread == 0 and sizes.row_tiles > 1:
                     # No fence: the frames of the stage have landed, so no write of the last reader reaches them.
                     drawn = int32(cuda.atomic.add(tickets, ticket + s, int32(1)))
             multiply(acc, rows, weights_at + now, frames_at + now, int32(slots * frame_pitch))
             if kept and thread == 0:
-                if late and s > 0:
-                    judge(is_last, tickets, ticket, int32(s - 1), earlier, sizes)
-                if not late and s + 1 < steps:
+                if delay == 1 and s + 1 < steps:
                     judge(is_last, tickets, ticket, s, drawn, sizes)
+                if delay == 2 and s > 0:
+                    judge(is_last, tickets, ticket, int32(s - 1), earlier, sizes)
             if loads:
                 end(values, base + after + weights_bytes, sizes)
             now = int32(now + stage_bytes if now < (stages - 1) * stage_bytes else 0)
@@ -391,10 +266,7 @@ def make_kernel(config: Config) -> Kernel:
                 judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
             cuda.syncthreads()
             if kept:
-                for z in range(1 + late):
-                    number = int32(steps - 1 - late + z)
-                    if number >= 0 and is_last[number & 3]:
-                        keep(number, typed, base, state, mask, place, sizes)
+                keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
             cuda.syncthreads()  # sums overwrite the ring
         for i in range(row_blocks):
             for j in range(column_blocks):
@@ -424,10 +296,7 @@ def make_kernel(config: Config) -> Kernel:
             if thread == 0 and steps > 0:
                 judge(is_last, tickets, ticket, int32(steps - 1), drawn, sizes)
             cuda.syncthreads()
-            for z in range(1 + late):
-                number = int32(steps - 1 - late + z)
-                if number >= 0 and is_last[number & 3]:
-                    keep(number, typed, base, state, mask, place, sizes)
+            keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
 
     data = flat(storage)
     signature = (

@@ -22,15 +22,16 @@ MOST_LOADS = 12  # vectors of a thread under way: four registers each
 MOST_WARPS = 8
 LEAST_STAGES, MOST_STAGES = 3, 6
 STATIC_SHARED = 1024  # bytes kept free for a block's other shared memory
-LEAST_COLUMNS = 8  # of a step: fewer are computed one by one
+LEAST_COLUMNS = {2: 1, 4: 4}  # of a step, by bytes of an element; float32 is exact with fewer
 
 
 @dataclass(frozen=True)
 class Config:
     """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
 
-    The warps share a stage's input channels. ``straight``: there is one new frame and at most one kept, so that frames
-    are copied as they lie. ``apart``: sums lie behind the ring of stages, not in it.
+    The warps share a stage's input channels, with ``slices`` products of each along them. ``straight``: there is one
+    new frame and at most one kept, so that frames are copied as they lie. ``apart``: sums lie behind the ring of
+    stages, not in it.
     """
 
     dtype: torch.dtype
@@ -42,8 +43,7 @@ class Config:
     stages: int
     straight: bool
     apart: bool
-    slices: int = 1
-    late: int = 0
+    slices: int
 
     @property
     def kept(self) -> int:
@@ -68,9 +68,14 @@ class Config:
         return self.warps * self.depth * self.slices
 
     @property
+    def delay(self) -> int:
+        """Stages multiplied after one until its ticket is looked at: with more, none waits for the ticket."""
+        return 2 if self.stages > LEAST_STAGES else 1
+
+    @property
     def ahead(self) -> int:
-        """Stages on their way while one is multiplied: the frames of others become the state."""
-        return self.stages - 2 - self.late
+        """Stages under way while one is multiplied; the frames of ``delay`` before it may become the state."""
+        return self.stages - 1 - self.delay
 
     @property
     def rows(self) -> int:
@@ -171,15 +176,22 @@ def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, l
         return None
     depth = DEPTH[KINDS[dtype]]
     most = max(1, min(MOST_WARPS, -(-p.in_channels_per_group // depth)))
-    for warps in (most, -(-most // 2)):
-        steps = -(-p.in_channels_per_group // (warps * depth))
-        for stages in range(max(LEAST_STAGES, min(MOST_STAGES, steps + 2)), LEAST_STAGES - 1, -1):
+    for warps, slices, least in (
+        (most, 2, LEAST_STAGES + 1),
+        (most, 1, LEAST_STAGES),
+        (-(-most // 2), 1, LEAST_STAGES),
+    ):
+        steps = -(-p.in_channels_per_group // (warps * depth * slices))
+        if slices > 1 and warps * depth * slices > p.in_channels_per_group:
+            continue
+        for stages in range(max(least, min(MOST_STAGES, steps + 3)), least - 1, -1):
             for apart in (True, False):
-                config = Config(dtype, p.kernel_size, p.stride, channels, columns, warps, stages, straight, apart)
+                sizes = channels, columns, warps, stages
+                config = Config(dtype, p.kernel_size, p.stride, *sizes, straight, apart, slices)
                 loads = 0 if straight else sum(config.vectors)
-                if config.row_blocks * config.column_blocks > MOST_PRODUCTS or loads > MOST_LOADS:
+                if config.row_blocks * config.column_blocks > MOST_PRODUCTS:
                     return None
-                if config.shared_bytes <= limit - STATIC_SHARED:
+                if loads <= MOST_LOADS and config.shared_bytes <= limit - STATIC_SHARED:
                     return config
     return None
 
@@ -211,6 +223,6 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     least = VECTOR // math.gcd(VECTOR, problem.kernel_size * dtype.itemsize)
     return [
         usual,
-        replace(usual, channels=least, columns=COLUMNS, warps=1, stages=LEAST_STAGES),
-        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, stages=4, apart=False),
+        replace(usual, channels=least, columns=COLUMNS, warps=1, slices=1, stages=LEAST_STAGES),
+        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, slices=2, stages=5, apart=False),
     ]
