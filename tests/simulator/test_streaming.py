@@ -97,6 +97,16 @@ def test_inputs_and_weights_of_any_strides(layout):
     assert torch.equal(state, s.x[:, :, 3:])
 
 
+@pytest.mark.parametrize("layout", ["every second", "expanded"])
+@pytest.mark.parametrize("reason", ["groups", "depthwise"])
+def test_a_bias_of_any_stride(reason, layout):
+    s = stream(LAYERS[reason], 2, 3)
+    s.bias = s.bias[:1].expand(s.bias.shape) if layout == "expanded" else s.bias.repeat_interleave(2)[::2]
+    p = replace(s.layer, batch=2, length=3)
+    for config in (0, depthwise.choose(p, s.x.dtype)) if reason == "depthwise" else (0, 1):
+        assert torch.equal(step(s.x, s.state(), s, config=config), s.offline(by_gather))
+
+
 def test_the_last_reader_of_a_state_leaves_no_ticket(monkeypatch):
     taken, take = [], tickets.take
     monkeypatch.setattr(tickets, "take", lambda *sizes: taken.append(take(*sizes)) or taken[-1])

@@ -75,8 +75,8 @@ def prepare(
 ) -> Callable[..., None]:
     """A function (x, state, weight, bias, mask, y) that launches a step by ``config``, which ``choose`` gave.
 
-    ``problem``: as for ``choose``. state (N, C_in, F) and y (N, C_out, T*stride) are contiguous, bias (C_out,) too.
-    Nothing is checked.
+    ``problem``: as for ``choose``. state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias
+    (C_out,) need not be. Nothing is checked.
     """
     p, dtype = problem, x.dtype
     prepared = {mma_tile.Config: _mma, depthwise.Config: _depthwise}.get(type(config), _by_columns)
@@ -89,8 +89,10 @@ def prepare(
         alike((p.batch, p.out_channels, p.length * p.stride), dtype),
     )
     launch, count = prepared(p, config, tensors)
+    copies_bias = bias is not None and not bias.is_contiguous
 
     def run(x, state, weight, bias, mask, y):
+        bias = bias.contiguous() if copies_bias else bias
         operands = x, state, weight, weight if bias is None else bias, y if mask is None else mask, y
         if count is None:
             launch(*operands)
