@@ -45,7 +45,7 @@ LAYERS = (
 
 def committed_files():
     """The text files that are, or will be, in the repository."""
-    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a git worktree
     files += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     return [p for p in files if p.suffix not in (".pyc", ".png") and ".ipynb_checkpoints" not in p.parts]
 
