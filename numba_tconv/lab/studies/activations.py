@@ -28,7 +28,7 @@ from numba_tconv.torch_api import compile_ahead
 from numba_tconv.torch_api.convert import convert
 
 from . import bigvgan
-from .decoder_times import DEVICE, error
+from .decoder_times import DEVICE, WHOLE_FLUSHES, error
 
 FILE = Path("activations", "bigvgan.csv")  # in the data directory
 BATCH, SECONDS = 4, 4.0
@@ -90,7 +90,7 @@ def measure(
     both = [side(one, x, dy, direction) for one in (ours, copy.deepcopy(module))]
     exact = side(module.double(), x.double(), dy.double(), direction).call()
     with bench.torch_switches(tf32=True):
-        interleave(both, repeats, 1.0, f"{channels} x {length} {dtype} {direction}")
+        interleave(both, repeats, 1.0, f"{channels} x {length} {dtype} {direction}", WHOLE_FLUSHES)
         found = [one.call() for one in both]
     pairs = [errors(one, exact) for one in found]
     for of_ours, of_torch in zip(*pairs, strict=True):

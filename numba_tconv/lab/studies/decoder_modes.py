@@ -1,6 +1,7 @@
 """Whole decoders eager, under torch.compile and in a CUDA graph, with torch's operators and converted.
 
-Times are wall times of a call until the GPU is idle, with both sides in turns.
+Times are wall times of a call until the GPU is idle, with both sides in turns. cuDNN chooses its algorithms without a
+search, as by default: a search of all shapes of a decoder takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def measure(
             say(f"{precision}: float64 reference")
             exact = decoders.decode(copy.deepcopy(theirs).double(), _to(given, torch.float64)).reshape(len(x), -1)
             freeze(ours)
-            with bench.torch_switches(dtype == torch.float32):
+            with switches(dtype):
                 for batch, mode in itertools.product(batches, modes):
                     say(f"{precision}: {batch} inputs, {mode}")
                     found = measure_mode([theirs, ours], given[:batch], mode, exact[:batch], repeats)
@@ -167,6 +168,11 @@ def measure(
                     torch.compiler.reset()
 
 
+def switches(dtype: torch.dtype):
+    """TF32 for float32, no search; a context."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=dtype == torch.float32)
+
+
 def measure_mode(models: list[nn.Module], x: torch.Tensor, mode: str, exact: torch.Tensor, repeats: int) -> tuple:
     """Errors and median wall ms of torch's model and of ours."""
     theirs, ours = (calls_of(model, x.clone(), mode, ours=side) for side, model in enumerate(models))
@@ -180,7 +186,7 @@ def compile_all(models: dict[torch.dtype, nn.Module], x: torch.Tensor) -> None:
     calls = []
     for dtype, model in models.items():
         decode = model.decode if hasattr(model, "decode") else model  # bound: ``computations`` sees the modules
-        with bench.torch_switches(dtype == torch.float32):
+        with switches(dtype):
             calls += compile_ahead.calls_of(computations(decode, _to(x, dtype)), device := current_device())
     compile_ahead.fill(calls, target(device.cc), os.cpu_count() or 1)
 
@@ -214,7 +220,8 @@ def render(timed: Iterable[Timed]) -> str:
     for (_, seconds), some in by_gpu.items():
         parts.append(
             "**Whole decoders by mode**, transposed convolutions and alias-free activations torch's or ours, weights"
-            f" frozen: wall time of a call, inputs of {seconds:g} s, milliseconds (median), {table.where(some)}."
+            " frozen, cuDNN without a search: wall time of a call,"
+            f" inputs of {seconds:g} s, milliseconds (median), {table.where(some)}."
         )
         parts.append(table.markdown(HEADER, map(_cells, some), texts=2))
     return "\n\n".join(parts)
