@@ -1,9 +1,13 @@
 """BigVGAN in plain torch, and decoders in several modes."""
 
+import contextlib
 import copy
+import weakref
+from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 from numba_tconv import convert
 from numba_tconv.lab.cli import commands
@@ -151,6 +155,23 @@ def test_transformers_is_needed_by_its_decoders_alone(capsys, monkeypatch, tmp_p
     assert run(capsys, "decoders", "bigvgan_v2_24khz", *out)[0] == 0
     code, _, err = run(capsys, "decoders", "bigvgan_v2_24khz", "dac", *out)
     assert (code, err) == (commands.MISTAKE, f"numba_tconv: {decoders.MISSING}\n")
+
+
+def test_a_graph_keeps_the_input_that_it_reads(monkeypatch):
+    for name, stand_in in {
+        "CUDAGraph": mock.MagicMock,
+        "Stream": mock.MagicMock,
+        "stream": lambda _: contextlib.nullcontext(),
+        "graph": lambda _: contextlib.nullcontext(),
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    x = torch.randn(3)
+    kept = weakref.ref(x)
+    replay = decoder_modes.calls_of(nn.Tanh(), x, "graph", ours=False)
+    del x
+    assert kept() is not None
+    assert torch.equal(replay(), kept().tanh())
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def make(name: str, batch: int, seconds: float) -> tuple[nn.Module, torch.Tensor
 
 
 def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """``call`` as a replayed CUDA graph.
+    """``call`` as a replayed CUDA graph, which keeps ``x``: the graph reads its memory.
 
     Qwen2.5-Omni's decoder scales its input with a constant of the CPU and copies its output there, which a graph cannot
     hold: neither is captured.
@@ -93,7 +93,7 @@ def captured(call: Callable[[], torch.Tensor], model: nn.Module, x: torch.Tensor
         with torch.cuda.graph(graph):
             y = call()
 
-    def replay() -> torch.Tensor:
+    def replay(_read: torch.Tensor = x) -> torch.Tensor:
         graph.replay()
         return y
 
