@@ -103,8 +103,9 @@ def step(
     depends on the number of slots and new frames: many columns are computed on tensor cores, and more than MOST_COLUMNS
     or MOST_FRAMES by the kernels of ``conv_transpose1d``.
 
-    A step is for inference: it is not differentiable. It can be captured in a CUDA graph (after one step of the same
-    sizes) and compiled by torch.compile.
+    A step is for inference: it is not differentiable, and torch.func.vmap has no rule for it. It can be captured in a
+    CUDA graph (after one step of the same sizes) and compiled by torch.compile. Frames before the stream are zeros that
+    are multiplied: with an infinite weight the first outputs are NaN where the whole signal's are finite.
 
     Raises:
         TypeError: an argument has a wrong type.
