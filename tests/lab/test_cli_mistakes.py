@@ -136,3 +136,10 @@ def test_a_problem_too_large_for_the_simulator_is_refused(capsys):
     code, _, err = run(capsys, "check", "kb64")
     assert code == commands.MISTAKE
     assert "at most 100,000" in err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "soon"])
+@pytest.mark.parametrize("command", ["bench", "sweep"])
+def test_a_budget_that_is_no_time(capsys, command, seconds):
+    code, _, err = run(capsys, command, "kb64", "--budget", seconds)
+    assert (code, f"{seconds!r} is no time in seconds" in err) == (2, True)

@@ -159,7 +159,7 @@ def _measurement(one, out):
     one.add_argument("--weights", choices=rows.WEIGHTS, default=rows.CALL,
                      help="call: packed in the timed call; frozen: packed before it (call)")  # fmt: skip
     one.add_argument("--repeats", type=positive, default=30, help="timed calls of each contestant (30)")
-    one.add_argument("--budget", type=float, default=1.0, metavar="S",
+    one.add_argument("--budget", type=duration, default=1.0, metavar="S",
                      help="most seconds of timing for one contestant, but at least 5 calls (1.0)")  # fmt: skip
     one.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"the rows file to add to ({out})")
 
