@@ -9,7 +9,8 @@ from numba_tconv.formula.precision import TF32_ALLOWED
 from numba_tconv.formula.problem import Problem
 from numba_tconv.kernels.streaming import depthwise, mma_tile, plan, tile
 from numba_tconv.lab.studies.streaming import LAYERS
-from numba_tconv.runtime.device import LIMITS, RESERVED_SHARED
+from numba_tconv.runtime.device import A100, H200, LIMITS, RESERVED_SHARED
+from numba_tconv.runtime.kernel import Kernel
 from numba_tconv.runtime.layout import Layout
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -115,3 +116,19 @@ def test_fragments_are_read_without_bank_conflicts(dtype):
     sums = {(2 * t * c.sum_pitch + g) % 32 for t in range(4) for g in range(8)}
     assert len(weights) == 32 // halves  # a word has two 16-bit rows
     assert len(frames) == len(sums) == 32
+
+
+@pytest.mark.parametrize("layer", [LAYER, DEPTHWISE], ids=["tensor cores", "depthwise"])
+@pytest.mark.parametrize(("gpu", "expected"), [(A100, False), (H200, True)], ids=["A100", "H200"])
+def test_early_only_where_the_gpu_can(layer, gpu, expected, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Kernel, "prepare", lambda *_, early=False: seen.append(early))
+    monkeypatch.setattr(plan.device, "of", lambda _: gpu)
+    p = layer
+    shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, p.taps.shift(p.kernel_size - 1))
+    x, state, weight = (
+        Layout.contiguous(shape, F32, -1)
+        for shape in (*shapes, (p.in_channels, p.out_channels_per_group, p.kernel_size))
+    )
+    plan.prepare(x, weight, None, False, p, plan.choose(x, state, weight, p, "tf32"))
+    assert seen == [expected]

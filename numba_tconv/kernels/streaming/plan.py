@@ -88,7 +88,7 @@ def prepare(
         Mask(alike((p.batch,), torch.bool), has_mask),
         alike((p.batch, p.out_channels, p.length * p.stride), dtype),
     )
-    launch, count = prepared(p, config, tensors)
+    launch, count = prepared(p, config, tensors, device.of(x.index).launches_early)
     copies_bias = bias is not None and not bias.is_contiguous
 
     def run(x, state, weight, bias, mask, y):
@@ -102,10 +102,10 @@ def prepare(
     return run
 
 
-# The launch, and how many tickets it takes: None for a kernel without.
+# The launch, ``early`` where the GPU can, and how many tickets it takes: None for a kernel without.
 
 
-def _by_columns(p: Problem, config: tile.Config, tensors: tuple) -> tuple[Prepared, int]:
+def _by_columns(p: Problem, config: tile.Config, tensors: tuple, early: bool) -> tuple[Prepared, int]:
     slot_tiles, frame_tiles = -(-p.batch // config.slots), -(-p.length // config.frames)
     channel_tiles = -(-p.out_channels_per_group // config.channels)
     group_tiles = -(-p.groups // config.group_count)
@@ -119,7 +119,7 @@ def _by_columns(p: Problem, config: tile.Config, tensors: tuple) -> tuple[Prepar
     return launch, count if config.kept and readers > 1 else 0
 
 
-def _mma(p: Problem, config: mma_tile.Config, tensors: tuple) -> tuple[Prepared, int]:
+def _mma(p: Problem, config: mma_tile.Config, tensors: tuple, early: bool) -> tuple[Prepared, int]:
     groups, row_tiles, slot_tiles = mma_tile.blocks_of(p, config)
     count = groups * slot_tiles * -(-p.in_channels_per_group // config.stage_channels)
     sizes = p.batch, p.length, groups, p.in_channels_per_group, p.out_channels_per_group
@@ -128,11 +128,11 @@ def _mma(p: Problem, config: mma_tile.Config, tensors: tuple) -> tuple[Prepared,
         *tensors,
         alike((count,), torch.int32),
         Columns(*sizes, mma_tile.slots_of(config, p.length), slot_tiles, row_tiles),
-        early=True,
+        early=early,
     )
     return launch, count if config.kept and row_tiles > 1 else 0
 
 
-def _depthwise(p: Problem, config: depthwise.Config, tensors: tuple) -> tuple[Prepared, None]:
+def _depthwise(p: Problem, config: depthwise.Config, tensors: tuple, early: bool) -> tuple[Prepared, None]:
     grid = -(-p.in_channels // config.threads), p.batch, 1
-    return depthwise.make_kernel(config).prepare(grid, *tensors, p.in_channels, p.length, early=True), None
+    return depthwise.make_kernel(config).prepare(grid, *tensors, p.in_channels, p.length, early=early), None

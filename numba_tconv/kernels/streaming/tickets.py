@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -12,6 +13,7 @@ LEAST = 1 << 10  # counters of a stream
 _lock = threading.Lock()
 _of_stream: dict[tuple[int, int], torch.Tensor] = {}  # by GPU and stream
 _of_graphs: dict[int, list] = {}  # by GPU: counters, and how many are taken
+_outgrown: list[torch.Tensor] = []  # a launch may still use them
 
 
 def take(count: int, index: int) -> torch.Tensor:
@@ -33,9 +35,26 @@ def take(count: int, index: int) -> torch.Tensor:
     known = _of_stream.get(key)
     if known is None or len(known) < count:
         with _lock:
-            device = torch.device("cuda", index)
             if index not in _of_graphs:
-                _of_graphs[index] = [torch.zeros(MOST, dtype=torch.int32, device=device), 0]
-                torch.cuda.current_stream(device).synchronize()  # graphs run on any stream
-            known = _of_stream[key] = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
+                _of_graphs[index] = [_lasting(MOST, index), 0]
+            if known is not None:
+                _outgrown.append(known)
+            known = _of_stream[key] = _lasting(max(count, LEAST), index)
     return known
+
+
+def _lasting(count: int, index: int) -> torch.Tensor:
+    """``count`` zeros of GPU ``index`` for any stream and graph.
+
+    A thread of its own makes them: where torch.compile captures graphs, the caller's memory is of a pool that is used
+    again.
+    """
+
+    def make():
+        with torch.cuda.device(index):
+            counters = torch.zeros(count, dtype=torch.int32, device=torch.device("cuda", index))
+            torch.cuda.current_stream().synchronize()
+            return counters
+
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(make).result()
