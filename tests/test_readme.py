@@ -54,7 +54,7 @@ def test_tables_are_of_the_rows_of_their_files(tmp_path):
     steps = [stepped(), stepped(mode="eager", us_p50=50.0), stepped(us_p50=1.0, time="2020-01-01T00:00:00Z")]
     rows.append(tmp_path / streaming.FILE, steps, streaming.Timed)
     assert readme.tables(tmp_path) == {
-        "claim": claim.render(measured),
+        "claim": claim.render(measured, [in_mode()], steps),
         "ladder": ladder.render(measured),
         "ten": summary.ten(measured),
         "precision": summary.precisions(measured),
@@ -146,6 +146,36 @@ def test_the_claim_is_of_default_calls_and_says_where_there_are_none():
     missing = claimed(call, frozen_other)
     assert "**2.8 times as fast in TF32** (2 layers, 2.00 to 4.0)" in missing
     assert "**Timed with weights packed before the call, as in a frozen layer: 1 of 2 in TF32**" in missing
+
+
+def test_a_whole_decoder_is_claimed_eager_and_at_its_largest_batch():
+    of = dict(mode="eager", activations=109, batch=4, ms_p50=10.0, torch_ms_p50=40.0)
+    others = (
+        in_mode(**of | dict(batch=1, ms_p50=1.0)),
+        in_mode(**of | dict(mode="graph", ms_p50=1.0)),
+        in_mode(**of | dict(activations=0, batch=64, ms_p50=1.0)),
+        in_mode(**of | dict(gpu="another", batch=64, ms_p50=1.0)),
+        in_mode(**of | dict(ms_p50=1.0, time="2020-01-01T00:00:00Z")),
+    )
+    half = in_mode(**of | dict(dtype="bfloat16", ms_p50=20.0))
+    said = claim.render([row(rung="auto", precision="tf32")], [in_mode(**of), half, *others])
+    assert "**4.0 times as fast in TF32, 2.0 times as fast in bfloat16**" in said
+    assert "4 inputs of" in said
+    assert "activations" not in claim.render([row(rung="auto", precision="tf32")], others[2:4])
+
+
+def test_steps_of_one_frame_in_a_graph_are_claimed():
+    of = dict(mode="graph", us_p50=10.0, by_hand_us_p50=20.0)
+    others = (
+        stepped(**of | dict(mode="eager", us_p50=1.0)),
+        stepped(**of | dict(frames=4, us_p50=1.0)),
+        stepped(**of | dict(gpu="another", us_p50=1.0)),
+        stepped(**of | dict(us_p50=1.0, time="2020-01-01T00:00:00Z")),
+    )
+    steps = stepped(**of), stepped(**of | dict(layer="mimi_2", us_p50=2.5)), *others
+    said = claim.render([row(rung="auto", precision="tf32")], (), steps)
+    assert "**4.0 times as fast** (2 layers of decoders, 2.0 to 8.0)" in said
+    assert "streaming" not in claim.render([row(rung="auto", precision="tf32")], (), others[:3])
 
 
 def test_nothing_is_claimed_without_rows():
@@ -257,7 +287,7 @@ def test_precisions_are_told_by_medians_and_means():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary.precisions(measured).splitlines()]
     assert [[line[0], line[1], *line[3:]] for line in lines[2:]] == [
         ["float32", '`"tf32"`', "2e-04", "3e-04", "1.5x"],
-        ["float64", '`"fp64"`', "2e-16", "0", "3.0x"],
+        ["float64", '`"fp64"`', "2e-16", "reference", "3.0x"],
     ]
     assert summary.precisions([]) == table.EMPTY
 

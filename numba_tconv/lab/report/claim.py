@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, latest, of_main_gpu
+from numba_tconv.lab.measure.rows import CALL, FROZEN, Row, latest, newest, of_main_gpu
+from numba_tconv.lab.studies import decoder_modes, streaming
 from numba_tconv.selection.directions import FORWARD, STEP
 
 from .tables import EMPTY, mean, where
@@ -12,26 +13,59 @@ from .tables import EMPTY, mean, where
 ARITHMETIC = {"bfloat16": "bfloat16", "tf32": "TF32"}  # by a row's precision, in the claim's order
 
 
-def render(rows: Iterable[Row]) -> str:
-    """The selection's speed at full size, on the GPU with the most rows."""
+def render(
+    rows: Iterable[Row], decoders: Iterable[decoder_modes.Timed] = (), steps: Iterable[streaming.Timed] = ()
+) -> str:
+    """The selection's speed at full size, of a whole decoder and of streaming, on the GPU with the most rows."""
     picked = [row for row in rows if row.rung == "auto" and "@" not in row.workload]
     picked = of_main_gpu(row for row in picked if row.direction in (FORWARD, STEP) and row.precision in ARITHMETIC)
     shown = list(latest(picked).values())
     if not shown:
         return EMPTY
-    forward, steps = ([row for row in shown if row.direction == direction] for direction in (FORWARD, STEP))
+    forward, training = ([row for row in shown if row.direction == direction] for direction in (FORWARD, STEP))
+    gpu = shown[0].gpu
     sentences = [
         "Forward, against the faster of cuDNN's transposed convolution and the same layer as an expert's ordinary "
         f"`conv1d`: {_means(forward)}."
         if forward
         else "",
         _frozen(picked) if any(row.weights == CALL for row in forward) else "",
-        f"A training step, against torch's: {_means(steps)}." if steps else "",
+        f"A training step, against torch's: {_means(training)}." if training else "",
         "Geometric means of default calls over the layers in [the tables](plots/README.md), and their range "
         f"({where(shown)}).",
         _fallback(forward),
+        _decoder([row for row in decoders if row.gpu == gpu]),
+        _streaming([row for row in steps if row.gpu == gpu]),
     ]
     return "\n".join(filter(None, sentences))
+
+
+def _decoder(rows: list[decoder_modes.Timed]) -> str:
+    """The decoder with the most alias-free activations, eager, at its largest batch."""
+    found = [row for row in rows if row.mode == "eager" and row.activations]
+    if not found:
+        return ""
+    last = max(found, key=lambda row: (row.activations, row.batch, row.time))
+    same = [row for row in found if (row.decoder, row.batch, row.seconds) == (last.decoder, last.batch, last.seconds)]
+    gains = ", ".join(
+        f"{row.torch_ms_p50 / row.ms_p50:.1f} times as fast in {'TF32' if row.dtype == 'float32' else row.dtype}"
+        for row in newest(same, lambda row: row.dtype).values()
+    )
+    which = f"{decoder_modes.title(last.decoder)}, {last.batch} inputs of {last.seconds:g} s"
+    return f"A whole decoder with alias-free activations ({which}): **{gains}**."
+
+
+def _streaming(rows: list[streaming.Timed]) -> str:
+    """Steps of one frame in a CUDA graph."""
+    some = [row for row in rows if row.mode == streaming.GRAPH and row.frames == 1]
+    last = newest(some, lambda row: (row.layer, row.dtype, row.batch)).values()
+    gains = [row.by_hand_us_p50 / row.us_p50 for row in last]
+    if not gains:
+        return ""
+    return (
+        f"A streaming step of one frame, against the form by hand: **{mean(gains):.1f} times as fast** "
+        f"({len({row.layer for row in last})} layers of decoders, {min(gains):.1f} to {max(gains):.1f})."
+    )
 
 
 def _means(rows: Iterable[Row]) -> str:

@@ -26,9 +26,11 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
     data = Path(data)
     results = rows.existing(data / kernelbench_rows.FILE, kernelbench_rows.Result)
     timed = rows.existing(data / decoder_times.FILE, decoder_times.Timed)
+    modes = rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)
+    steps = rows.existing(data / streaming.FILE, streaming.Timed)
     measured = rows.read_all(data)
     return {
-        "claim": claim.render(measured),
+        "claim": claim.render(measured, modes, steps),
         "ladder": ladder.render(measured),
         "ten": summary.ten(measured),
         "precision": summary.precisions(measured),
@@ -36,9 +38,9 @@ def tables(data: str | os.PathLike) -> dict[str, str]:
         "tables": table.render(measured),
         "kernelbench": kernelbench_rows.render(results),
         "decoders": decoder_times.render(timed),
-        "modes": decoder_modes.render(rows.existing(data / decoder_modes.FILE, decoder_modes.Timed)),
+        "modes": decoder_modes.render(modes),
         "activations": activations.render(rows.existing(data / activations.FILE, activations.Timed)),
-        "streaming": streaming.render(rows.existing(data / streaming.FILE, streaming.Timed)),
+        "streaming": streaming.render(steps),
     }
 
 
