@@ -88,7 +88,7 @@ def test_nobody_computes_what_no_block_holds():
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_tiles_fit_and_cover_the_layer(shared, dtype):
     for name, layer in LAYERS.items():
-        for slots, frames in ((8, 1), (64, 1), (3, 5), (256, 1), (1, 32)):
+        for slots, frames in ((8, 1), (64, 1), (3, 5), (256, 1), (64, 4), (1, 32)):
             p = replace(layer, batch=slots, length=frames)
             if mma_tile.reason_against(p, dtype, mma_tile.PRECISIONS[dtype], shared):
                 assert name in ("mimi_upsample",)
@@ -99,6 +99,9 @@ def test_tiles_fit_and_cover_the_layer(shared, dtype):
             assert c.sums_at + c.sums_bytes <= c.shared_bytes
             assert groups * row_tiles * c.channels >= p.out_channels
             assert slot_tiles * mma_tile.slots_of(c, frames) >= slots
+            assert c.columns // c.column_warps in (8, 16, 32, 64)
+            assert c.channel_warps * c.column_warps == c.warps
+            assert c.frames <= frames < 2 * c.frames
             assert c.ahead >= 1
             assert c.ahead + 1 + c.delay == c.stages
             assert c.weight_row % 16 == c.weight_pitch % 16 == c.frame_pitch % 16 == 0

@@ -37,6 +37,7 @@ PRODUCTS = {
     "many slots": (DENSE, 64, 1, F32, "tf32"),
     "many slots, bfloat16": (DENSE, 64, 1, BF16, "bf16"),
     "many slots, several frames": (DENSE, 64, 4, F32, "tf32"),
+    "warps that share columns, bfloat16": (DENSE, 256, 1, BF16, "bf16"),
     "some slots, several frames, float16": (SMALL, 8, 3, F16, "fp16"),
     "nothing kept": (UPSAMPLE, 64, 1, BF16, "bf16"),
 }

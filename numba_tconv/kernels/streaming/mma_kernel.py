@@ -55,7 +55,7 @@ def make_multiply(config: Config):
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
     pitch, next_columns = config.weight_pitch, COLUMNS * config.frame_pitch
-    slices, slice_channels = config.slices, config.warps * config.depth
+    slices, slice_channels = config.slices, config.channel_warps * config.depth
     product = mma(KINDS[config.dtype])
 
     @device_function
@@ -160,7 +160,8 @@ def make_kernel(config: Config) -> Kernel:
     element, threads, kept, itemsize = ELEMENTS[config.dtype], config.threads, config.kept, config.itemsize
     load_element, store, storage = element.load, element.store, element.storage
     kernel_size, stride, channels, columns = config.kernel_size, config.stride, config.channels, config.columns
-    warps, stages, depth, halves = config.warps, config.stages, config.depth, 4 // config.itemsize
+    channel_warps, stages, depth, halves = config.channel_warps, config.stages, config.depth, 4 // config.itemsize
+    warp_columns = columns // config.column_warps
     stage_bytes, weights_bytes, stage_channels = config.stage_bytes, config.weights_bytes, config.stage_channels
     row_blocks, column_blocks, rows_of_tile = config.row_blocks, config.column_blocks, config.rows
     weight_pitch, frame_pitch, sum_pitch = config.weight_pitch, config.frame_pitch, config.sum_pitch
@@ -208,9 +209,12 @@ def make_kernel(config: Config) -> Kernel:
             row = int32(8 * z + (lane >> 2))
             out, phase = divmod(uint32(row), uint32(stride))
             rows[z] = int32((out * uint32(kernel_size) + phase) * uint32(itemsize)) if row < rows_of_tile else int32(0)
-        first_channel = int32(warp * depth + (lane & 3) * halves)
+        column_warp, channel_warp = divmod(uint32(warp), uint32(channel_warps))
+        first_column = int32(int32(column_warp) * warp_columns)
+        first_channel = int32(int32(channel_warp) * depth + (lane & 3) * halves)
         weights_at = int32(base + first_channel * weight_pitch)
-        frames_at = int32(base + weights_bytes + (lane >> 2) * frame_pitch + first_channel * itemsize)
+        first_frame = int32(first_column + (lane >> 2))
+        frames_at = int32(base + weights_bytes + first_frame * frame_pitch + first_channel * itemsize)
 
         griddepcontrol_launch_dependents()
         griddepcontrol_wait()
@@ -268,11 +272,12 @@ def make_kernel(config: Config) -> Kernel:
             if kept:
                 keep_rest(steps, is_last, typed, base, state, mask, place, sizes)
             cuda.syncthreads()  # sums overwrite the ring
+        first_sum = int32(int32(channel_warp) * columns + first_column)
         for i in range(row_blocks):
             for j in range(column_blocks):
                 for z in range(4):
                     row = int32(ROWS * i + (lane >> 2) + 8 * (z >> 1))
-                    column = int32(warp * columns + COLUMNS * j + (lane & 3) * 2 + (z & 1))
+                    column = int32(first_sum + COLUMNS * j + (lane & 3) * 2 + (z & 1))
                     shared[uint32(sums_at + column * sum_pitch + row)] = acc[(i * column_blocks + j) * 4 + z]
         cuda.syncthreads()
         e = int32(thread)
@@ -287,7 +292,7 @@ def make_kernel(config: Config) -> Kernel:
                 if is_live(mask, n):
                     total = load_element(bias.data[uint64(co)]) if bias.exists else float32(0)
                     at = uint32(sums_at + column * uint32(sum_pitch) + row)
-                    for z in range(warps):
+                    for z in range(channel_warps):
                         total += shared[at + uint32(z * columns * sum_pitch)]
                 to = ((n * sizes.groups * sizes.out_per_group + co) * frames + int64(t)) * stride + int64(phase)
                 y[uint64(to)] = store(total)

@@ -16,8 +16,8 @@ KINDS = {torch.float32: "tf32", torch.float16: "f16", torch.bfloat16: "bf16"}  #
 PRECISIONS = {torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 VECTOR = 16  # bytes of a copy
 ROWS, COLUMNS = 16, 8  # of a product
-MOST_COLUMNS = 64  # of a block
-MOST_PRODUCTS = 24  # of a warp and a step of its input channels: four registers each
+MOST_COLUMNS = 64  # of a warp
+MOST_PRODUCTS = 32  # of a warp and a step of its input channels: four registers each
 MOST_LOADS = 12  # vectors of a thread under way: four registers each
 MOST_WARPS = 8
 LEAST_STAGES, MOST_STAGES = 3, 6
@@ -29,9 +29,9 @@ LEAST_COLUMNS = {2: 1, 4: 4}  # of a step, by bytes of an element; float32 is ex
 class Config:
     """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
 
-    The warps share a stage's input channels, with ``slices`` products of each along them. ``straight``: there is one
-    new frame and at most one kept, so that frames are copied as they lie. ``apart``: sums lie behind the ring of
-    stages, not in it.
+    ``column_warps`` warps share the columns, and as many groups of them as there are the input channels of a stage,
+    with ``slices`` products of each warp along them. ``frames``: new ones of a slot, at least; a power of two.
+    ``apart``: sums lie behind the ring of stages, not in it.
     """
 
     dtype: torch.dtype
@@ -39,9 +39,10 @@ class Config:
     stride: int
     channels: int
     columns: int
+    frames: int
     warps: int
+    column_warps: int
     stages: int
-    straight: bool
     apart: bool
     slices: int
 
@@ -49,6 +50,15 @@ class Config:
     def kept(self) -> int:
         """Frames of the state: those before its own that an output reads."""
         return self.kernel_size // self.stride - 1
+
+    @property
+    def straight(self) -> bool:
+        """Frames are copied as they lie: one is new, and at most one kept."""
+        return self.frames == 1 and self.kept <= 1
+
+    @property
+    def most_slots(self) -> int:
+        return self.columns // self.frames
 
     @property
     def threads(self) -> int:
@@ -64,8 +74,12 @@ class Config:
         return DEPTH[KINDS[self.dtype]]
 
     @property
+    def channel_warps(self) -> int:
+        return self.warps // self.column_warps
+
+    @property
     def stage_channels(self) -> int:
-        return self.warps * self.depth * self.slices
+        return self.channel_warps * self.depth * self.slices
 
     @property
     def delay(self) -> int:
@@ -88,7 +102,8 @@ class Config:
 
     @property
     def column_blocks(self) -> int:
-        return self.columns // COLUMNS
+        """Products of a warp side by side."""
+        return self.columns // self.column_warps // COLUMNS
 
     @property
     def weight_row(self) -> int:
@@ -110,7 +125,7 @@ class Config:
     def vectors(self) -> tuple[int, int]:
         """Vectors of a stage's frames that a thread loads unless they are straight: kept and new ones, at most."""
         pieces = self.stage_channels * self.itemsize // VECTOR
-        return tuple(-(-rows * pieces // self.threads) for rows in (self.columns * self.kept, self.columns))
+        return tuple(-(-rows * pieces // self.threads) for rows in (self.most_slots * self.kept, self.columns))
 
     @property
     def weights_bytes(self) -> int:
@@ -118,7 +133,7 @@ class Config:
 
     @property
     def stage_bytes(self) -> int:
-        return self.weights_bytes + (self.kept + 1) * self.columns * self.frame_pitch
+        return self.weights_bytes + (self.columns + self.most_slots * self.kept) * self.frame_pitch
 
     @property
     def sum_pitch(self) -> int:
@@ -127,7 +142,7 @@ class Config:
 
     @property
     def sums_bytes(self) -> int:
-        return self.warps * self.columns * self.sum_pitch * 4
+        return self.channel_warps * self.columns * self.sum_pitch * 4
 
     @property
     def sums_at(self) -> int:
@@ -164,31 +179,33 @@ def choose(problem: Problem, dtype: torch.dtype, limit: int = H200.shared_per_bl
     candidates = [
         config
         for channels in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-        for columns in (8, 16, 32, 64)
+        for columns in (8, 16, 32, 64, 128)
         if (config := _config(p, dtype, channels, columns, limit))
     ]
     return min(candidates, key=lambda config: _traffic(p, config), default=None)
 
 
 def _config(problem: Problem, dtype: torch.dtype, channels: int, columns: int, limit: int) -> Config | None:
-    p, straight = problem, problem.length == 1 and problem.kernel_size <= 2 * problem.stride
+    p = problem
     if columns < p.length or channels * p.kernel_size * dtype.itemsize % VECTOR:
         return None
-    depth = DEPTH[KINDS[dtype]]
-    most = max(1, min(MOST_WARPS, -(-p.in_channels_per_group // depth)))
-    for warps, slices, least in (
+    depth, column_warps = DEPTH[KINDS[dtype]], -(-columns // MOST_COLUMNS)
+    frames = 1 << p.length.bit_length() - 1
+    most = max(1, min(MOST_WARPS // column_warps, -(-p.in_channels_per_group // depth)))
+    for channel_warps, slices, least in (
         (most, 2, LEAST_STAGES + 1),
         (most, 1, LEAST_STAGES),
         (-(-most // 2), 1, LEAST_STAGES),
     ):
-        steps = -(-p.in_channels_per_group // (warps * depth * slices))
-        if slices > 1 and warps * depth * slices > p.in_channels_per_group:
+        steps = -(-p.in_channels_per_group // (channel_warps * depth * slices))
+        if slices > 1 and channel_warps * depth * slices > p.in_channels_per_group:
             continue
+        warps = channel_warps * column_warps
         for stages in range(max(least, min(MOST_STAGES, steps + 3)), least - 1, -1):
             for apart in (True, False):
-                sizes = channels, columns, warps, stages
-                config = Config(dtype, p.kernel_size, p.stride, *sizes, straight, apart, slices)
-                loads = 0 if straight else sum(config.vectors)
+                sizes = channels, columns, frames, warps, column_warps, stages
+                config = Config(dtype, p.kernel_size, p.stride, *sizes, apart, slices)
+                loads = 0 if config.straight else sum(config.vectors)
                 if config.row_blocks * config.column_blocks > MOST_PRODUCTS:
                     return None
                 if loads <= MOST_LOADS and config.shared_bytes <= limit - STATIC_SHARED:
@@ -224,5 +241,7 @@ def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
     return [
         usual,
         replace(usual, channels=least, columns=COLUMNS, warps=1, slices=1, stages=LEAST_STAGES),
-        replace(usual, channels=2 * least, columns=2 * COLUMNS, warps=2, slices=2, stages=5, apart=False),
+        replace(
+            usual, channels=2 * least, columns=2 * COLUMNS, warps=4, column_warps=2, slices=2, stages=5, apart=False
+        ),
     ]
