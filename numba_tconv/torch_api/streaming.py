@@ -1,8 +1,8 @@
-"""Step by step: the causal transposed convolution of a signal that arrives a few frames at a time.
+"""The causal transposed convolution of signals that arrive a few frames at a time.
 
-An output needs the last F input frames before its own, F = ceil((k - stride) / stride), at least 0, with k =
-dilation*(K - 1) + 1. A stream's state holds them: a plain tensor (N, C_in, F), zeros at the stream's start, with N
-slots that advance together or rest by a mask. ``state[i].zero_()`` starts slot i anew.
+An output needs the F input frames before its own: F = max(0, ceil((k - stride) / stride)), k = dilation*(K - 1) + 1.
+The state holds them: (N, C_in, F), zeros at the start. Its N slots advance together or rest by a mask;
+``state[i].zero_()`` starts slot i anew.
 
     >>> weight, bias = torch.randn(8, 4, 6), torch.randn(4)
     >>> state = initial_state(1, weight, stride=3)
@@ -12,7 +12,7 @@ slots that advance together or rest by a mask. ``state[i].zero_()`` starts slot 
     >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-5)
     True
 
-A layer with left padding p computes the same stream, of which the first p samples are dropped:
+A layer with left padding p drops the first p samples of the same stream:
 
     outputs = torch.cat([layer.step(chunk, state) for chunk in chunks], dim=2)
     outputs = outputs[:, :, p:]
@@ -37,9 +37,8 @@ from . import operators as ops
 from .functional import autocasts, default_precision, require_known
 from .sizes import integer, integers
 
-MOST_FRAMES = 32  # new ones of a slot, for the kernel of steps, where another order of sums is allowed
-MOST_COLUMNS = 256  # new frames of all slots, likewise
-PINNED = ("ieee", "fp64")  # precisions whose order of sums does not depend on the chunks
+MOST_FRAMES, MOST_COLUMNS = 32, 256  # new ones of a slot and of all, for the kernels of steps where sums are not pinned
+PINNED = ("ieee", "fp64")  # their order of sums does not depend on the chunks
 NAME = "numba_tconv::streaming_step"
 
 torch.library.define(
@@ -55,8 +54,8 @@ def initial_state(
 ) -> torch.Tensor:
     """The state of ``batch_size`` streams at their start: zeros (batch_size, C_in, F).
 
-    ``weight`` is (C_in, C_out/groups, K); the state has its dtype and device unless others are given. Raises TypeError
-    and RuntimeError for sizes that no layer has.
+    ``weight``: (C_in, C_out/groups, K), whose dtype and device are the defaults. Raises TypeError and RuntimeError for
+    sizes that no layer has.
     """
     stride, _, dilation = _step_integers(stride, 1, dilation)
     batch_size = integer("batch_size", batch_size)
@@ -70,7 +69,7 @@ def initial_state(
 
 
 def kept_frames(problem: Problem) -> int:
-    """F: the input frames before its own that an output reads."""
+    """F, the frames of a slot's state."""
     return problem.taps.shift(problem.kernel_size - 1)
 
 
@@ -97,20 +96,19 @@ def step(
         mask: (N,) bool, contiguous. Slots that are False keep their state, and their outputs are zeros.
         precision: as for ``conv_transpose1d``, but a step in "tf32" may be exact.
 
-    Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` without padding, all T frames together,
-    within rounding. With CUDA tensors in "ieee" and "fp64" they are bit for bit those of its ``variant`` k2_polyphase,
-    whatever the chunks and the mask: both add products in one order. With another precision, None included, the order
-    depends on the number of slots and new frames: many columns are computed on tensor cores, and more than MOST_COLUMNS
-    or MOST_FRAMES by the kernels of ``conv_transpose1d``.
+    Concatenated steps are the first T*stride outputs of ``conv_transpose1d`` of all T frames without padding, within
+    rounding. On GPUs in "ieee" and "fp64" they have the bits of its ``variant`` k2_polyphase, whatever the chunks and
+    the mask. In other precisions, None included, the order of sums depends on the slots and new frames: tensor cores
+    compute many columns, the kernels of ``conv_transpose1d`` more than MOST_COLUMNS or MOST_FRAMES.
 
-    A step is for inference: it is not differentiable, and torch.func.vmap has no rule for it. It can be captured in a
-    CUDA graph (after one step of the same sizes) and compiled by torch.compile. Frames before the stream are zeros that
-    are multiplied: with an infinite weight the first outputs are NaN where the whole signal's are finite.
+    A step has no gradient and no rule for torch.func.vmap. torch.compile compiles it, and a CUDA graph captures it
+    after one step of the same sizes. The zeros before a stream are multiplied: an infinite weight makes the first
+    outputs NaN where the whole signal's are finite.
 
     Raises:
         TypeError: an argument has a wrong type.
         RuntimeError: a shape, dtype, device or layout is wrong, state shares memory with another argument, a gradient
-            is wanted, or torch.autocast would cast x. The state is then unchanged.
+            is wanted, or torch.autocast would cast x. The state is unchanged.
         ValueError: the dtype does not have ``precision``.
     """
     for name, tensor in (("x", x), ("state", state), ("weight", weight), ("bias", bias), ("mask", mask)):
@@ -148,14 +146,11 @@ def _step_integers(stride, groups, dilation) -> tuple[int, int, int]:
     return stride, groups, dilation
 
 
-# --- what is asked of the tensors -------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _problem(x, state, weight, bias, mask, stride, groups, dilation) -> Problem:
-    """The step's problem, whose length is the number of new frames, by shapes, dtypes and devices alone.
-
-    Raises RuntimeError, and TypeError for a mask that is not bool.
-    """
+    """The step's problem, of T positions. Raises RuntimeError, and TypeError for the mask."""
     for name, tensor in (("state", state), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != x.dtype:
             raise RuntimeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
@@ -186,7 +181,6 @@ def _problem(x, state, weight, bias, mask, stride, groups, dilation) -> Problem:
 
 
 def _refuse_overlap(state: torch.Tensor, **others: torch.Tensor | None) -> None:
-    """Raise RuntimeError if ``state`` shares memory with another tensor."""
     first = state.data_ptr()
     end = first + state.nbytes
     for name, tensor in others.items():
@@ -203,7 +197,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-# --- who computes -----------------------------------------------------------------------------------------------------
+# --- implementations --------------------------------------------------------------------------------------------------
 
 
 @torch.library.register_fake(NAME)
@@ -213,7 +207,7 @@ def _fake(x, state, weight, bias, mask, stride, groups, dilation, precision):
 
 
 def _by_convolution(x, state, weight, bias, mask, problem: Problem, convolve: Callable) -> torch.Tensor:
-    """A step of several launches: ``convolve(frames, output_padding)`` of old and new frames, cropped."""
+    """A step of several launches: ``convolve(frames, output_padding)``, cropped."""
     p, kept = problem, state.shape[2]
     frames = torch.cat([state, x], dim=2)
     beyond = max(0, p.stride - p.dilation * (p.kernel_size - 1) - 1)  # outputs after the last tap: bias alone
@@ -250,7 +244,7 @@ def _cuda(x, state, weight, bias, mask, stride, groups, dilation, precision):
 
 
 class _Told:
-    """A tensor's layout, with the properties of a tensor that are asked for."""
+    """A layout with the attributes of a tensor that ``_problem`` reads."""
 
     def __init__(self, laid_out: tuple):
         self.shape, self.strides, self.dtype, index, _ = self.layout = Layout(*laid_out)
@@ -263,12 +257,9 @@ class _Told:
         return self.layout.is_contiguous
 
 
-@lru_cache(maxsize=1024)  # one look-up for a repeated step
+@lru_cache(maxsize=1024)
 def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) -> Callable[..., torch.Tensor]:
-    """The function (x, state, weight, bias, mask) -> outputs for tensors of these layouts.
-
-    Raises what the operator raises.
-    """
+    """The function (x, state, weight, bias, mask) -> outputs for these layouts; raises as ``step``."""
     told = [_Told(one) if one else None for one in (x, state, weight, bias, mask)]
     problem = _problem(*told, stride, groups, dilation)
     p, (_, _, dtype, index, _) = problem, x
@@ -283,7 +274,7 @@ def _ready(x, state, weight, bias, mask, stride, groups, dilation, precision) ->
             return Ready(shape, dtype, index, plan.prepare(of_x, of_weight, of_bias, bool(mask), p, config))
     variant = "k2_polyphase" if pinned else ""
     if precision == "tf32":
-        precision = TF32_ALLOWED  # a step that no tensor core computes is exact, whatever its length
+        precision = TF32_ALLOWED  # exact where no tensor core computes
 
     def compute(x, state, weight, bias, mask):
         def convolve(frames, beyond):

@@ -1,1 +1,1 @@
-"""Steps of a stream: the outputs of a few new frames, from them and the last frames before, in one launch."""
+"""Steps of a stream: the outputs of a few new frames, in one launch."""

@@ -1,4 +1,4 @@
-"""What the kernel of a step takes."""
+"""Arguments of the kernels of steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Mask(NamedTuple):
-    """A byte a slot, 0 where the slot rests; any tensor of its type where it does not exist."""
+    """A byte a slot, 0 where it rests; without a mask ``data`` is any tensor."""
 
     data: object
     exists: bool
 
 
 class Stream(NamedTuple):
-    """Sizes of a step, and how its blocks share the slots and the new frames."""
+    """Sizes of a step by columns, and its blocks."""
 
     batch: int
     frames: int  # new ones
@@ -24,7 +24,7 @@ class Stream(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Sizes of a step on tensor cores, and how its blocks share the slots."""
+    """Sizes of a step on tensor cores, and its blocks."""
 
     batch: int
     frames: int  # new ones
@@ -33,11 +33,11 @@ class Columns(NamedTuple):
     out_per_group: int
     slots: int  # of a block
     slot_tiles: int
-    row_tiles: int  # of a group, whose blocks read the same frames
+    row_tiles: int  # of a group
 
 
 class Place(NamedTuple):
-    """What a block on tensor cores reads first."""
+    """First slot and input channel of a block."""
 
     first_slot: int
-    first_in: int  # input channel of its group
+    first_in: int

@@ -1,9 +1,8 @@
-"""The kernel of a step of depthwise layers: a thread has a slot and a channel, with its state.
+"""The kernel of depthwise steps: a thread has a slot and a channel, with its state.
 
     state, x, w --loads that do not wait for each other--> registers --> y, new state
 
-A channel's outputs and new state need no other thread, so there is neither shared memory nor a barrier. Sums are those
-of k2_polyphase, in its order.
+Products are added in the order of k2_polyphase.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ class Config:
 
     @property
     def kept(self) -> int:
-        """Frames of the state: those before its own that an output reads."""
+        """Frames of the state."""
         return self.taps.shift(self.taps.kernel_size - 1)
 
 
 def reason_against(problem: Problem) -> str | None:
-    """Why no thread computes a channel's step; None if one does."""
+    """Why the kernel does not compute the step; None if it does."""
     p = problem
     if p.in_channels_per_group != 1 or p.out_channels_per_group != 1:
         return "it takes one channel a group"

@@ -4,10 +4,8 @@
     w (global, coalesced along taps) -------+--> a sum for each tap, slot and frame (registers)
     sums --> shared --> y;  the last block to have read the state writes the new one
 
-A thread owns an output channel and a tap, and multiplies its weights, each loaded once, with the frames of all slots of
-the block. Each sum is over SUM_CHANNELS input channels; an output adds the sums of its taps, in the order of
-k2_polyphase. So the order depends neither on the number of frames or slots nor on a mask, and steps give the bits of
-k2_polyphase on the whole signal."""
+A thread owns an output channel and a tap, and loads each weight once. Sums of SUM_CHANNELS input channels are added in
+the order of k2_polyphase, so steps give its bits on the whole signal, whatever the frames, slots and mask."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from numba_tconv.runtime.kernel import Kernel, flat
 from .arguments import Mask, Stream
 from .tile import Config
 
-READS = 8  # frames of a thread in flight, or one of each slot
+READS = 8  # frames of a thread in flight; one of each slot where those are more
 
 
 @device_function
@@ -36,8 +34,7 @@ def is_live(mask, n):
 def make_read(config: Config):
     """A device function ``read(frames, x, state, first_channel, channels, first_slot, first_frame, stream)``.
 
-    A block copies its frames, converted, into shared memory: for each input channel ``window`` frames of ``slots``
-    slots. Frames before the first new one are the state's; slots and frames behind the last are zeros.
+    It copies a block's frames, converted, into shared memory: (input channels, window, slots), zeros behind the last.
     """
     element, threads, window = ELEMENTS[config.dtype], config.threads, config.window
     slots, kept, in_per_group = config.slots, config.kept, config.in_per_group
@@ -56,7 +53,7 @@ def make_read(config: Config):
         last_slots = int32(min(int64(slots), stream.batch - first_slot))
         first_row = int32(cuda.threadIdx.x)
         while first_row < rows:
-            for z in range(rows_at_once):  # all loads before the first of them is needed
+            for z in range(rows_at_once):  # all loads first
                 c, f = divmod(int32(first_row + z * threads), int32(window))
                 for s in range(slots):
                     values[z * slots + s] = storage(0)
@@ -87,9 +84,8 @@ def make_read(config: Config):
 def make_multiply(config: Config):
     """A device function ``multiply(sums, now, after, frames, at, w, offset, count)``.
 
-    It sums the products of a column over ``count`` input channels: weights from ``offset`` of ``w`` on, frames from
-    element ``at`` of shared memory on. ``now`` and ``after``: arrays for ``ahead`` weights, one multiplied while the
-    other is loaded.
+    It sums a column over ``count`` input channels: weights from ``offset`` of ``w`` on, frames from element ``at`` of
+    shared memory on. ``now`` and ``after``: ``ahead`` weights each, multiplied and loaded.
     """
     element, ahead, all_sums = ELEMENTS[config.dtype], config.ahead, config.sums
     load, accumulator, pitch = element.load, element.accumulator, config.window * config.slots
@@ -127,8 +123,8 @@ def make_multiply(config: Config):
 def make_keep(config: Config):
     """A device function ``keep(x, state, mask, first_channel, channels, first_slot, stream)``.
 
-    A block writes the last frames of its slots and input channels into the state. Each row has one thread, which goes
-    forward, so that it reads a frame before it overwrites it.
+    It writes a block's part of the new state. One thread a row goes forward, so that it reads a frame before it
+    overwrites it.
     """
     threads, slots, kept = config.threads, config.slots, config.kept
     in_per_group, most = config.in_per_group, config.group_count * config.in_per_group
@@ -174,7 +170,7 @@ def make_kernel(config: Config) -> Kernel:
         after = cuda.local.array(ahead, dtype=storage)
         thread = int32(cuda.threadIdx.x)
 
-        # Tiles of slots and frames are neighbours in the grid, because they read the same weights.
+        # Blocks that read the same weights are neighbours in the grid.
         rest, frame_tile = divmod(int64(cuda.blockIdx.x), stream.frame_tiles)
         tile, slot_tile = divmod(rest, stream.slot_tiles)
         group_tile, channel_tile = divmod(tile, int64(channel_tiles))
@@ -193,8 +189,7 @@ def make_kernel(config: Config) -> Kernel:
         if kept and thread == 0:
             is_last[0] = 1
             if stream.readers > 1:
-                # The block whose ticket is the last knows that all have read the state, and leaves zero for the next
-                # launch.
+                # The last ticket: all have read the state.
                 ticket = group_tile * stream.slot_tiles + slot_tile
                 cuda.threadfence()
                 is_last[0] = 0

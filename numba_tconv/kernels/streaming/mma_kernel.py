@@ -1,16 +1,14 @@
-"""The kernel of a step on tensor cores: outputs of many slots are a matrix product with the weights as they lie.
+"""The kernel of a step on tensor cores: a matrix product with the weights as they lie.
 
     w, state, x --cp.async--> ring of stages (shared) --fragments--> registers --mma.sync--> sums --shared--> y
                               frames of a stage, once the last block has read them --> new state
 
-A row is an output channel and a phase r, a column a slot's new frame t. A stage holds some input channels: all taps of
-the rows, and the frames kept and new. Tap r + q*stride multiplies the frames q before the columns' own, for each q. The
-warps share the input channels of a stage, so each weight is read once by one warp; their sums are added at the end, in
-one order.
+A row is an output channel and a phase r, a column a slot's new frame. A stage holds the rows' taps and all frames of
+some input channels. Tap r + q*stride multiplies the frames q before the columns' own. Warps share the input channels of
+a stage, and more than MOST_COLUMNS columns; their sums are added in one order.
 
-Frames of a stage lie by time, then by slot, so the frames of the columns are adjacent rows for every q, and so are
-those of the new state. Blocks that read the same frames draw a ticket each stage; the last one has the new state in
-shared memory and writes it.
+Frames lie by time, then by slot: the columns' are adjacent for every q, and so is the new state. Blocks that read the
+same frames draw a ticket each stage; the last one writes the new state from shared memory.
 """
 
 from __future__ import annotations
@@ -47,10 +45,10 @@ load_word, load_number, load_words = ld_shared(1, int32), ld_shared(1, float32),
 
 
 def make_multiply(config: Config):
-    """A device function ``multiply(acc, rows, weights, frames, shift)``: adds a warp's products of a stage.
+    """A device function ``multiply(acc, rows, weights, frames, shift)`` that adds a warp's products of a stage.
 
-    ``rows``: bytes from an input channel's weights to those of this lane's rows; ``weights``, ``frames``: addresses of
-    this lane's first input channel; ``shift``: bytes between two frames of a slot.
+    ``weights``, ``frames``: addresses of this lane's first input channel; ``rows``: bytes to the weights of its rows;
+    ``shift``: bytes between two frames of a slot.
     """
     kept, stride, itemsize, halves = config.kept, config.stride, config.itemsize, 4 // config.itemsize
     row_blocks, column_blocks, operands = config.row_blocks, config.column_blocks, 4 * config.row_blocks
@@ -102,8 +100,7 @@ def make_multiply(config: Config):
 def make_keep(config: Config):
     """A device function ``keep(number, shared, base, state, mask, place, sizes)``.
 
-    It writes the new state of the input channels of stage ``number`` from its frames in shared memory: the array
-    ``shared``, which begins at address ``base``.
+    It writes the new state of stage ``number`` from the array ``shared`` at address ``base``.
     """
     threads, itemsize, pitch, kept = config.threads, config.itemsize, config.frame_pitch, config.kept
     vector, stage_channels, stages = VECTOR // config.itemsize, config.stage_channels, config.stages
@@ -146,10 +143,7 @@ def make_keep(config: Config):
 
 @device_function
 def judge(is_last, tickets, ticket, number, drawn, sizes):
-    """Note whether this block, which drew ``drawn``, is the last that has read stage ``number``.
-
-    If so, it leaves zero for the next launch.
-    """
+    """Note whether this block, which drew ``drawn``, is the last to read stage ``number``, and reset the ticket."""
     is_last[number & 3] = int32(drawn == sizes.row_tiles - 1)
     if drawn == sizes.row_tiles - 1 and sizes.row_tiles > 1:
         tickets[uint64(ticket + number)] = int32(0)
@@ -193,7 +187,7 @@ def make_kernel(config: Config) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0))
 
-        # Tiles of slots are neighbours in the grid, because they read the same weights.
+        # Blocks that read the same weights are neighbours in the grid.
         tile, slot_tile = divmod(int64(cuda.blockIdx.x), sizes.slot_tiles)
         group, row_tile = divmod(tile, sizes.row_tiles)
         slots, frames, in_channels = int32(sizes.slots), int32(sizes.frames), int32(sizes.in_per_group)
@@ -235,11 +229,11 @@ def make_kernel(config: Config) -> Kernel:
                 begin(values, stage + weights_bytes, x, state, place, channel, sizes)
                 end(values, stage + weights_bytes, sizes)
             cp_async_commit()
-        s, now, after = int32(0), int32(0), int32(ahead * stage_bytes)  # places of the stages multiplied and loaded
+        s, now, after = int32(0), int32(0), int32(ahead * stage_bytes)  # the stages multiplied and loaded
         drawn, earlier = int32(sizes.row_tiles - 1), int32(0)
         while s < steps:
             await_stage()
-            cuda.syncthreads()  # the stage has landed; all have left the one whose place is loaded
+            cuda.syncthreads()  # the stage has landed; all have left the place loaded next
             loads = s + ahead < steps
             if loads:
                 channel = int32((s + ahead) * stage_channels)
@@ -251,7 +245,7 @@ def make_kernel(config: Config) -> Kernel:
                     keep(int32(s - delay), typed, base, state, mask, place, sizes)
                 earlier = drawn
                 if thread == 0 and sizes.row_tiles > 1:
-                    # No fence: the frames of the stage have landed, so no write of the last reader reaches them.
+                    # No fence: the frames have landed, so no write of the last reader reaches them.
                     drawn = int32(cuda.atomic.add(tickets, ticket + s, int32(1)))
             multiply(acc, rows, weights_at + now, frames_at + now, int32(slots * frame_pitch))
             if kept and thread == 0:

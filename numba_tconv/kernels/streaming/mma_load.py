@@ -1,4 +1,4 @@
-"""What blocks on tensor cores read: a stage's weights and frames, from global to shared memory."""
+"""A stage's weights and frames for tensor cores, from global to shared memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ copy = cp_async_to(VECTOR)
 
 
 def make_load_weights(config: Config):
-    """A device function ``load(stage, w, first, channel, channels, outs)``: copies of a stage's weights begin.
+    """A device function ``load(stage, w, first, channel, channels, outs)`` that begins to copy a stage's weights.
 
-    ``first``: of the block's first output channel; ``channel``: the stage's first input channel; ``outs``: output
+    ``first``: element of the block's first weight; ``channel``: the stage's first input channel; ``outs``: output
     channels that exist. The rest is zeros.
     """
     threads, itemsize, pitch, stage_channels = (
@@ -51,10 +51,10 @@ def make_load_weights(config: Config):
 
 
 def make_load_frames(config: Config):
-    """Device functions that bring a stage's frames into shared memory, raw; ``stage`` is the address of its frames.
+    """Device functions that bring frames to address ``stage`` of shared memory, and the length of ``values``.
 
-    ``begin(values, stage, x, state, place, channel, sizes)`` starts to load them, ``end(values, stage, sizes)`` stores
-    what was loaded into registers. With ``straight`` frames all are copied without registers.
+    ``begin(values, stage, x, state, place, channel, sizes)`` starts to load, ``end(values, stage, sizes)`` stores.
+    ``straight`` frames are copied without registers.
     """
     threads, pitch, kept = config.threads, config.frame_pitch, config.kept
     columns, vector, stage_channels = config.columns, VECTOR // config.itemsize, config.stage_channels
@@ -87,7 +87,7 @@ def make_load_frames(config: Config):
     @device_function
     def load_rows(values, first_value, count, source, stride_n, frames, place, channel, sizes):
         vectors = int32(frames * pieces)  # of a slot
-        thread = recomputed(int32(cuda.threadIdx.x))  # else every place stays in registers
+        thread = recomputed(int32(cuda.threadIdx.x))  # else all places stay in registers
         for z in range(count):
             s, v = divmod(uint32(thread + z * threads), uint32(vectors))
             n, flat_at = place.first_slot + int64(s), channel * int64(frames) + int64(v) * vector
@@ -124,7 +124,7 @@ def make_load_frames(config: Config):
 
 
 def _make_put(config: Config):
-    """Store 16 bytes of a slot, whose frames are adjacent, to the rows of their frames."""
+    """A device function that stores 16 bytes of a slot to the rows of their frames."""
     itemsize, pitch, halves = config.itemsize, config.frame_pitch, 4 // config.itemsize
 
     @device_function

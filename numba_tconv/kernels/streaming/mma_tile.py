@@ -1,4 +1,4 @@
-"""Tiles of a step on tensor cores: ``Config`` fixes the machine code, ``choose`` picks it by the sizes of the step."""
+"""Tiles of a step on tensor cores: ``Config`` fixes the machine code, ``choose`` picks it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PRECISIONS = {torch.float32: "tf32", torch.float16: "fp16", torch.bfloat16: "bf1
 VECTOR = 16  # bytes of a copy
 ROWS, COLUMNS = 16, 8  # of a product
 MOST_COLUMNS = 64  # of a warp
-MOST_PRODUCTS = 32  # of a warp and a step of its input channels: four registers each
-MOST_LOADS = 12  # vectors of a thread under way: four registers each
+MOST_PRODUCTS = 32  # of a warp at a time: four registers each
+MOST_LOADS = 12  # of a thread under way: four registers each
 MOST_WARPS = 8
 LEAST_STAGES, MOST_STAGES = 3, 6
-STATIC_SHARED = 1024  # bytes kept free for a block's other shared memory
+STATIC_SHARED = 1024  # bytes of a block for other shared memory
 LEAST_COLUMNS = {2: 1, 4: 4}  # of a step, by bytes of an element; float32 is exact with fewer
 
 
@@ -29,9 +29,8 @@ LEAST_COLUMNS = {2: 1, 4: 4}  # of a step, by bytes of an element; float32 is ex
 class Config:
     """A block computes ``columns`` columns, a slot's new frame each, of ``channels`` output channels of a group.
 
-    ``column_warps`` warps share the columns, and as many groups of them as there are the input channels of a stage,
-    with ``slices`` products of each warp along them. ``frames``: new ones of a slot, at least; a power of two.
-    ``apart``: sums lie behind the ring of stages, not in it.
+    Teams of ``column_warps`` warps share the columns; the teams share a stage's input channels, ``slices`` products
+    deep. A slot has at least ``frames`` new ones, a power of two. ``apart``: sums lie behind the ring of stages.
     """
 
     dtype: torch.dtype
@@ -48,12 +47,12 @@ class Config:
 
     @property
     def kept(self) -> int:
-        """Frames of the state: those before its own that an output reads."""
+        """Frames of the state."""
         return self.kernel_size // self.stride - 1
 
     @property
     def straight(self) -> bool:
-        """Frames are copied as they lie: one is new, and at most one kept."""
+        """Frames are copied as they lie."""
         return self.frames == 1 and self.kept <= 1
 
     @property
@@ -83,12 +82,12 @@ class Config:
 
     @property
     def delay(self) -> int:
-        """Stages multiplied after one until its ticket is looked at: with more, none waits for the ticket."""
+        """Stages multiplied before a ticket is read: two hide its latency."""
         return 2 if self.stages > LEAST_STAGES else 1
 
     @property
     def ahead(self) -> int:
-        """Stages under way while one is multiplied; the frames of ``delay`` before it may become the state."""
+        """Stages under way while one is multiplied; ``delay`` before it may still become the state."""
         return self.stages - 1 - self.delay
 
     @property
@@ -102,7 +101,6 @@ class Config:
 
     @property
     def column_blocks(self) -> int:
-        """Products of a warp side by side."""
         return self.columns // self.column_warps // COLUMNS
 
     @property
@@ -112,18 +110,18 @@ class Config:
 
     @property
     def weight_pitch(self) -> int:
-        """Bytes between input channels' weights, for few bank conflicts: a lane's channels are 4 apart, or 2."""
+        """Bytes between input channels' weights, for few bank conflicts."""
         wanted = (32, 96) if self.itemsize == 4 else (16, 48, 80, 112)
         return next(p for p in range(self.weight_row, self.weight_row + 129, VECTOR) if p % 128 in wanted)
 
     @property
     def frame_pitch(self) -> int:
-        """Bytes between frames, whose input channels are adjacent; free of bank conflicts."""
+        """Bytes between frames, free of bank conflicts."""
         return self.stage_channels * self.itemsize + VECTOR
 
     @property
     def vectors(self) -> tuple[int, int]:
-        """Vectors of a stage's frames that a thread loads unless they are straight: kept and new ones, at most."""
+        """Vectors of a stage's kept and new frames that a thread loads at most."""
         pieces = self.stage_channels * self.itemsize // VECTOR
         return tuple(-(-rows * pieces // self.threads) for rows in (self.most_slots * self.kept, self.columns))
 
@@ -154,7 +152,7 @@ class Config:
 
 
 def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: int) -> str | None:
-    """Why no tile computes steps of the layer of ``problem``; None if one does. ``limit``: as for ``choose``."""
+    """Why no tile computes the step; None if one does. ``limit``: as for ``choose``."""
     p, vector = problem, VECTOR // dtype.itemsize
     if PRECISIONS.get(dtype) != precision:
         return f"it multiplies in {', '.join(PRECISIONS.values())}, not in {precision}"
@@ -171,10 +169,7 @@ def reason_against(problem: Problem, dtype: torch.dtype, precision: str, limit: 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype, limit: int = H200.shared_per_block) -> Config | None:
-    """The tile of a step; None if no block with ``limit`` bytes of shared memory computes it.
-
-    The least traffic of all multiprocessors, of which one without a block waits for the others.
-    """
+    """The tile of a step with the least traffic; None if none fits in ``limit`` bytes of shared memory."""
     p = problem
     candidates = [
         config
@@ -228,6 +223,7 @@ def blocks_of(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 
 def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
+    """Elements that the busiest multiprocessor reads, and blocks."""
     groups, row_tiles, slot_tiles = blocks_of(problem, config)
     elements = config.channels * config.kernel_size + config.columns * (config.kept + 1)
     blocks = groups * row_tiles * slot_tiles
@@ -235,7 +231,7 @@ def _traffic(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Configurations with seams in tiny problems: between slots, output channels, stages, and with sums in the ring."""
+    """Configurations with seams in tiny problems."""
     usual = choose(problem, dtype)
     least = VECTOR // math.gcd(VECTOR, problem.kernel_size * dtype.itemsize)
     return [

@@ -22,11 +22,7 @@ AnyConfig = tile.Config | mma_tile.Config | depthwise.Config
 
 
 def choose(x: Layout, state: Layout, weight: Layout, problem: Problem, precision: str) -> AnyConfig | None:
-    """What computes a step of tensors laid out so; None if nothing does.
-
-    ``problem.length`` new frames in ``problem.batch`` slots. Products on tensor cores are for many columns, where
-    ``precision`` leaves the order of sums free.
-    """
+    """The tile of a step of ``problem.length`` new frames in ``problem.batch`` slots; None if none computes it."""
     p, dtype = problem, x.dtype
     if depthwise.reason_against(p) is None:
         return depthwise.choose(p, dtype)
@@ -54,7 +50,7 @@ def _reason_against_mma(x: Layout, state: Layout, weight: Layout, problem: Probl
 
 
 def steps(problem: Problem, dtype: torch.dtype, precision: str = "ieee") -> list[Step]:
-    """What a step of contiguous tensors launches; ``problem`` as for ``choose``."""
+    """The launch of a step of contiguous tensors; ``problem``: as for ``choose``."""
     p = problem
     kept = p.taps.shift(p.kernel_size - 1)
     shapes = (p.batch, p.in_channels, p.length), (p.batch, p.in_channels, kept)
@@ -75,8 +71,7 @@ def prepare(
 ) -> Callable[..., None]:
     """A function (x, state, weight, bias, mask, y) that launches a step by ``config``, which ``choose`` gave.
 
-    ``problem``: as for ``choose``. state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias
-    (C_out,) need not be. Nothing is checked.
+    state (N, C_in, F) and y (N, C_out, T*stride) are contiguous; bias (C_out,) need not be. Nothing is checked.
     """
     p, dtype = problem, x.dtype
     prepared = {mma_tile.Config: _mma, depthwise.Config: _depthwise}.get(type(config), _by_columns)
@@ -102,7 +97,7 @@ def prepare(
     return run
 
 
-# The launch, ``early`` where the GPU can, and how many tickets it takes: None for a kernel without.
+# The launch, and how many tickets it takes: None for a kernel without.
 
 
 def _by_columns(p: Problem, config: tile.Config, tensors: tuple, early: bool) -> tuple[Prepared, int]:

@@ -1,4 +1,4 @@
-"""Counters by which the blocks of a launch find out which of them is the last; zero before and after each launch."""
+"""Counters by which blocks find out which of them is the last; zero before and after each launch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _outgrown: list[torch.Tensor] = []  # a launch may still use them
 
 
 def take(count: int, index: int) -> torch.Tensor:
-    """At least ``count`` zeros for one launch on torch's current stream of the GPU ``index``, which must be current.
+    """At least ``count`` zeros for a launch on torch's current stream of the GPU ``index``, which must be current.
 
-    Launches on one stream follow each other and share counters. A captured launch may run beside anything, except
-    itself, so it has counters of its own for ever; where these are used up, the graph sets new ones to zero.
+    Launches on a stream share counters. A captured launch may run beside others, so it has its own for ever; when they
+    are used up, the graph sets new ones to zero.
     """
     if index < 0:
         return torch.zeros(count, dtype=torch.int32)
@@ -46,8 +46,7 @@ def take(count: int, index: int) -> torch.Tensor:
 def _lasting(count: int, index: int) -> torch.Tensor:
     """``count`` zeros of GPU ``index`` for any stream and graph.
 
-    A thread of its own makes them: where torch.compile captures graphs, the caller's memory is of a pool that is used
-    again.
+    Another thread makes them: the caller's memory may be of a graph's pool, which is used again.
     """
 
     def make():

@@ -1,4 +1,4 @@
-"""Tiles of a step: ``Config`` fixes the machine code, ``choose`` picks it by the sizes of the step."""
+"""Tiles of a step by columns: ``Config`` fixes the machine code, ``choose`` picks it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_THREADS = 512
 COLUMNS = 32  # of a block with several blocks of input channels
 FEW_COLUMNS = 128  # of a block with one
 MOST_SUMS = 16  # 4-byte registers of a thread for sums
-AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer of 8 bytes, or from so many sums on
+AHEAD, FEW_AHEAD, MANY_SUMS = 8, 4, 8  # weights of a thread in flight; fewer in float64 or with many sums
 MOST_SHARED = 80 * 1024  # bytes of a block: two share a multiprocessor, from compute capability 9.0 and on 8.0
-MINIMUM_CC = 8, 0  # the first compute capability whose blocks may have so much
+MINIMUM_CC = 8, 0  # the first whose blocks may have so much
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Config:
     """A block computes ``slots`` slots and ``frames`` new frames of ``channels`` output channels in each of
     ``group_count`` groups.
 
-    A column is an output channel and a tap. A thread sums a column over SUM_CHANNELS input channels at a time;
-    ``lanes`` threads share the input channels of a column.
+    ``lanes`` threads share a column, an output channel and a tap, in parts of SUM_CHANNELS input channels.
     """
 
     dtype: torch.dtype
@@ -43,7 +42,7 @@ class Config:
 
     @property
     def kept(self) -> int:
-        """Frames of the state: those before its own that an output reads."""
+        """Frames of the state."""
         return self.taps.shift(self.taps.kernel_size - 1)
 
     @property
@@ -52,12 +51,10 @@ class Config:
 
     @property
     def sums(self) -> int:
-        """Sums of a thread."""
         return self.slots * self.frames
 
     @property
     def parts(self) -> int:
-        """Sums over SUM_CHANNELS input channels that make up one over all."""
         return -(-self.in_per_group // SUM_CHANNELS)
 
     @cached_property
@@ -66,17 +63,16 @@ class Config:
 
     @property
     def min_blocks(self) -> int:
-        """Blocks that must fit on a multiprocessor: 64 registers a thread, or more where blocks are small."""
+        """Blocks of a multiprocessor: 64 registers a thread, more in small blocks."""
         return max(1, 1024 // self.threads) if self.threads > 128 else 4
 
     @property
     def window(self) -> int:
-        """Frames that a block reads of an input channel."""
+        """Frames of a slot that a block reads."""
         return self.kept + self.frames
 
     @property
     def window_size(self) -> int:
-        """Elements of shared memory for the frames that a block reads."""
         return self.group_count * self.in_per_group * self.window * self.slots
 
     @property
@@ -86,7 +82,7 @@ class Config:
 
 
 def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
-    """Why no block computes steps of the layer of ``problem``; None if one does."""
+    """Why no block computes the step; None if one does."""
     if dtype not in ELEMENTS:
         return f"it takes {', '.join(e.name for e in ELEMENTS.values())}, not {str(dtype).removeprefix('torch.')}"
     if problem.kernel_size > MOST_THREADS:
@@ -98,11 +94,7 @@ def reason_against(problem: Problem, dtype: torch.dtype) -> str | None:
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, dtype: torch.dtype) -> Config:
-    """The tile of a step: ``problem.length`` new frames in each of ``problem.batch`` slots.
-
-    Frames come first, because they share inputs; then slots, which share weights, while registers and shared memory
-    have room.
-    """
+    """The tile of a step: as many frames as fit, which share inputs, then slots, which share weights."""
     most = MOST_SUMS * 32 // ELEMENTS[dtype].accumulator.bitwidth
     frames, slots = 1, 1
     while frames < problem.length and 2 * frames <= most and _fits(problem, dtype, 2 * frames, 1):
@@ -133,7 +125,7 @@ def _config(problem: Problem, dtype: torch.dtype, frames: int, slots: int) -> Co
 
 
 def tiny(problem: Problem, dtype: torch.dtype) -> list[Config]:
-    """Configurations with seams in tiny problems: between slots, frames, channels, groups, and rounds of lanes."""
+    """Configurations with seams in tiny problems."""
     usual = choose(problem, dtype)
     return [
         usual,
